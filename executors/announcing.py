@@ -1,4 +1,4 @@
-"""Writes that must reach the log, however long it is away: control facts and the ends of batches."""
+"""Writes that are repeated until the log takes them: control facts and the ends of batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAST_RETRY_S = 2.0
 
 
 async def insist(step: Callable[[], Awaitable[object]], complaint: str) -> None:
-    """Repeat an idempotent step until the log takes it; only cancellation ends it sooner."""
+    """Repeat an idempotent step until the log takes it. Only cancellation ends it sooner."""
     delay_s = _FIRST_RETRY_S
     while True:
         try:
@@ -46,7 +46,10 @@ async def insist(step: Callable[[], Awaitable[object]], complaint: str) -> None:
 
 
 class Announcer:
-    """Control facts of one process, in the order of the calls. It remembers what still holds, for another log."""
+    """Writes one process's control facts, in the order of the calls.
+
+    It remembers the facts that still hold, so that they can be written again to a log that has lost them.
+    """
 
     def __init__(self, log: Streams) -> None:
         self._log = log
@@ -56,21 +59,21 @@ class Announcer:
         self._excluded: dict[str, ModelExcluded] = {}
         self._versions: dict[tuple[str, int], dict[str, Fact]] = {}
 
-    async def tell(self, fact: Fact) -> None:
-        """Write a fact, whatever it takes: everybody else's view hangs on it."""
-        await insist(lambda: self.try_tell(fact), f"the log does not take {fact.kind}")
+    async def announce(self, fact: Fact) -> None:
+        """Write a fact, repeating until the log takes it: all other processes depend on it."""
+        await insist(lambda: self.announce_once(fact), f"{fact.kind} cannot be written to the log")
 
-    async def try_tell(self, fact: Fact) -> None:
+    async def announce_once(self, fact: Fact) -> None:
         """Write a fact once. Raises `LogUnavailable`."""
         self._remember(fact)
         await self._write(fact)
 
-    async def say_again(self) -> None:
-        """Write everything that still holds, in an order in which it can be folded. Raises `LogUnavailable`."""
+    async def announce_again(self) -> None:
+        """Write all facts that still hold, in an order that folds correctly. Raises `LogUnavailable`."""
         for excluded in list(self._excluded.values()):
             await self._write(excluded)
-        for told in list(self._versions.values()):
-            for fact in list(told.values()):
+        for facts in list(self._versions.values()):
+            for fact in list(facts.values()):
                 await self._write(fact)
         if self._described is not None:
             await self._write(self._described)
@@ -93,10 +96,10 @@ class Announcer:
                 self._excluded.pop(fact.model, None)
             self._versions[(fact.model, fact.version)] = {fact.kind: fact}
         elif isinstance(fact, VersionStateChanged | VersionFailed | VersionHeld | VersionHealthChanged):
-            told = self._versions.setdefault((fact.model, fact.version), {})
-            # the last word of its kind: a version that is loaded anew, in vain, is still served as it was (R21)
-            told.pop(fact.kind, None)
-            told[fact.kind] = fact
+            facts = self._versions.setdefault((fact.model, fact.version), {})
+            # the latest fact of each kind: after a failed reload the version is still served as before (R21)
+            facts.pop(fact.kind, None)
+            facts[fact.kind] = fact
 
     async def _write(self, fact: Fact) -> None:
         await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])

@@ -1,4 +1,4 @@
-"""Composes one executor. The only place where its parts meet and where the environment is read."""
+"""Composes one executor: the only module that connects its parts and reads the environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from charonia.metrics.host_metrics import beside_host
 from charonia.options.settings import ExecutorSettings, LogSettings
 
 from .backends.registry import BackendRegistry
-from .host.devices import count_gpus, no_gpu
+from .host.devices import count_gpus, missing_gpu_warning
 from .host.host_policy import HostPolicies
 from .loading.capabilities import Capabilities
 from .loading.loader import Loader
@@ -25,7 +25,7 @@ from .repository.model_repository import ModelRepository
 from .repository.remote.opening import RemoteRepositories
 from .repository.repository_agents import RepositoryAgents
 from .running.rate_limiter import RateLimiter
-from .running.turns import Turnstile
+from .running.resource_grants import ResourceGrants
 from .service import ExecutorService
 
 _log = logging.getLogger(__name__)
@@ -40,14 +40,14 @@ def create(
     cache_log: EventLog | None = None,
     link: LocalLink | None = None,
 ) -> ExecutorService:
-    """The service alone. Raises `StartupError` for a repository that cannot be used.
+    """Return the executor's service. Raises `StartupError` for a repository that cannot be used.
 
-    `control` is another part's of this process, for models that call models; `cache_log` is where responses are cached
-    when that is not the log; `link` leads to the batcher in this process, if there is one.
+    `control` is the control plane of another part of this process, for models that call models. `cache_log` stores
+    cached responses, if not `log`. `link` leads to a batcher in this process.
     """
     registry = backends or BackendRegistry()
     gpus = count_gpus(os.environ)
-    if warning := no_gpu(gpus):
+    if warning := missing_gpu_warning(gpus):
         _log.warning("%s", warning)
     repository = ModelRepository(
         settings.model_repository,
@@ -61,7 +61,7 @@ def create(
         auto_complete=not settings.disable_auto_complete_config,
         backend_config=settings.backend_config,
         retries=settings.model_load_retry_count,
-        turnstile=Turnstile(RateLimiter(settings.rate_limit_resources)) if settings.rate_limit else None,
+        resource_grants=ResourceGrants(RateLimiter(settings.rate_limit_resources)) if settings.rate_limit else None,
         host_policies=HostPolicies(settings.host_policies),
         agents=RepositoryAgents(settings.repoagent_directory),
     )
@@ -71,11 +71,9 @@ def create(
         log_settings or LogSettings(),
         repository=repository,
         loader=loader,
-        capabilities=Capabilities(registry, gpus=gpus, given=settings.labels),
+        capabilities=Capabilities(registry, gpus=gpus, configured=settings.labels),
         metrics=ExecutorMetrics(
-            settings.metrics,
-            caches=bool(settings.response_cache_size_bytes),
-            joint=bool(settings.metrics_socket),
+            settings.metrics, caches=bool(settings.response_cache_size_bytes), joint=bool(settings.metrics_socket)
         ),
         control=control,
         cache_log=cache_log,
@@ -84,11 +82,11 @@ def create(
 
 
 _FAILED_DRAIN_S = 5.0
-"""How long the other batches of an executor that must end may take: its requests wait for its successor."""
+"""Time for the other batches of an executor that must end because one hangs: its queued requests wait for it."""
 
 
 class ExecutorApp:
-    """One executor with its metrics endpoint. `backends` may hold some that exist already, the rest as in `create`."""
+    """One executor with its metrics endpoint. `backends` may contain existing ones; the rest is as in `create`."""
 
     def __init__(
         self,
@@ -112,20 +110,22 @@ class ExecutorApp:
         )
 
     def add_metrics(self, render: Callable[[], bytes]) -> None:
-        """Let a part hosted in this process (the batcher) appear on the same page."""
+        """Add the metrics of a part hosted in this process (the batcher) to the page."""
         self._renderers.append(render)
 
     def render(self) -> bytes:
-        """The metrics page."""
-        metered = [backend.render_metrics for backend in self._backends.made() if isinstance(backend, MeteredBackend)]
+        """Return the metrics page."""
+        metered = [
+            backend.render_metrics for backend in self._backends.created() if isinstance(backend, MeteredBackend)
+        ]
         pages = [self.service.metrics.render(), self.service.render_cache()]
         pages += [render() for render in (*self._renderers, *metered)]
-        # several of them may know something of one model
+        # several pages may have samples of one metric
         found = [page.decode() for page in pages if page]
         return merge(found, last=not self._settings.metrics_socket) if len(found) > 1 else pages[0]
 
     async def start(self) -> None:
-        """Serve. Raises `StartupError`, then nothing is left running."""
+        """Start to serve. Raises `StartupError` and leaves nothing running."""
         await self._start_endpoint()
         try:
             await self.service.start()
@@ -134,11 +134,11 @@ class ExecutorApp:
             raise
 
     async def stop(self) -> bool:
-        """Drain and leave; False after a failure or when batches were still running after `--exit-timeout-secs`."""
+        """Drain and close. Returns False after a failure, or when batches still ran after `--exit-timeout-secs`."""
         timeout_s = self._settings.exit_timeout_secs
         clean = await self.service.drain(min(timeout_s, _FAILED_DRAIN_S) if self.service.failed else timeout_s)
         clean = clean and not self.service.failed
-        # whatever outlasted the drain has had its time
+        # what outlasted the drain gets no second time-out
         await self.service.close(self._settings.exit_timeout_secs if clean else 1.0)
         await self._endpoint.close()
         return clean

@@ -1,7 +1,7 @@
-"""What this executor did, for Prometheus: executions, rows, compute times, failures, loads. A registry of its own.
+"""This executor's Prometheus metrics: executions, rows, compute times, failures, loads. It has its own registry.
 
-Counted once per batch as plain numbers, which become metric families when somebody scrapes: the client library's
-locked counters cost as much as an execution of a small model. Request counts and durations are the gateways'.
+Batches are counted as plain numbers, which become metric families at a scrape: the client library's locked counters
+cost as much as an execution of a small model. Gateways count requests and their durations.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _TRITON_COUNTERS = (
         1000,
     ),
 )
-"""M1 and M3: family, help, the statistics increment it sums, what to divide it by."""
+"""Triton's counters: family, help, the statistics increment that it sums, divisor."""
 
 _SETTLED = tuple(increment for _, _, increment, _ in _TRITON_COUNTERS)
-_TOGETHER = 64
-"""What so many batches added is added up at once: one by one it costs as much again in cold caches."""
+_MAX_ADDED = 64
+"""Increments of this many batches are summed at once: one by one, cold caches double the cost."""
 
 
 @dataclass(slots=True)
 class _Totals:
-    """Of one model version since the executor's start; times in ns."""
+    """The totals of one model version since the executor's start; times in ns."""
 
     executions: int = 0
     rows: int = 0
@@ -77,7 +77,7 @@ class _Totals:
     unawaited_ns: int = 0
     unawaited_failures: dict[str, int] = field(default_factory=dict)
     settled: dict[str, int] = field(default_factory=dict)
-    """What this executor added to the version's statistics, but for what is in `added` yet."""
+    """What this executor added to the version's statistics, except for the increments in `added`."""
     added: list[Mapping[str, int]] = field(default_factory=list)
 
     def add_up(self) -> None:
@@ -87,21 +87,21 @@ class _Totals:
 
 
 class ExecutorMetrics(Collector):
-    """The executor's families. `render` gives the text exposition (H54). Event loop only."""
+    """The executor's metric families. `render` returns the text format. Used in the event loop only."""
 
     def __init__(self, settings: MetricsSettings | None = None, *, caches: bool = False, joint: bool = False) -> None:
-        """`caches` and `joint` as `Latencies` has them."""
+        """`caches` and `joint` as in `Latencies`."""
         self._settings = settings or MetricsSettings()
         self._latencies = Latencies(self._settings, caches=caches, joint=joint)
         self.measures = self._latencies.measures
-        """Whether single durations are measured."""
+        """Whether durations of single requests are measured."""
         self._tags: dict[tuple[str, int], Mapping[str, str]] = {}
         self._totals: dict[tuple[str, str], _Totals] = {}
         self._loads: dict[tuple[str, str], tuple[int, int]] = {}
         self._invalid = 0
         self.log_epoch_changes: Callable[[], int] = lambda: 0
         self.before_collecting: Callable[[], None] = lambda: None
-        """Brings what is counted elsewhere up to date (`executors.waves.wave_settler`)."""
+        """Called before a scrape, to update totals that are counted elsewhere (`executors.waves.wave_settler`)."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -119,16 +119,16 @@ class ExecutorMetrics(Collector):
         totals.failures += len(executed.failures)
 
     def settled(self, model: str, version: int, increments: Mapping[str, int]) -> None:
-        """Count what one batch added to the statistics."""
+        """Add one batch's increments of the statistics."""
         totals = self._of(model, version)
         totals.added.append(increments)
-        if len(totals.added) >= _TOGETHER:
+        if len(totals.added) >= _MAX_ADDED:
             totals.add_up()
 
     def observe(
         self, model: str, version: int, records: Sequence[RequestRecord], executed: Executed, won: Mapping[int, bool]
     ) -> None:
-        """Measure each request of a batch that was won (M5); the batch's durations are each one's in full (X3)."""
+        """Measure each won request of a batch. The batch's durations count in full for each."""
         latencies = self._latencies.of(model, version)
         if latencies is None:
             return
@@ -143,7 +143,7 @@ class ExecutorMetrics(Collector):
                     latencies.observe("compute_output", execution.output_ns, now_ns)
 
     def observe_wave(self, model: str, version: int, count: int, waited_ns: int, execution: Execution) -> None:
-        """Measure the requests of an executed wave (M5)."""
+        """Measure the requests of an executed wave."""
         latencies = self._latencies.of(model, version)
         if latencies is None:
             return
@@ -155,13 +155,13 @@ class ExecutorMetrics(Collector):
             latencies.observe("compute_output", execution.output_ns, now_ns)
 
     def responded(self, model: str, version: int, duration_ns: int) -> None:
-        """A request of a model or an ensemble has its first response (M4); those of gateways they count themselves."""
+        """Measure the time to the first response of a call by a model or an ensemble. Gateways measure their own."""
         latencies = self._latencies.of(model, version)
         if latencies is not None:
             latencies.responded(duration_ns)
 
     def observe_called(self, served: ServedVersion, what: str, duration_ns: int) -> None:
-        """Measure how long a model of this executor waited for what the response cache had of another one's answers."""
+        """Measure a model's call that was looked up in the response cache."""
         if self._latencies.measures:
             latencies = self._latencies.of(served.model, served.version) or self._latencies.add(
                 served.version, served.config, decoupled=served.interface.decoupled, model=served.model
@@ -170,7 +170,7 @@ class ExecutorMetrics(Collector):
                 latencies.observe(what, duration_ns, monotonic_ns())
 
     def unawaited(self, model: str, version: int, failure: str, duration_ns: int) -> None:
-        """Count one request that ended with no gateway waiting; `failure` is the reason of M1 or empty."""
+        """Count one request that no gateway counts. `failure` is its failure reason, or empty."""
         totals = self._of(model, version)
         if failure:
             reason = failure.removeprefix("fail_")
@@ -183,19 +183,19 @@ class ExecutorMetrics(Collector):
                 latencies.observe("request", duration_ns, monotonic_ns())
 
     def returned(self, model: str, version: int) -> None:
-        """Count one batch given back unexecuted."""
+        """Count one batch that was returned unexecuted."""
         self._of(model, version).returned += 1
 
     def died(self, model: str, version: int) -> None:
-        """Count one batch under which its instance died or hung."""
+        """Count one batch whose instance died or hung."""
         self._of(model, version).died += 1
 
     def fenced(self, model: str, version: int, requests: int) -> None:
-        """Count requests whose settlement came after somebody else's."""
+        """Count requests that were settled elsewhere first."""
         self._of(model, version).fenced += requests
 
     def states_lost(self, model: str, version: int, requests: int) -> None:
-        """Count requests that were told that their sequence's state is gone."""
+        """Count requests that failed because their sequence's state is lost."""
         self._of(model, version).states_lost += requests
 
     def invalid(self) -> None:
@@ -203,22 +203,16 @@ class ExecutorMetrics(Collector):
         self._invalid += 1
 
     def loaded(
-        self,
-        model: str,
-        interface: ModelInterface,
-        version: int,
-        instances: int,
-        load_ns: int,
-        config: ModelConfig,
+        self, model: str, interface: ModelInterface, version: int, instances: int, load_ns: int, config: ModelConfig
     ) -> None:
-        """A version is served by so many instances; its series exist from now on."""
+        """A version is served with this many instances; its series exist from now on."""
         self._of(model, version)
         self._loads[(model, str(version))] = (instances, load_ns)
         self._tags[(model, version)] = interface.metric_tags
         self._latencies.add(version, config, decoupled=interface.decoupled, model=model)
 
     def unloaded(self, model: str, version: int) -> None:
-        """Triton's families go with the version; counters of ours stay, as a counter must."""
+        """Drop Triton's series of an unloaded version, as Triton does; our own counters stay."""
         self._loads.pop((model, str(version)), None)
         self._tags.pop((model, version), None)
         self._latencies.drop(model, version)
@@ -231,7 +225,7 @@ class ExecutorMetrics(Collector):
         return render(self.registry) + self._latencies.render(monotonic_ns())
 
     def collect(self) -> Iterator[Metric]:
-        """The families as they are now."""
+        """Yield the current metric families."""
         return tagged(self._collect(), lambda model, version: self._tags.get((model, version), {}))
 
     def _collect(self) -> Iterator[Metric]:
@@ -258,7 +252,7 @@ class ExecutorMetrics(Collector):
             compute.add_metric((*labels, "output"), totals.output_ns / 1e9)
         yield compute
         yield self._counter("request_failures", "Requests answered with an error", lambda totals: totals.failures)
-        yield self._counter("batches_returned", "Batches given back unexecuted", lambda totals: totals.returned)
+        yield self._counter("batches_returned", "Batches returned unexecuted", lambda totals: totals.returned)
         yield self._counter("batches_died", "Batches whose instance died or hung", lambda totals: totals.died)
         what = "Requests whose sequence's state was gone"
         yield self._counter("sequence_states_lost", what, lambda totals: totals.states_lost)
@@ -285,7 +279,7 @@ class ExecutorMetrics(Collector):
         yield seconds
 
     def _unawaited(self) -> Iterator[Metric]:
-        """M1 and M3 of what no gateway waited for; the gateways count all others, and sums are over both."""
+        """Triton's request counters for requests that no gateway counts. Sum them with the gateways' counters."""
         success = CounterMetricFamily(
             "nv_inference_request_success", "Number of successful inference requests, all batch sizes", labels=_LABELS
         )

@@ -1,7 +1,7 @@
-"""One executor: loads what its repository and the control stream say, serves batches, drains.
+"""One executor: starts its parts, passes control facts to them, and stops them in order.
 
-`executors.deployment.lifecycle` decides what to load, `executors.deployment.deployment` does it, `executors.intake`
-takes and settles the batches; here they are started, told what others ask for, and stopped in order.
+`executors.deployment.lifecycle` decides which models to load, `executors.deployment.deployment` loads them,
+`executors.intake` takes and settles the batches.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ from .batches.batch_payloads import Payloads
 from .calling.executor_calls import ExecutorCalls
 from .deployment.deployment import Deployment
 from .deployment.lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
-from .deployment.named import Named
+from .deployment.loads_by_name import LoadsByName
+from .deployment.memory_budget import MemoryBudget
 from .deployment.on_demand import OnDemand
-from .deployment.room import Room
 from .deployment.start_report import report
 from .intake import DRAINS, Intake
-from .limiter_metrics import LimiterMetrics
 from .loading.capabilities import Capabilities
 from .loading.loader import Loader
-from .loading.placing import Placing
+from .loading.placement_rules import PlacementRules
 from .metrics import ExecutorMetrics
 from .repository.model_repository import ModelRepository
-from .running.job import Job
+from .running.limiter_metrics import LimiterMetrics
+from .running.submitted_batch import SubmittedBatch
 from .settling.checkpoints import Checkpoints
-from .settling.turn_notes import TurnNotes
+from .settling.wait_reports import WaitReports
 from .waves.reply_sockets import ReplySockets
 
 _log = logging.getLogger(__name__)
 
 
 class ExecutorService:
-    """Made by `executors.app`. `start`, then `drain` and `close`; all in one event loop.
+    """One executor, made by `executors.app`. Call `start`, then `drain` and `close`, all in one event loop.
 
-    `on_failure` is called when this process can no longer do its work and should be stopped and started again: a batch
-    hangs in one of its threads. `failed` is true from then on; what else runs may still finish.
+    `on_failure` is called when a batch hangs in a thread: the process should then be stopped and started again.
+    `failed` is true from then on; other batches may still finish.
     """
 
     def __init__(
@@ -87,38 +87,42 @@ class ExecutorService:
         self._loader = loader
         self._settings = settings
         self.metrics = metrics
-        self._me = settings.incarnation
+        self._executor = settings.incarnation
         self._repository = repository
-        self._lifecycle = Lifecycle(self._me, settings.model_control_mode)
-        self._directory = PayloadDirectory(settings.shm_dir, self._me)
+        self._lifecycle = Lifecycle(self._executor, settings.model_control_mode)
+        self._directory = PayloadDirectory(settings.shm_dir, self._executor)
         self._membership = self._make_membership(log_settings)
         self._control = log.reader()
         self._announcer = Announcer(log)
         metrics.log_epoch_changes = lambda: self._membership.epoch_changes
-        self._membership.say_again.append(self._announcer.say_again)
+        self._membership.say_again.append(self._announcer.announce_again)
         self._membership.on_beat.append(lambda _taken: self._directory.tidy())
         interval_ms = log_settings.heartbeat_interval_ms
         make_cache = partial(self._cache, cache_log) if settings.response_cache_size_bytes else None
-        loader.calls = self._calls = ExecutorCalls(log, self._me, self._directory, interval_ms, control, make_cache)
+        loader.calls = self._calls = ExecutorCalls(
+            log, self._executor, self._directory, interval_ms, control, make_cache
+        )
         self.render_cache: Callable[[], bytes] = lambda: b""
-        """The metrics of what models found in the response cache."""
+        """Renders the metrics of the response cache that calls of models use."""
         self._membership.on_new_epoch.append(self._calls.begin_anew)
         self._membership.say_again.append(self._calls.renew)
         self._calls.leased = self._membership.is_leased
         self._deployment = self._make_deployment(
-            log, loader, Placing(settings.pool, capabilities, loader.can_find_backend)
+            log, loader, PlacementRules(settings.pool, capabilities, loader.can_find_backend)
         )
-        self._turn_notes: TurnNotes | None = None
-        if loader.turnstile is not None:
-            limiter = loader.turnstile.limiter
+        self._wait_reports: WaitReports | None = None
+        if loader.resource_grants is not None:
+            limiter = loader.resource_grants.limiter
             metrics.registry.register(LimiterMetrics(limiter, self._waiting))
-            self._turn_notes = TurnNotes(log, self._me, limiter, self._deployment.incarnations, self._calls.count_open)
-        self._named = Named(self._repository, self._lifecycle, self._deployment)
+            self._wait_reports = WaitReports(
+                log, self._executor, limiter, self._deployment.loaded_versions, self._calls.count_open
+            )
+        self._loads_by_name = LoadsByName(self._repository, self._lifecycle, self._deployment)
         self._capabilities = capabilities
         self._on_demand = self._make_on_demand()
         payloads = Payloads(log, self._directory)
         self._sockets = ReplySockets(self._directory)
-        self._intake = Intake(log, self._me, self._deployment.find, metrics, payloads, self._sockets, link)
+        self._intake = Intake(log, self._executor, self._deployment.find, metrics, payloads, self._sockets, link)
         if self._on_demand is not None:
             self._intake.on_wanted = self._on_demand.wanted
         self._checkpoints = Checkpoints(log, self._intake.settled_so_far)
@@ -133,7 +137,7 @@ class ExecutorService:
         return Membership(
             self._log,
             "executor",
-            self._me,
+            self._executor,
             pool=settings.pool,
             hosts_batcher=settings.hosts_batcher,
             payloads=self._directory,
@@ -141,30 +145,30 @@ class ExecutorService:
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
 
-    def _make_deployment(self, log: EventLog, loader: Loader, placing: Placing) -> Deployment:
+    def _make_deployment(self, log: EventLog, loader: Loader, placement: PlacementRules) -> Deployment:
         return Deployment(
             log,
-            self._me,
+            self._executor,
             repository=self._repository,
             lifecycle=self._lifecycle,
             loader=loader,
             announcer=self._announcer,
             metrics=self.metrics,
-            placing=placing,
+            placement=placement,
             concurrent_loads=self._settings.model_load_thread_count,
             on_hung=self._hung,
             catalog=self._calls.catalog,
         )
 
     def _make_on_demand(self) -> OnDemand | None:
-        """None where all models are loaded at all times."""
+        """None when all models stay loaded."""
         settings = self._settings
         if not settings.model_memory_budget_bytes and not settings.max_loaded_models:
             return None
         return OnDemand(
             self._log,
-            self._me,
-            room=Room(budget_bytes=settings.model_memory_budget_bytes, most_models=settings.max_loaded_models),
+            self._executor,
+            budget=MemoryBudget(budget_bytes=settings.model_memory_budget_bytes, max_models=settings.max_loaded_models),
             deployment=self._deployment,
             lifecycle=self._lifecycle,
             announcer=self._announcer,
@@ -173,9 +177,9 @@ class ExecutorService:
         )
 
     def _waiting(self) -> Iterator[tuple[str, int, int]]:
-        """Requests of loaded versions that wait for their instance's turn (M2)."""
-        for incarnation in self._deployment.incarnations():
-            yield incarnation.model, incarnation.version, incarnation.pool.waiting_requests
+        """Yield (model, version, number of requests that wait for resources) of all loaded versions."""
+        for loaded in self._deployment.loaded_versions():
+            yield loaded.model, loaded.version, loaded.pool.waiting_requests
 
     # -- start and end ------------------------------------------------------------------------------------------------
 
@@ -191,7 +195,7 @@ class ExecutorService:
         return cache
 
     async def start(self) -> None:
-        """Join, load what the control mode says, and serve. Raises `StartupError` (R29), then everything is undone."""
+        """Join, load what the control mode selects, and serve. Raises `StartupError` (R29) and undoes all."""
         try:
             await self._start()
         except BaseException:
@@ -199,22 +203,22 @@ class ExecutorService:
             raise
 
     async def _start(self) -> None:
-        # from here on: older requests were for others
+        # only newer entries: older load requests were for other executors
         self._control.start(self._on_control)
         self._control.add(keys.CONTROL, b"$")
         self._joined = True
         self._directory.open()
         await self._membership.start()
         self._intake.start()
-        if self._turn_notes is not None:
-            self._spawn(self._turn_notes.run())
+        if self._wait_reports is not None:
+            self._spawn(self._wait_reports.run())
         try:
             found = await asyncio.to_thread(self._repository.scan)
         except CharoniaError as error:
             raise StartupError(error.message) from None
         self._names = tuple(found)
         decisions = self._lifecycle.start(found, self._settings.load_model)
-        await self._tell_scan(ready=False)
+        await self._announce_scan(ready=False)
         load = self._on_demand.announce if self._on_demand is not None else None
         failures, _ = await asyncio.gather(self._deployment.load_all(decisions, load), self._describe())
         if self._on_demand is not None:
@@ -223,12 +227,12 @@ class ExecutorService:
         if failures and self._settings.exit_on_error:
             reasons = "; ".join(f"{model}: {reason}" for model, reason in sorted(failures.items()))
             raise StartupError(f"failed to load all models: {reasons}")
-        await self._tell_scan(ready=True)
+        await self._announce_scan(ready=True)
         if self._settings.model_control_mode == POLL:
             self._polling = asyncio.create_task(self._poll(), name="repository poll")
 
     def _report(self) -> str:
-        """What the start-up load came to (R30)."""
+        """Return the tables of what was loaded at start-up (R30)."""
         configs = self._deployment.configs().values()
         used = {agent.name for config in configs for agent in config.model_repository_agents.agents}
         models: list[tuple[str, int | None, str]] = [
@@ -241,14 +245,14 @@ class ExecutorService:
         return report([(name, "built in") for name in sorted(used)], self._loader.backends(), sorted(models, key=str))
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no more batches, give queued ones back, finish running ones; False when some outlasted `timeout_s`."""
+        """Accept no more batches, return queued ones, finish running ones. False when some outlasted `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._stop_intake()
                 await self._deployment.idle()
                 await self._intake.settled()
         except TimeoutError:
-            _log.error("executor %s still had running batches after %g s", self._me, timeout_s)
+            _log.error("executor %s still had running batches after %g s", self._executor, timeout_s)
             return False
         return True
 
@@ -256,35 +260,35 @@ class ExecutorService:
         await self._stop_tasks()
         if self._on_demand is not None:
             await self._on_demand.stop()
-        incarnations = self._deployment.incarnations()
-        # others go on with their sequences as soon as they hear of it
-        await asyncio.gather(*map(self._checkpoints.write, incarnations))
-        # no new batches may be sent here; what only this one serves is accepted for its successor, as after a crash
-        draining = ExecutorDraining(self._me)
+        loaded_versions = self._deployment.loaded_versions()
+        # other executors continue the sequences as soon as they hear of the drain
+        await asyncio.gather(*map(self._checkpoints.write, loaded_versions))
+        # no new batches may be sent here; requests for models that only this executor serves wait for its successor
+        draining = ExecutorDraining(self._executor)
         try:
-            await self._announcer.try_tell(draining)
+            await self._announcer.announce_once(draining)
         except LogUnavailable:
-            self._spawn(self._announcer.tell(draining))
+            self._spawn(self._announcer.announce(draining))
         with contextlib.suppress(LogUnavailable):
             await self._intake.stop()
-        for incarnation in incarnations:
-            self._intake.give_back_queued(incarnation, DRAINS)
+        for loaded in loaded_versions:
+            self._intake.return_queued(loaded, DRAINS)
 
-    async def say_last_words(self) -> None:
-        """After `close`, and after a batcher in this process has closed: what their successors must know."""
+    async def report_hung_batches(self) -> None:
+        """Report hung batches. Call it after `close`, and after a batcher in this process has closed."""
         with contextlib.suppress(CharoniaError):
-            await self._intake.say_last_words()
+            await self._intake.report_hung_batches()
 
-    def _hung(self, job: Job, death: Death) -> None:
-        _log.critical("executor %s must end: a batch hangs in %s: %s", self._me, death.instance, death.reason)
-        self._intake.hung(job, death)
+    def _hung(self, batch: SubmittedBatch, death: Death) -> None:
+        _log.critical("executor %s must end: a batch hangs in %s: %s", self._executor, death.instance, death.reason)
+        self._intake.report_hung(batch, death)
         if not self.failed:
             self.failed = True
             if self.on_failure is not None:
                 self.on_failure()
 
     async def close(self, grace_s: float = 30.0) -> None:
-        """Unload everything within `grace_s` and leave. `drain` first: what still runs is not answered."""
+        """Unload everything within `grace_s` seconds and leave. Call `drain` first: what still runs is not answered."""
         await self._stop_tasks()
         if self._on_demand is not None:
             await self._on_demand.stop()
@@ -296,13 +300,13 @@ class ExecutorService:
             self._joined = False
             await self._membership.leave("drained")
             with contextlib.suppress(LogUnavailable):
-                await self._log.delete_stream(keys.batches(self._me))
+                await self._log.delete_stream(keys.batches(self._executor))
         self._directory.close()
         await asyncio.to_thread(self._repository.close)
 
     @property
     def hangs(self) -> bool:
-        """Whether a thread waits for an object store, which it may do long after everything else has ended."""
+        """Whether a thread still waits for an object store, possibly long after everything else has ended."""
         return self._repository.is_waiting
 
     async def _stop_tasks(self) -> None:
@@ -324,10 +328,10 @@ class ExecutorService:
                 self._membership.hear(fact)
                 if isinstance(fact, ModelRequested):
                     self._spawn(self._answer(fact))
-                elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._me:
+                elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._executor:
                     served = self._deployment.find(fact.model, fact.version)
                     if served is not None and served.content_hash != fact.content_hash:
-                        self._spawn(self._checkpoints.write(served))  # theirs is newer, and gets the sequences
+                        self._spawn(self._checkpoints.write(served))  # the other one is newer and gets the sequences
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -335,18 +339,18 @@ class ExecutorService:
         task.add_done_callback(self._tasks.discard)
 
     async def _describe(self) -> None:
-        """Tell what this executor is, and how much of its room for models is taken."""
-        fact = ExecutorDescribed(self._me, await asyncio.to_thread(self._capabilities.labels))
+        """Announce this executor's labels, and how much of its memory budget is used."""
+        fact = ExecutorDescribed(self._executor, await asyncio.to_thread(self._capabilities.labels))
         if self._on_demand is not None:
-            room = self._on_demand.room
+            budget = self._on_demand.budget
             fact = replace(
                 fact,
-                used_bytes=room.used_bytes,
-                budget_bytes=room.budget_bytes,
-                loaded_models=room.models,
-                most_models=room.most_models,
+                used_bytes=budget.used_bytes,
+                budget_bytes=budget.budget_bytes,
+                loaded_models=budget.models,
+                most_models=budget.max_models,
             )
-        await self._announcer.tell(fact)
+        await self._announcer.announce(fact)
 
     async def _answer(self, request: ModelRequested) -> None:
         decision = self._lifecycle.requested(request)
@@ -356,18 +360,18 @@ class ExecutorService:
                 case Refuse():
                     error = decision.error
                 case UnloadModel():
-                    await self._named.unload(decision.model, dependents=request.unload_dependents)
+                    await self._loads_by_name.unload(decision.model, dependents=request.unload_dependents)
                 case LoadModel():
-                    await self._named.load(decision.model, request)
+                    await self._loads_by_name.load(decision.model, request)
         except CharoniaError as failure:
             error = failure
         except Exception as failure:
             _log.exception("model request for %r failed", request.model)
             error = load_failure(request.model, {NO_VERSION: InternalError(f"{type(failure).__name__}: {failure}")})
-        finished = ModelRequestFinished(self._me, request.request_id)
+        finished = ModelRequestFinished(self._executor, request.request_id)
         if error is not None:
-            finished = ModelRequestFinished(self._me, request.request_id, int(error.code), error.message)
-        await self._announcer.tell(finished)
+            finished = ModelRequestFinished(self._executor, request.request_id, int(error.code), error.message)
+        await self._announcer.announce(finished)
 
     async def _poll(self) -> None:
         while True:
@@ -378,7 +382,7 @@ class ExecutorService:
                 _log.exception("polling the model repository failed")
 
     async def poll_once(self) -> None:
-        """Look at the repository and follow what changed (R10). A repository that cannot be read changes nothing."""
+        """Scan the repository and load or unload what changed (R10). An unreadable repository changes nothing."""
         try:
             found = await asyncio.to_thread(self._repository.scan)
         except CharoniaError as error:
@@ -392,9 +396,9 @@ class ExecutorService:
                 loads.append(decision)
         if tuple(found) != self._names:
             self._names = tuple(found)
-            await self._tell_scan(ready=True)
+            await self._announce_scan(ready=True)
         await self._deployment.load_all(loads)
 
-    async def _tell_scan(self, *, ready: bool) -> None:
-        fact = RepositoryScanned(self._me, self._names, self._settings.model_control_mode, ready)
-        await self._announcer.tell(fact)
+    async def _announce_scan(self, *, ready: bool) -> None:
+        fact = RepositoryScanned(self._executor, self._names, self._settings.model_control_mode, ready)
+        await self._announcer.announce(fact)

@@ -64,7 +64,7 @@ class BoundPart:
             clean = await executor.stop()
             if batcher is not None:
                 await batcher.stop()
-                await executor.service.say_last_words()
+                await executor.service.report_hung_batches()
             with contextlib.suppress(Exception):
                 await log.close()
             return clean

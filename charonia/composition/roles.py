@@ -266,7 +266,7 @@ async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
     async def stop() -> bool:
         clean = await executor.stop()
         await batcher.stop()
-        await executor.service.say_last_words()
+        await executor.service.report_hung_batches()
         await _close(cache_log)
         watching.cancel()
         if executor.service.failed or executor.service.hangs:

@@ -1,8 +1,8 @@
-"""The `bound` backend: models that are callables of this very process, handed over in memory (P21, R42).
+"""The `bound` backend: models that are callables of this process (P21, R42).
 
-Not in the registry of words: whoever hosts the executor gives it a `BoundBackend` with its callables. An instance is a
-thread of its own that runs the callable, so it must release the interpreter lock or be quick. What users write, and how
-a callable becomes a model's configuration, is `charonia.composition.binding`'s.
+It is not in the backend registry: the code that hosts the executor passes a `BoundBackend` with its callables. Each
+instance has its own thread that runs the callable, which should release the interpreter's lock or be quick.
+`charonia.composition.binding` derives a callable's model configuration.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as a callable of the style `requests` gets it; arrays have their batch dimension. Read only."""
+    """One request for a callable of the style `requests`. Arrays have their batch dimension. Read only."""
 
     inputs: Mapping[str, Array]
     id: str = ""
     parameters: Parameters = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
-    """The requested names, empty for all; more than these may be given."""
+    """The requested output names, empty for all. More outputs may be returned."""
     timeout_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BoundFunction:
-    """A callable and how it is called; `outputs` are the model's, in order."""
+    """A callable, and how to call it. `outputs` are the model's outputs, in order."""
 
     function: Callable[..., Any]
     style: Style
@@ -62,7 +62,7 @@ class BoundFunction:
 
 
 class BoundBackend:
-    """The callables by model name; they may be added while it is used."""
+    """Holds the callables by model name. Callables may be added at any time."""
 
     name = WORD
 
@@ -70,10 +70,10 @@ class BoundBackend:
         self.functions: dict[str, BoundFunction] = {}
 
     async def probe(self, source: ModelSource) -> None:
-        """Nothing is completed: a binding says everything."""
+        """Return None: a binding's configuration is complete."""
 
     async def create_instance(self, spec: InstanceSpec) -> BatchInstance | RequestInstance | StreamingInstance:
-        """An instance over the model's callable. Raises `InvalidArgument` when there is none."""
+        """Make an instance for the model's callable. Raises `InvalidArgument` when there is none."""
         bound = self.functions.get(spec.source.name)
         if bound is None:
             raise InvalidArgument(f"nothing is bound as '{spec.source.name}' in this process")
@@ -83,27 +83,27 @@ class BoundBackend:
 
 
 class BoundArrays:
-    """An instance whose callable gets joined arrays, by keywords or as one dict."""
+    """An instance whose callable gets batch arrays, as keywords or as one dict."""
 
     def __init__(self, bound: BoundFunction) -> None:
         self._bound = bound
         self._call = _Call(bound.function)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        """Call it in this thread; see `BatchInstance`."""
-        named = _named(_given(self._call, self._bound.style, inputs), self._bound.outputs)
+        """Call the callable in this thread; see `BatchInstance`."""
+        named = _by_name(_call_styled(self._call, self._bound.style, inputs), self._bound.outputs)
         for name in outputs:
             if name not in named:
                 raise InternalError(f"a bound function gave no output '{name}'")
         return {name: named[name] for name in outputs}
 
     def close(self) -> None:
-        """End the event loop of a coroutine function, if it was ever called."""
+        """Close the event loop of a coroutine function, if there is one."""
         self._call.close()
 
 
 class BoundRequests:
-    """An instance whose callable gets the list of requests and answers each by itself."""
+    """An instance whose callable gets a list of requests, and returns one answer for each."""
 
     def __init__(self, bound: BoundFunction, name: str) -> None:
         self._bound = bound
@@ -111,7 +111,7 @@ class BoundRequests:
         self._thread = _InstanceThread(name)
 
     async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
-        """Call it in the instance's thread; an exception in the place of an answer fails that request alone."""
+        """Call the callable in the instance's thread. An exception returned as an answer fails that request alone."""
         return await self._thread.run(partial(self._answers, requests))
 
     async def close_instance(self) -> None:
@@ -119,7 +119,7 @@ class BoundRequests:
         await self._thread.close(self._call.close)
 
     def _answers(self, requests: Sequence[ModelRequest]) -> list[ModelResponse]:
-        given = [
+        passed = [
             Request(
                 {tensor.name: tensor.array() for tensor in request.inputs},
                 request.id,
@@ -129,25 +129,25 @@ class BoundRequests:
             )
             for request in requests
         ]
-        answers = self._call(given)
-        if not isinstance(answers, Sequence) or len(answers) != len(given):
+        answers = self._call(passed)
+        if not isinstance(answers, Sequence) or len(answers) != len(passed):
             raise InternalError(
-                f"a function bound with style 'requests' must return a list of {len(given)} answers, one per request"
+                f"a function bound with style 'requests' must return a list of {len(passed)} answers, one per request"
             )
         return [self._response(answer) for answer in answers]
 
     def _response(self, answer: Any) -> ModelResponse:
         if isinstance(answer, BaseException):
-            return ModelResponse(error=answer if isinstance(answer, CharoniaError) else _worded(answer))
+            return ModelResponse(error=answer if isinstance(answer, CharoniaError) else _error_of(answer))
         try:
-            named = _named(answer, self._bound.outputs)
+            named = _by_name(answer, self._bound.outputs)
             return ModelResponse([Tensor.of(name, np.asarray(array)) for name, array in named.items()])
         except CharoniaError as error:
             return ModelResponse(error=error)
 
 
 class BoundStream:
-    """An instance whose callable is a generator: one call for each request, a response for each thing it yields."""
+    """An instance whose callable is a generator: one call per request, one response per yielded value."""
 
     def __init__(self, bound: BoundFunction, name: str) -> None:
         self._bound = bound
@@ -157,7 +157,7 @@ class BoundStream:
         self._cancelled: set[int] = set()
 
     async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
-        """One request after another, in the instance's thread; an exception ends its request alone."""
+        """Run the requests one after another in the instance's thread. An exception fails its request alone."""
         loop = asyncio.get_running_loop()
         self._executing.update(id(request) for request in requests)
         try:
@@ -170,7 +170,7 @@ class BoundStream:
                 self._cancelled.discard(id(request))
 
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
-        """Their generators are closed at the next thing they yield."""
+        """Close the requests' generators at their next yield."""
         self._cancelled.update(id(request) for request in requests if id(request) in self._executing)
 
     async def close_instance(self) -> None:
@@ -180,8 +180,8 @@ class BoundStream:
     def _stream(self, request: ModelRequest, send: Callable[[ModelResponse | None, bool], None]) -> None:
         try:
             inputs = {tensor.name: tensor.array() for tensor in request.inputs}
-            for answer in self._call.each(_given(self._call, self._bound.style, inputs)):
-                named = _named(answer, self._bound.outputs)
+            for answer in self._call.each(_call_styled(self._call, self._bound.style, inputs)):
+                named = _by_name(answer, self._bound.outputs)
                 if id(request) in self._cancelled:
                     break
                 wanted = {
@@ -197,7 +197,7 @@ class BoundStream:
 def _send_from_thread(
     loop: asyncio.AbstractEventLoop, responses: ResponseStream, index: int, response: ModelResponse | None, final: bool
 ) -> None:
-    """Hand a response to the event loop, and wait while there is too much of them."""
+    """Pass a response to the event loop, and wait while too many are unwritten."""
 
     async def send() -> None:
         responses.send(index, response, final=final)
@@ -206,12 +206,12 @@ def _send_from_thread(
     asyncio.run_coroutine_threadsafe(send(), loop).result()
 
 
-def _given(call: _Call, style: Style, inputs: Mapping[str, Array]) -> Any:
+def _call_styled(call: _Call, style: Style, inputs: Mapping[str, Array]) -> Any:
     return call(**inputs) if style == "keywords" else call(dict(inputs))
 
 
 class _InstanceThread:
-    """The one thread in which a function over requests is called; a daemon, because the function may never return."""
+    """The thread of one instance. A daemon, because the callable may never return."""
 
     def __init__(self, name: str) -> None:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -220,7 +220,7 @@ class _InstanceThread:
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What `work` returns or raises."""
+        """Run `work` in the thread; return or raise what it does."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -238,14 +238,14 @@ class _InstanceThread:
                 result = work()
             except BaseException as failure:
                 error = failure
-            with contextlib.suppress(RuntimeError):  # nobody waits any more, the loop has ended
+            with contextlib.suppress(RuntimeError):  # the event loop has ended, nothing waits for the result
                 loop.call_soon_threadsafe(settle, result, error)
 
         self._work.put(call)
         return await done
 
     async def close(self, last: Callable[[], None]) -> None:
-        """End it after `last`; a second call does nothing."""
+        """End the thread after running `last`. A second call does nothing."""
         if not self._closed:
             self._closed = True
             await self.run(last)
@@ -257,7 +257,7 @@ class _InstanceThread:
 
 
 class _Call:
-    """Calls a function, or runs a coroutine function to its end in an event loop of the calling thread's own."""
+    """Calls a function, or runs a coroutine function in an event loop of the calling thread."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -273,10 +273,10 @@ class _Call:
         except CharoniaError:
             raise
         except Exception as error:
-            raise _worded(error) from error
+            raise _error_of(error) from error
 
     def each(self, generator: Any) -> Iterator[Any]:
-        """What a generator, or an asynchronous one, yields; closed when this is."""
+        """Yield what a generator, or an asynchronous one, yields; closed with this one."""
         try:
             if self._runner is None:
                 with contextlib.closing(generator):
@@ -294,7 +294,7 @@ class _Call:
         except CharoniaError:
             raise
         except Exception as error:
-            raise _worded(error) from error
+            raise _error_of(error) from error
 
     def close(self) -> None:
         if self._runner is not None:
@@ -305,12 +305,12 @@ async def _next_of(generator: AsyncGenerator[Any, None]) -> Any:
     return await anext(generator)
 
 
-def _worded(error: BaseException) -> InternalError:
+def _error_of(error: BaseException) -> InternalError:
     return InternalError(f"{type(error).__name__}: {error}")
 
 
-def _named(result: Any, outputs: tuple[str, ...]) -> dict[str, Array]:
-    """What a callable returned, by name: a mapping, a list or tuple in the outputs' order, or the one output itself."""
+def _by_name(result: Any, outputs: tuple[str, ...]) -> dict[str, Array]:
+    """A callable's result by output name: a mapping, a list or tuple in the outputs' order, or the single output."""
     if isinstance(result, Mapping):
         return {str(name): np.asarray(array) for name, array in result.items()}
     if isinstance(result, (list, tuple)) and len(result) == len(outputs):

@@ -1,13 +1,13 @@
-"""Runs ONNX models with onnxruntime: sessions, their options from the configuration, and arrays in and out.
+"""Runs ONNX models with onnxruntime: makes sessions, with options from the configuration, and runs arrays.
 
-The library is imported when a model first needs it. What a configuration must look like in general is checked by
-`charonia.models`; this module checks it against the graph. Batching and cutting are `executors.batches.assembly`'s.
+The library is imported when a model first needs it. This module checks a configuration against the graph;
+`executors.configuration` checks the rest.
 
-Threads. onnxruntime takes every physical core for each session by default; with several instances and models on one
-machine that is oversubscription, so a session gets cores / CPU instances of its model (at least 1) unless
-`parameters { key: "intra_op_thread_count" }` says otherwise (0: the library's default), and idle threads sleep instead
-of spinning. CPU instances of one model version share a session: it is safe for concurrent runs, and a second copy of
-the weights would buy nothing. Groups whose host policies name other cores have a session each.
+Threads: by default, onnxruntime uses every physical core for each session, which oversubscribes a machine with several
+instances and models. So a session gets cores / CPU instances of its model (at least 1), unless
+`parameters { key: "intra_op_thread_count" }` is set (0: the library's default), and idle threads sleep instead of
+spinning. CPU instances of one model version share a session: it is safe for concurrent runs, and saves a second copy of
+the weights. Groups whose host policies name different cores have a session each.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _ELEMENT_TYPES = {
 }
 _ONNX_BFLOAT16 = 16
 _PROBES_KEPT = 8
-"""Sessions kept from `probe` for `create_instance`; a model that fails in between leaves one behind."""
+"""Sessions that are kept from `probe` for `create_instance`. A model that fails in between leaves one behind."""
 
 
 @dataclass(slots=True)
 class _Session:
-    """A session and what it takes and gives."""
+    """A session and its signature."""
 
     session: Any
     signature: GraphSignature
@@ -74,7 +74,7 @@ class _Session:
 
 @dataclass(slots=True)
 class _Shared:
-    """The CPU session of one load of one model version, and how many instances hold it."""
+    """The CPU session of one load of a model version, and how many instances use it."""
 
     source: ModelSource
     users: int = 0
@@ -92,7 +92,7 @@ class OnnxRuntimeBackend:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def prefers_gpu(self) -> bool:
-        """Whether instances of kind AUTO go to a GPU: only when the installed library can use one (C8)."""
+        """Whether instances of kind AUTO use a GPU: only when the installed library supports it (C8)."""
         try:
             import onnxruntime as ort
         except ImportError:
@@ -100,11 +100,11 @@ class OnnxRuntimeBackend:
         return "CUDAExecutionProvider" in ort.get_available_providers()
 
     async def probe(self, source: ModelSource) -> GraphSignature:
-        """Names, types and dims of the graph (C71). Raises `CharoniaError` for a file that cannot be loaded."""
+        """Return names, types and dims of the graph (C71). Raises `CharoniaError` for a file that cannot be loaded."""
         return await asyncio.to_thread(self._probe, source)
 
     async def create_instance(self, spec: InstanceSpec) -> OnnxRuntimeInstance:
-        """A session for this instance, or the one its model version has on the CPU.
+        """Make an instance with a session of its own, or with the CPU session of its model version.
 
         Raises `InvalidArgument` when the configuration does not fit the graph, `Unsupported` for a GPU without the
         library's CUDA provider.
@@ -129,7 +129,7 @@ class OnnxRuntimeBackend:
                 opened = _open(source, path, spec.kind, spec.device_id, 1)
             check_against_graph(source.config, opened.signature)
             return OnnxRuntimeInstance(interface, opened, None)
-        # the source object stands for one load of one version: a reload never gets the old session
+        # one source object is one load of a version: a reload never gets the old session
         key = (id(source), spec.cores)
         with self._lock:
             shared = self._shared.setdefault(key, _Shared(source))
@@ -142,14 +142,14 @@ class OnnxRuntimeBackend:
                     self._shared.pop(key, None)
 
         try:
-            with shared.lock:  # instances of one version are created at the same time; the file is opened once
+            with shared.lock:  # instances of a version are created concurrently, and the file is opened once
                 if shared.opened is None:
                     sharers = sum(group.count for group in interface.instance_groups if group.kind == "KIND_CPU")
                     probed = None
                     if not spec.cores:  # the probed session's threads may run anywhere
                         with self._lock:
                             probed = self._probed.pop(_fingerprint(source, path, sharers), None)
-                    with thread_on(spec.cores):  # a session's own threads stay where it was made
+                    with thread_on(spec.cores):  # the session's threads inherit the cores of this one
                         shared.opened = probed or _open(source, path, "CPU", -1, sharers)
                 check_against_graph(source.config, shared.opened.signature)
                 return OnnxRuntimeInstance(interface, shared.opened, release)
@@ -162,7 +162,7 @@ class OnnxRuntimeInstance:
     """A `BatchInstance` over a session."""
 
     stateless = True
-    """A graph remembers nothing: sequences are what their implicit states are (S39)."""
+    """A graph keeps no state between executions."""
 
     def __init__(self, interface: ModelInterface, opened: _Session, release: Callable[[], None] | None) -> None:
         self.session: Any = opened.session
@@ -174,8 +174,9 @@ class OnnxRuntimeInstance:
         self._name = interface.name
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        """Run the graph for the outputs wanted. Raises `InvalidArgument` for strings that are not UTF-8, else
-        `InternalError` with onnxruntime's own words.
+        """Run the graph for the wanted outputs.
+
+        Raises `InvalidArgument` for strings that are not UTF-8, `InternalError` with onnxruntime's message otherwise.
         """
         if self._strings:
             inputs = {name: self._text(name, a) if name in self._strings else a for name, a in inputs.items()}
@@ -194,14 +195,14 @@ class OnnxRuntimeInstance:
         return dict(zip(outputs, results, strict=True))
 
     def close(self) -> None:
-        """Give the session up; its memory is freed when the last instance that shares it has closed."""
+        """Release the session. Its memory is freed when the last instance that shares it is closed."""
         self.session = None
         if self._release is not None:
             self._release()
             self._release = None
 
     def _text(self, name: str, array: Array) -> Array:
-        """onnxruntime's Python interface takes text, and writes bytes objects as their repr."""
+        """Convert bytes to text: onnxruntime's Python interface would use the repr of bytes objects."""
         text = np.empty(array.size, dtype=np.object_)
         try:
             text[:] = [element.decode() for element in array.ravel().tolist()]
@@ -212,7 +213,7 @@ class OnnxRuntimeInstance:
         return text.reshape(array.shape)
 
     def _run_typed(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        """NumPy has no BF16 of its own, so onnxruntime's values are made and read through their memory."""
+        """Run with BF16 tensors. NumPy has no BF16, so onnxruntime's values are made from, and read as, raw memory."""
         import onnxruntime as ort
 
         feeds = {}
@@ -236,7 +237,7 @@ class OnnxRuntimeInstance:
 
 
 def model_path(source: ModelSource) -> Path:
-    """The model file: `default_model_filename` or model.onnx in the version directory; of a directory, its model.onnx.
+    """Return the model file: `default_model_filename` or model.onnx; if that is a directory, the model.onnx in it.
 
     Raises `InvalidArgument` for a name that leads out of the version directory, `NotFound` when there is no file (R5).
     """
@@ -261,7 +262,7 @@ def model_path(source: ModelSource) -> Path:
 
 
 def _fingerprint(source: ModelSource, path: Path, threads_for: int) -> tuple[object, ...]:
-    """What a probed session was made from; it is used only for the very same."""
+    """Identifies what a probed session was made from, so that it is only used for the same."""
     stat = path.stat()
     parameters = tuple(sorted((key, value.string_value) for key, value in source.config.parameters.items()))
     optimization = source.config.optimization.graph.level
@@ -271,7 +272,7 @@ def _fingerprint(source: ModelSource, path: Path, threads_for: int) -> tuple[obj
 
 
 def _configured_sharers(source: ModelSource) -> int:
-    """CPU instances the configuration will have once normalised (C8); a wrong guess only opens the file again."""
+    """Estimate the CPU instances of the normalised configuration (C8). A wrong guess only opens the file again."""
     groups = source.config.instance_group
     return sum(max(1, group.count) for group in groups if group.count > 0) or 2
 
@@ -310,7 +311,7 @@ def _open(source: ModelSource, path: Path, kind: str, device_id: int, sharers: i
     except Exception as error:
         raise InternalError(f"onnx runtime error: {_reason(error)}") from None
     if kind == "GPU" and "CUDAExecutionProvider" not in session.get_providers():
-        # the library falls back to the CPU with a line on stderr; an instance that says GPU must be one
+        # the library would silently fall back to the CPU, but a GPU instance must use the GPU
         raise InternalError(
             f"model '{source.name}': onnxruntime could not use GPU {device_id}; why is among its own lines in the "
             "log of this executor (without CUDA and cuDNN on the machine: install charonia[cuda])"
@@ -328,7 +329,7 @@ def _find_cuda(ort: Any) -> None:
 
 
 def _signature(source: ModelSource, session: Any) -> GraphSignature:
-    # Identifiers of constants that may be overridden are not inputs here: they need not be given.
+    # initialisers that may be overridden are not listed as inputs: they are optional
     return GraphSignature(
         tuple(_tensor(source, node) for node in session.get_inputs()),
         tuple(_tensor(source, node) for node in session.get_outputs()),

@@ -1,7 +1,7 @@
-"""Reads a model configuration's `parameters` and `optimization` into onnxruntime's session, run and provider options.
+"""Maps a model configuration's `parameters` and `optimization` to onnxruntime's session, run and provider options.
 
-Spellings follow Triton's onnxruntime backend, so that a repository works unchanged. Unknown parameters belong to
-somebody else and are left alone; a known one with a bad value fails the load (`InvalidArgument`).
+Names follow Triton's onnxruntime backend, so that a repository works unchanged. Unknown parameters are ignored; a known
+one with a bad value fails the load (`InvalidArgument`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 
 
 def intra_op_threads(source: ModelSource, sharers: int, cores: int) -> int:
-    """Threads of one run: what the configuration says, else the cores divided among the instances that share them."""
+    """The threads of one run: the configured number, else the cores divided by the instances that share them."""
     said = _value(source, "intra_op_thread_count")
     return max(1, cores // max(1, sharers)) if said is None else _integer(source, "intra_op_thread_count", said)
 
 
 def session_options(ort: ModuleType, source: ModelSource, threads: int) -> Any:
-    """`onnxruntime.SessionOptions`. `threads` 0 is the library's default, every physical core."""
+    """Return `onnxruntime.SessionOptions`. `threads` 0 is the library's default: every physical core."""
     options: Any = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
@@ -63,8 +63,8 @@ def session_options(ort: ModuleType, source: ModelSource, threads: int) -> Any:
 
 
 def operations_path(source: ModelSource, name: str) -> str:
-    """Where a library of operators lies (C18): in the version's directory or the model's, else where the dynamic linker
-    looks. Raises `InvalidArgument` for a relative path that leads out of the model.
+    """Return the path of a library of operators (C18): in the version's or the model's directory, else for the dynamic
+    linker to find. Raises `InvalidArgument` for a relative path that leads out of the model.
     """
     if os.path.isabs(name):
         return name
@@ -92,13 +92,13 @@ def _register_operations(options: Any, source: ModelSource, name: str) -> None:
 
 
 def run_entries(source: ModelSource) -> list[tuple[str, str]]:
-    """Configuration entries of every run."""
+    """The configuration entries for every run."""
     shrinkage = _value(source, _SHRINKAGE)
     return [] if shrinkage is None else [(_SHRINKAGE, shrinkage)]
 
 
 def cuda_provider_options(source: ModelSource, device_id: int) -> dict[str, str]:
-    """Options of the CUDA provider on one device."""
+    """The options of the CUDA provider on one device."""
     options = {"device_id": str(device_id)}
     for key in _CUDA_KEYS:
         said = _value(source, key)
@@ -108,10 +108,10 @@ def cuda_provider_options(source: ModelSource, device_id: int) -> dict[str, str]
 
 
 def accelerator_providers(ort: ModuleType, source: ModelSource, kind: str) -> list[tuple[str, dict[str, str]]]:
-    """The providers of the execution accelerators written for instances of this kind, most wanted first (C15).
+    """Return the providers of the configured execution accelerators for this kind of instance, in order (C15).
 
-    Accelerators for the other kind do not matter. Raises `InvalidArgument` for a name nobody knows, `Unsupported` for
-    one whose provider the installed library lacks.
+    Raises `InvalidArgument` for an unknown accelerator, `Unsupported` for one whose provider the installed library
+    lacks.
     """
     accelerators = source.config.optimization.execution_accelerators
     on_gpu = kind == "GPU"
@@ -133,8 +133,7 @@ def accelerator_providers(ort: ModuleType, source: ModelSource, kind: str) -> li
 
 
 def _tensorrt_options(source: ModelSource, parameters: dict[str, str]) -> dict[str, str]:
-    """Triton's names of the TensorRT accelerator's parameters in the library's; those it takes as they are begin with
-    `trt_`."""
+    """Translate Triton's parameters of the TensorRT accelerator to the library's; those with prefix `trt_` are kept."""
     options: dict[str, str] = {}
     for key, value in parameters.items():
         if key == "precision_mode" and value in ("FP16", "INT8"):
@@ -169,7 +168,7 @@ def _graph_level(ort: ModuleType, source: ModelSource) -> Any:
 
 
 def _value(source: ModelSource, key: str) -> str | None:
-    """The model's parameter, else the server's `--backend-config`, else None."""
+    """A model's parameter, else the server's `--backend-config`, else None."""
     if key in source.config.parameters:
         said = source.config.parameters[key].string_value
     else:

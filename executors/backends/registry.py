@@ -1,8 +1,8 @@
-"""Finds backends by the word `backend:` has in a configuration; each is made once, when a model first needs it.
+"""Finds backends by their name in a configuration (`backend:`), and creates each when a model first needs it.
 
-Backends register in the entry-point group `charonia.backends`, the shipped ones included. Nothing is looked up or
-imported before the first model that is not shipped with us asks: reading every installed distribution's metadata
-costs more than starting an executor.
+All backends, the shipped ones included, register in the entry-point group `charonia.backends`. Entry points are read
+only for a backend that is not shipped, because reading the metadata of every installed distribution takes longer than
+starting an executor.
 """
 
 from __future__ import annotations
@@ -27,77 +27,79 @@ _SHIPPED = {
     "onnxruntime": "executors.backends.onnxruntime:OnnxRuntimeBackend",
     "python": "executors.backends.python:PythonBackend",
 }
-"""The same entry points as in pyproject.toml; a distribution cannot take these words away from us."""
+"""The same entry points as in pyproject.toml. Other distributions cannot replace them."""
 
 _LIBRARIES = {"onnxruntime": "onnxruntime"}
-"""What a shipped backend cannot be imported without."""
+"""The modules that shipped backends need."""
 
 
 class BackendRegistry:
     """The backends of one executor process. Safe to use from several threads."""
 
-    def __init__(self, given: Mapping[str, Backend] | None = None) -> None:
-        """`given` are backends that exist already, by their words: they go before all others."""
-        self._given = dict(given or {})
-        self._made: dict[str, Backend] = dict(self._given)
+    def __init__(self, existing: Mapping[str, Backend] | None = None) -> None:
+        """`existing` are instances of backends by name. They take precedence over all others."""
+        self._existing = dict(existing or {})
+        self._created: dict[str, Backend] = dict(self._existing)
         self._lock = threading.Lock()
 
     def of(self, source: ModelSource) -> Backend:
-        """The backend of a model: that of its word, or python for a python-based one (P20). Raises as `get` does.
+        """Return the backend of a model: by name, or python for a python-based backend (P20). Raises as `get` does.
 
-        `runtime: "model.py"` asks for a python-based one even where the word is also a native backend's.
+        `runtime: "model.py"` selects a python-based backend even when a native backend has the same name.
         """
-        word = source.config.backend
-        if word in self._given or word == _PYTHON or not word:
-            return self.get(word)
+        name = source.config.backend
+        if name in self._existing or name == _PYTHON or not name:
+            return self.get(name)
         if source.config.runtime != RUNTIME:
             try:
-                return self.get(word)
+                return self.get(name)
             except InvalidArgument:
                 if python_based(source) is None:
                     raise
         elif python_based(source) is None:
             raise InvalidArgument(
-                f"unable to find '{RUNTIME}' of backend '{word}', the runtime of model '{source.name}'"
+                f"unable to find '{RUNTIME}' of backend '{name}', the runtime of model '{source.name}'"
             )
         return self.get(_PYTHON)
 
-    def made(self) -> list[Backend]:
-        """The backends that models have needed so far."""
+    def created(self) -> list[Backend]:
+        """The backends that models have used so far."""
         with self._lock:
-            return list(self._made.values())
+            return list(self._created.values())
 
-    def places(self) -> dict[str, str]:
-        """The words of the backends that models have needed so far, and the files they are in."""
+    def files(self) -> dict[str, str]:
+        """The names of the backends that models have used so far, and their modules' files."""
         with self._lock:
-            made = dict(self._made)
-        modules = {word: sys.modules.get(type(backend).__module__) for word, backend in sorted(made.items())}
-        return {word: getattr(module, "__file__", None) or "" for word, module in modules.items()}
+            created = dict(self._created)
+        modules = {name: sys.modules.get(type(backend).__module__) for name, backend in sorted(created.items())}
+        return {name: getattr(module, "__file__", None) or "" for name, module in modules.items()}
 
     def get(self, name: str) -> Backend:
-        """The backend of that word. Raises `InvalidArgument` for an unknown one, `Unsupported` for a broken one."""
+        """Return a backend by name. Raises `InvalidArgument` for an unknown one, `Unsupported` for a broken one."""
         with self._lock:
-            found = self._made.get(name)
+            found = self._created.get(name)
             if found is None:
-                found = self._made[name] = _load(name)
+                found = self._created[name] = _load(name)
             return found
 
     def has(self, name: str) -> bool:
-        """Whether the backend could be had, without importing it."""
-        if name in self._made or name in _SHIPPED:
-            return name in self._made or _importable(_LIBRARIES.get(name, ""))
+        """Whether a backend is installed, without importing it."""
+        if name in self._created or name in _SHIPPED:
+            return name in self._created or _importable(_LIBRARIES.get(name, ""))
         return any(_importable(entry.module) for entry in _installed(name))
 
     def available(self) -> list[str]:
-        """The words of all backends that could be had, sorted. Reads every installed distribution's metadata."""
+        """The names of all installed backends, sorted. Reads every installed distribution's metadata."""
         from importlib.metadata import entry_points
 
-        words = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} | _SHIPPED.keys() | self._given.keys()
-        return sorted(word for word in words if self.has(word))
+        names = (
+            {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} | _SHIPPED.keys() | self._existing.keys()
+        )
+        return sorted(name for name in names if self.has(name))
 
 
 def prefers_gpu(backend: Backend) -> bool:
-    """Whether an instance group of kind AUTO goes to a GPU when there is one (C8); a backend may say so itself."""
+    """Whether an instance group of kind AUTO uses a GPU when there is one (C8). A backend may define it."""
     says: Any = getattr(backend, "prefers_gpu", None)
     return bool(says()) if callable(says) else False
 

@@ -1,5 +1,5 @@
-"""Arrays in, records out: plans a batch, joins tensors, runs it, and cuts the results apart.
+"""Executes batches: plans requests, joins tensors, runs the model, and splits the results into answers.
 
-Pure; may import `repository` and the kernel. Begin reading at `execution`, then `assembly` and `answers`; waves are
-run by `wave_execution`.
+Pure; may import `repository` and the kernel. Begin reading at `execution`, then `assembly` and `answers`.
+`wave_execution` runs waves.
 """

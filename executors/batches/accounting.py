@@ -1,7 +1,7 @@
-"""What executed requests add to their model's statistics: increments by name, folded by the gateways (X1-X4, M1).
+"""The results of executed batches, and the increments they add to their model's statistics. Pure.
 
-Pure. Written once per batch into `s:{m}`; times are ns. A batch's durations count in full for each of its requests
-(X3); requests somebody else settled first count for nobody here.
+Increments are written once per batch into `s:{m}` and folded by the gateways; times are ns. A batch's durations count
+in full for each of its requests, as in Triton. Requests that were settled elsewhere first are not counted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 from charonia.errors import CharoniaError
 from charonia.wire import RequestRecord
 
-MOST_PLACES = 1000
-"""Responses beyond so many of one request are not counted one by one."""
+MAX_COUNTED_RESPONSES = 1000
+"""Statistics of single responses stop after this many responses to one request."""
 
 BACKEND = "fail_BACKEND"
 OTHER = "fail_OTHER"
@@ -24,10 +24,10 @@ CANCELED = "fail_CANCELED"
 
 @dataclass(slots=True)
 class Execution:
-    """One successful run of a model, never changed (see `BatchHeader`).
+    """One successful run of a model.
 
-    `indices` are its requests in the batch; `rows` includes failed ones' rows. `start_ns` and `end_ns` are wall clock;
-    the three durations are monotonic.
+    `indices` are the successful requests' positions in the batch; `rows` includes rows of failed ones. `start_ns` and
+    `end_ns` are wall clock; the three durations are monotonic.
     """
 
     indices: tuple[int, ...]
@@ -38,12 +38,12 @@ class Execution:
     infer_ns: int
     output_ns: int
     first: bool = True
-    """The run itself is counted with these requests; False for those of it that ended later (X3)."""
+    """Whether the run itself is counted with these requests; False for requests of the run that ended later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed request of a batch; `reason` is one of the names above (M1), `end_ns` wall clock."""
+    """One failed request of a batch. `reason` is one of the names above, `end_ns` is wall clock."""
 
     index: int
     error: CharoniaError
@@ -53,44 +53,44 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How an instance died under a batch: `stderr` are its last lines, `blameless` means not the batch's doing.
+    """How an instance died under a batch. `stderr` holds its last lines; `blameless`: the batch is not the cause.
 
-    `in_company`: it had other batches as well, so that it is not known which of them it died of.
+    `shared_instance`: the instance ran other batches too, so which of them caused the death is unknown.
     """
 
     instance: str
     reason: str
     stderr: str = ""
     blameless: bool = False
-    in_company: bool = False
+    shared_instance: bool = False
 
 
 @dataclass(slots=True)
 class Executed:
-    """The end of a batch: one response record per request, in order, and what to count.
+    """The results of a batch: one response record per request, in order, and what to count.
 
-    An empty answer is a request that was left out because it was settled already or, with `death`, one that has no
-    answer because the instance died first.
+    An answer is empty when the request was left out because it was settled already or, with `death`, because the
+    instance died first.
     """
 
     answers: list[bytes]
     executions: list[Execution] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     death: Death | None = None
-    again: set[int] = field(default_factory=set)
-    """Requests whose model wants another turn (S41): they have no answer yet."""
+    rescheduled: set[int] = field(default_factory=set)
+    """Requests that their model rescheduled (S41). They have no answer yet."""
     responses: dict[int, dict[str, int]] = field(default_factory=dict)
-    """What to count of the single responses to a request, where that is told (X5)."""
-    given_up: set[int] = field(default_factory=set)
-    """Requests that were cancelled while they ran: they are settled by others, their responses count all the same."""
+    """By request: the increments for its single responses, where they are counted."""
+    cancelled: set[int] = field(default_factory=set)
+    """Requests that were cancelled while they ran. They are settled elsewhere, but their responses are counted."""
 
 
 def increments(
     records: Sequence[RequestRecord], executed: Executed, won: Sequence[bool] | None = None
 ) -> dict[str, int]:
-    """The increments of a batch; with `won`, of the requests whose settlement was won only.
+    """Return the increments of a batch; with `won`, only of the requests whose settlement was won.
 
-    Of those that were given up their responses count in any case. Empty when there is nothing to count.
+    Responses of cancelled requests are counted in any case. Empty when there is nothing to count.
     """
     totals: dict[str, int] = {}
     for execution in executed.executions:
@@ -104,31 +104,31 @@ def increments(
             _add(totals, "fail_ns", max(0, waited))
             _add(totals, failure.reason, 1)
     for index, counts in executed.responses.items():
-        if won is None or won[index] or index in executed.given_up:
+        if won is None or won[index] or index in executed.cancelled:
             for name, value in counts.items():
                 _add(totals, name, value)
     return totals
 
 
 def count_response(
-    counts: dict[str, int], place: int, kind: Literal["success", "fail", "empty"], infer_ns: int, output_ns: int
+    counts: dict[str, int], index: int, kind: Literal["success", "fail", "empty"], infer_ns: int, output_ns: int
 ) -> None:
-    """Count the response of index `place` to one request (X5); the output of one without any took no time."""
-    if place >= MOST_PLACES:
+    """Add the response with this index to a request's counts. A response without outputs has no output time."""
+    if index >= MAX_COUNTED_RESPONSES:
         return
     added = {"infer": infer_ns, kind: infer_ns + output_ns}
     if kind != "empty" and output_ns:
         added["output"] = output_ns
     for name, spent_ns in added.items():
-        _add(counts, f"r{place}_{name}_count", 1)
-        _add(counts, f"r{place}_{name}_ns", spent_ns)
+        _add(counts, f"r{index}_{name}_count", 1)
+        _add(counts, f"r{index}_{name}_ns", spent_ns)
 
 
-def count_cancel(counts: dict[str, int], place: int, spent_ns: int) -> None:
-    """Count that a request was given up before its response `place`; `spent_ns` until the model let go (X5)."""
-    if place < MOST_PLACES:
-        _add(counts, f"r{place}_cancel_count", 1)
-        _add(counts, f"r{place}_cancel_ns", spent_ns)
+def count_cancel(counts: dict[str, int], index: int, spent_ns: int) -> None:
+    """Count a cancellation before the response with this index. `spent_ns`: until the model ended the request."""
+    if index < MAX_COUNTED_RESPONSES:
+        _add(counts, f"r{index}_cancel_count", 1)
+        _add(counts, f"r{index}_cancel_ns", spent_ns)
 
 
 def _add_execution(
@@ -141,7 +141,7 @@ def _add_execution(
     if max(accepted) <= start:
         together = sum(accepted)
         queued, whole = count * start - together, count * end - together
-    else:  # clocks of two machines differ: never a negative duration
+    else:  # the clocks of two machines differ: no duration may be negative
         queued = sum([max(0, start - at) for at in accepted])
         whole = sum([max(0, end - at) for at in accepted])
     size = f"b{execution.rows}"

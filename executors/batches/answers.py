@@ -1,7 +1,7 @@
-"""Cuts batch results apart into each request's response record, and checks what a model returned.
+"""Splits batch results into each request's response record, and checks what a model returned. Pure.
 
-Pure. The other half of `executors.batches.assembly`. Every result is checked against the model's interface before a
-byte of it leaves (I5): rows handed out of a result of the wrong height would be another caller's.
+The counterpart of `executors.batches.assembly`. Every result is checked against the model's interface before any of it
+is sent (I5): with a wrong number of rows, callers would get the rows of others.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from .assembly import RequestPlan, Shape, fits, have_one_plan, rows_of, translat
 from .ragged import scatter
 
 _SMALL_BYTES = 65_536
-"""Results up to here are copied once: slices of bytes cost less than those of a view."""
+"""Results up to this size are copied once: slices of bytes cost less than slices of a view."""
 
 
 Put = Callable[[RequestRecord, bytes, Sequence[Buffer]], bytes | None]
-"""Puts the large tensors of an answer where its reader finds them, in one copy. Given the request, the answer's record
-without tensors, and the tensors; the record as it travels, or None where they are to be in it."""
+"""Stores an answer's large tensors out of band, in one copy: (request, answer record without tensors, tensors).
+
+Returns the record to send, or None when the tensors must be in the record."""
 
 
 def pack_answers(
@@ -37,11 +38,11 @@ def pack_answers(
     results: Mapping[str, Array],
     put: Put | None = None,
 ) -> list[bytes]:
-    """The response record of each request of one execution, in order, with the shapes clients see (I7).
+    """Return the response record of each request of one execution, in order, with client shapes (I7).
 
-    Only requested outputs are in it (I6). Large ones of requests that are alike go through `put`. Raises
-    `InternalError` for a result that is missing, of another type than configured, or whose batch dimension is not the
-    number of rows executed.
+    Only requested outputs are included (I6). Large outputs of requests with one plan go through `put`. Raises
+    `InternalError` for a missing result, another type than configured, or a batch dimension other than the number of
+    executed rows.
     """
     rows, one_plan = rows_of(run), have_one_plan(run)
     if interface.scattered_outputs:
@@ -56,7 +57,7 @@ def pack_answers(
     if one_plan and len(first.outputs) == 1:
         part = parts[first.outputs[0]]
         size = first.rows * part.row_bytes
-        if part.elements is None and size:  # nearly always: all of one signature, with one output
+        if part.elements is None and size:  # the usual case: one signature, one output
             template = response_template(interface.name, version, (part.described(first.rows),))
             head, meta, raw = template.head, template.meta, part.raw
             places = range(0, len(raw), size)
@@ -76,7 +77,7 @@ def pack_answers(
     head = meta = b""
     fixed = True
     for plan, record in run:
-        if plan is not last:  # requests of one signature share their plan: all but their bytes is made once
+        if plan is not last:  # requests of one signature share their plan: make all but their bytes once
             last = plan
             chosen = [parts[name] for name in plan.outputs]
             fixed = all(part.elements is None for part in chosen)
@@ -110,7 +111,7 @@ def _pack_scattered(
     results: Mapping[str, Array],
     rows: int,
 ) -> list[bytes]:
-    """`pack_answers` of a model some of whose outputs are cut by the shapes of an input (C21)."""
+    """`pack_answers` for a model with outputs that are split by the shapes of an input (C21)."""
     plans = [plan for plan, _ in run]
     parts: dict[str, OutputPart] = {}
     scattered: dict[str, list[Tensor]] = {}
@@ -137,7 +138,7 @@ def _pack_scattered(
 
 @dataclass(slots=True)
 class OutputPart:
-    """One output of a batch, ready to be sliced by rows; `elements` are a BYTES output's."""
+    """One output of a batch, ready to be sliced by rows. `elements` is set for BYTES."""
 
     name: str
     datatype: DataType
@@ -172,10 +173,11 @@ class OutputPart:
 
 
 def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Sequence[Tensor]) -> list[Tensor]:
-    """One request's answer from what its model returned: only requested outputs, in their order, client shapes.
+    """Return the requested ones of a model's outputs for one request, in the requested order, with client shapes.
 
-    A requested output the model did not return is left out, as Triton's python backend does. Raises `InternalError`
-    for another type than configured, another batch dimension than the request's, or bytes that are not the shape.
+    A requested output that the model did not return is left out, as in Triton's python backend. Raises `InternalError`
+    for another type than configured, another batch dimension than the request's, or a size that does not match the
+    shape.
     """
     returned = {tensor.name: tensor for tensor in outputs}
     chosen = []
@@ -197,7 +199,7 @@ def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Seque
 
 
 def _output_tail(interface: ModelInterface, spec: TensorSpec, datatype: DataType, shape: Shape, rows: int) -> Shape:
-    """The client's shape of a result without the batch dimension, after the checks."""
+    """Check a result and return its client shape without the batch dimension. Raises `InternalError`."""
     _check_datatype(interface, spec, datatype)
     tail = shape
     if interface.batching:

@@ -1,9 +1,8 @@
-"""Joins the tensors of many requests into batch arrays.
+"""Checks requests against their model's interface, and joins their tensors into batch arrays. Pure.
 
-Pure: bytes in, arrays out. What a model takes and gives is read from its `ModelInterface`; running the arrays is
-`executors.batches.execution`'s, cutting results apart `executors.batches.answers`'s. A request is checked once per
-signature (`Planner`), so that a batch costs slice assignments and little else; a request whose bytes do not fit the
-interface fails alone (I1-I3).
+`Planner` checks a request once per signature, so a batch costs little more than slice assignments. A request that does
+not fit the interface fails alone (I1-I3). `executors.batches.execution` runs the arrays, `executors.batches.answers`
+splits the results.
 """
 
 from __future__ import annotations
@@ -19,39 +18,33 @@ from charonia.backend import Array
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.interface import ModelInterface
-from charonia.tensors import (
-    Buffer,
-    Tensor,
-    check_bytes_elements,
-    expected_size_bytes,
-    shape_text,
-    split_bytes_elements,
-)
+from charonia.tensors import Buffer, Tensor, check_bytes_elements, expected_size_bytes, shape_text, split_bytes_elements
 from charonia.wire import RequestMeta, RequestRecord, TensorPlace, Wave
 
 _PLAN_LIMIT = 4096
-"""Signatures a planner remembers; past it the cache starts anew: hostile variety costs only time."""
+"""Signatures that a planner caches. The cache is cleared when it is full, so hostile variety costs only time."""
 
 _KEEP_BYTES = 64 * 1024 * 1024
-"""A buffer above this is made for one batch and given back: one large batch must not be held for ever."""
+"""Larger buffers are freed after their batch, so that one large batch does not hold memory for ever."""
 
 JOINED_BYTES = 65_536
+"""Up to this size, joining the records and copying the result once is cheaper than copying each record."""
 
 _ALIGNMENT = 64
-"""Bytes; what vectorised kernels want of an input's first element."""
+"""Bytes: the alignment that vectorised kernels want for an input's first element."""
 
 Shape = tuple[int, ...]
 
 _ANY_SHAPE = (-1,)
-"""Stands for a ragged input's shape in a group; no request has it."""
+"""The shape of a ragged input in a group key. No request has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
-    """One input of a signature: where its bytes lie in the record and the shape the backend sees.
+    """One input of a signature: its offset in the record and the shape that the backend sees.
 
-    `tail` is that shape without the batch dimension, or the whole shape of a model without batching. A `ragged` input
-    (C22) is joined flat, whatever its shape.
+    `tail` is that shape without the batch dimension, or the whole shape for a model without batching. A `ragged` input
+    (C22) is joined flat.
     """
 
     name: str
@@ -66,7 +59,7 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """A checked signature. Requests with equal `group` may share a batch (S5); `outputs` are the ones to send (H12)."""
+    """A checked signature. Requests with equal `group` may share a batch (S5). `outputs` are the ones to send."""
 
     rows: int
     inputs: tuple[InputPlan, ...]
@@ -84,12 +77,12 @@ class Planner:
         sources = [item.source for item in interface.batch_inputs]
         self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
         self.needs_requests = bool(sources or interface.scattered_outputs or interface.has_ragged_input)
-        """Requests cannot be joined or cut apart as columns: each one's shapes count."""
+        """Whether requests cannot be joined as columns, because the shapes of each one matter."""
 
     def plan(self, record: RequestRecord | Wave) -> RequestPlan:
-        """The plan of a request, or of each request of a wave.
+        """Return the plan of a request, or of each request of a wave.
 
-        Raises `InvalidArgument` when it does not fit the interface (I2, I3, T8).
+        Raises `InvalidArgument` when it does not fit the interface (I2, I3).
         """
         meta = record.meta
         found = self._plans.get(meta.packed)
@@ -102,7 +95,7 @@ class Planner:
                 self._plans.clear()
             self._plans[meta.packed] = found
         if isinstance(found, CharoniaError):
-            # a fresh one each time: a raised exception collects tracebacks
+            # a new exception each time: one that is raised again collects tracebacks
             raise CharoniaError.of(found.code, found.message)
         if record.rows != found.rows:
             raise InvalidArgument(
@@ -192,9 +185,9 @@ class Planner:
 def groups(
     interface: ModelInterface, planned: Sequence[tuple[int, RequestPlan]]
 ) -> Iterator[list[tuple[int, RequestPlan]]]:
-    """Split (index, plan) pairs into runs that one execution can take, in order.
+    """Split (index, plan) pairs into runs that fit one execution, in order.
 
-    A batcher sends only batches that fit together; a reload between the decision and here, or a forged entry, may not.
+    A batcher sends only batches that fit together, but after a reload, or in a forged entry, requests may not.
     """
     run: list[tuple[int, RequestPlan]] = []
     rows = 0
@@ -214,17 +207,17 @@ def groups(
 
 
 class Workspace:
-    """Input buffers of one instance, used again for each of its batches.
+    """Input buffers of one instance, reused for each batch.
 
-    Safe because answers are packed (copied) before the instance takes its next batch, even when a backend hands an
-    input back as its output.
+    This is safe, even when a backend returns an input as its output, because answers are packed (copied) before the
+    instance takes its next batch.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Array] = {}
 
     def flat(self, name: str, size_bytes: int) -> Array:
-        """`size_bytes` uninitialised bytes, aligned."""
+        """Return `size_bytes` aligned, uninitialised bytes."""
         held = self._buffers.get(name)
         if held is None or held.size < size_bytes:
             held = _aligned(max(size_bytes, 4096))
@@ -234,25 +227,23 @@ class Workspace:
 
 
 def have_one_plan(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> bool:
-    """Whether all of a run are of one signature, as they nearly always are."""
+    """Whether all requests of a run have one signature, the usual case."""
     first = run[0][0]
     return not any(True for plan, _ in run if plan is not first)
 
 
 def rows_of(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> int:
-    """The rows of one execution."""
+    """The number of rows of one execution."""
     return run[0][0].rows * len(run) if have_one_plan(run) else sum([plan.rows for plan, _ in run])
 
 
 def join(
-    interface: ModelInterface,
-    run: Sequence[tuple[RequestPlan, RequestRecord]],
-    workspace: Workspace,
+    interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]], workspace: Workspace
 ) -> dict[str, Array]:
-    """The batch arrays of requests of one group: [rows, ...], or the exact shape without batching; ragged ones flat.
+    """Return the batch arrays of requests of one group: [rows, ...], or the exact shape without batching; ragged: flat.
 
-    A single request's tensors are views of its record when they lie aligned there. Raises `InvalidArgument` (T3) when
-    a BYTES tensor is not what it says; call it for each request alone then.
+    A single request's arrays are views of its record where they are aligned. Raises `InvalidArgument` when a BYTES
+    tensor is malformed; then call it for each request alone.
     """
     first = run[0][0]
     arrays: dict[str, Array] = {}
@@ -295,8 +286,8 @@ def join(
     return arrays
 
 
-def wanted(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]]) -> tuple[str, ...]:
-    """The outputs any request of a batch wants, in the model's order (I6)."""
+def wanted_outputs(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]]) -> tuple[str, ...]:
+    """The outputs that some request of a batch wants, in the model's order (I6)."""
     first = run[0][0].outputs
     if have_one_plan(run) or all(plan.outputs == first for plan, _ in run):
         return first
@@ -305,9 +296,9 @@ def wanted(interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRe
 
 
 def request_inputs(interface: ModelInterface, plan: RequestPlan, record: RequestRecord) -> list[Tensor]:
-    """The inputs of one request as a backend sees them: views of the record, `reshape` applied (I7).
+    """Return the inputs of one request as a backend sees them: views of the record, with `reshape` applied (I7).
 
-    Raises `InvalidArgument` (T3) for a BYTES tensor that is not what it says.
+    Raises `InvalidArgument` for a malformed BYTES tensor.
     """
     tensors = []
     for place in plan.inputs:
@@ -319,14 +310,14 @@ def request_inputs(interface: ModelInterface, plan: RequestPlan, record: Request
 
 
 def fits(dims: Shape, pattern: Shape) -> bool:
-    """Whether sizes are what a configuration's dims allow; -1 there allows any."""
+    """Whether a shape matches a configuration's dims, where -1 allows any size."""
     if len(dims) != len(pattern):
         return False
     return all(want in (-1, got) for got, want in zip(dims, pattern, strict=True))
 
 
 def translate(dims: Shape, source: Shape, target: Shape) -> Shape:
-    """`dims`, which fit `source`, in the form of `target`; variable sizes are matched in order (I7)."""
+    """Reshape `dims`, which match `source`, to `target`. Variable sizes are matched in order (I7)."""
     sizes = iter([size for size, pattern in zip(dims, source, strict=True) if pattern == -1])
     return tuple(next(sizes) if size == -1 else size for size in target)
 
@@ -338,7 +329,7 @@ def _single(interface: ModelInterface, place: InputPlan, raw: Buffer) -> Array:
 
 
 def array_of(raw: Buffer, dtype: np.dtype[Any], shape: Shape) -> Array:
-    """A view of raw bytes where they lie aligned, else a copy."""
+    """A view of raw bytes if they are aligned, else a copy."""
     array: Array = np.frombuffer(raw, dtype=dtype)
     if not array.flags.aligned:
         array = array.copy()
@@ -364,7 +355,7 @@ def _aligned(size_bytes: int) -> Array:
 
 
 def _missing_text(interface: ModelInterface, got: list[str], missing: list[str]) -> str:
-    """I4's text."""
+    """Triton's error text for missing inputs (I4)."""
     total, required = len(interface.inputs), len(interface.required_inputs)
     quoted = ",".join(f"'{name}'" for name in got)
     lacking = ",".join(f"'{name}'" for name in missing)

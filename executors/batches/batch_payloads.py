@@ -1,7 +1,7 @@
-"""Fetches tensors that travel beside the log and puts large answers there.
+"""Reads the tensors of requests that are stored out of band, and stores large answers there.
 
-Files of the shared payload directory are mapped, blobs are fetched before their batch goes to an instance. A payload
-that cannot be had leaves its record without bytes: that request fails, its batch does not.
+Files of the shared payload directory are mapped; blobs are fetched before their batch is submitted. When a payload
+cannot be read, its record keeps no bytes: that request fails, the rest of the batch does not.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _DIRECT = FLAG_REPLY_BY_REFERENCE | FLAG_JOB | FLAG_TRACED
 
 
 class Payloads:
-    """The payloads of one executor."""
+    """Reads and writes the out-of-band payloads of one executor."""
 
     def __init__(self, log: Blobs, directory: PayloadDirectory) -> None:
         self._log = log
         self._directory = directory
 
     def map(self, records: Sequence[RequestRecord]) -> list[RequestRecord]:
-        """Map what lies in files; the records whose bytes lie in blobs and have yet to be fetched."""
+        """Map the payloads in files; return the records whose payloads are blobs, for `fetch`."""
         blobs: list[RequestRecord] = []
         for record in records:
             if not record.flags & FLAG_REFERENCE or record.reference is None or record.data:
@@ -54,7 +54,7 @@ class Payloads:
         return blobs
 
     def map_waves(self, waves: Sequence[Wave]) -> None:
-        """Map the tensors of waves that lie in files."""
+        """Map the tensors of waves that are in files."""
         for wave in waves:
             if not wave.references or wave.payloads:
                 continue
@@ -77,15 +77,15 @@ class Payloads:
                 record.data = memoryview(data)
 
     def refer(self, records: Sequence[RequestRecord], answers: Sequence[bytes]) -> Sequence[bytes]:
-        """The answers, the large ones by reference where who waits for them reads the same directory."""
+        """Return the answers, with large ones replaced by references where the reader shares the payload directory."""
         if max(map(len, answers), default=0) < BY_REFERENCE_BYTES:
             return answers
         return [self._referred(record, answer) for record, answer in zip(records, answers, strict=True)]
 
     def put(self, record: RequestRecord, answer: bytes, tensors: Sequence[Buffer]) -> bytes | None:
-        """Give an answer's large tensors to its reader, in one copy; in any thread (`answers.Put`).
+        """Store an answer's large tensors for its reader, in one copy (`answers.Put`). May be called in any thread.
 
-        Of requests that no other part must look into: a trace reads the tensors, the result of a job stays in the log.
+        Returns None for traced requests, whose tensors the trace reads, and for jobs, whose results stay in the log.
         """
         if record.flags & _DIRECT != FLAG_REPLY_BY_REFERENCE or total_size(tensors) < BY_REFERENCE_BYTES:
             return None
@@ -93,7 +93,7 @@ class Payloads:
         return None if reference is None else refer_response(answer, reference)
 
     def put_columns(self, wave: Wave, columns: Sequence[Buffer]) -> Reference | None:
-        """Give the large answers to a wave to its gateway, in one copy; in any thread (`wave_execution.PutColumns`)."""
+        """Store a wave's large answers for its gateway, in one copy. Any thread (`wave_execution.PutColumns`)."""
         return self._directory.give(columns, wave.endpoint) if wave.reply_by_reference else None
 
     def _referred(self, record: RequestRecord, answer: bytes) -> bytes:

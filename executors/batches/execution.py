@@ -1,7 +1,7 @@
-"""Executes one batch on one instance: plan, join, run, cut, pack. Where it runs is `executors.running.instance_pool`'s.
+"""Executes one batch on one instance: plan, join, run, split, pack.
 
-Everything between a batch's records and its answers is here, so that it can be measured and tested without threads.
-An error of one request fails that request (I13); an error of the model fails the requests it ran for.
+Everything from a batch's records to its answers is here, so that it can be measured and tested without threads.
+An error of one request fails that request (I13); an error of the model fails all requests of the run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from charonia.wire import RequestRecord, pack_failure, pack_response, response_t
 
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .answers import Put, pack_answers, request_outputs
-from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, rows_of, wanted
+from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, rows_of, wanted_outputs
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
 
@@ -38,7 +38,7 @@ Planned = tuple[int, RequestPlan]
 
 
 def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]) -> ModelRequest:
-    """A request as instances over requests get it; a sequence batcher has more to say of it (`BatchSteps`)."""
+    """Make the request that a `RequestInstance` gets. `BatchSteps.prepare` adds the tensors of a sequence batcher."""
     mark = record.sequence
     return ModelRequest(
         id=record.client_id,
@@ -55,7 +55,7 @@ def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]
 
 
 def are_alike(records: Sequence[RequestRecord]) -> bool:
-    """Whether none of these needs another look than the first: of one meta, without deadline, with their tensors."""
+    """Whether one plan holds for all: they share one meta, have no deadline, and carry their tensors."""
     meta, rows = records[0].meta, records[0].rows
     return not any(
         True for r in records if r.meta is not meta or r.rows != rows or r.deadline_ns or r.reference is not None
@@ -63,7 +63,7 @@ def are_alike(records: Sequence[RequestRecord]) -> bool:
 
 
 class Batch:
-    """The records of a batch and their answers as they come about; those in `unwanted` (ids) are left out."""
+    """The execution of a batch: its records, their plans and answers. Requests with ids in `unwanted` are left out."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Batch:
         self._plan(planner, every, unwanted)
 
     def _plan(self, planner: Planner, indices: Iterable[int], unwanted: Collection[bytes]) -> None:
-        """Find out how these requests are run, and fail those that cannot be."""
+        """Plan these requests, and fail those that cannot run."""
         steps, now = self.steps, wall_ns()
         for index in indices:
             record = self.records[index]
@@ -107,43 +107,43 @@ class Batch:
                 if 0 < record.deadline_ns <= now:
                     raise DeadlineExceeded("request deadline exceeded before execution")
                 if record.reference is not None and len(record.data) != record.reference.size_bytes:
-                    raise Unavailable("the request's tensors, which travel beside the log, cannot be reached")
+                    raise Unavailable("the request's tensors, which are stored outside the log, cannot be read")
                 self.planned.append((index, planner.plan(record)))
             except CharoniaError as error:
                 self.fail([index], error, REJECTED if isinstance(error, DeadlineExceeded) else OTHER)
-            except Exception as error:  # a record nobody should have accepted must not take the instance down
+            except Exception as error:  # a malformed record must not take the instance down
                 _log.exception("request for model %r cannot be read", self._model)
                 self.fail([index], InternalError(f"{type(error).__name__}: {error}"), OTHER)
 
     def fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
-        """Answer requests with an error."""
+        """Answer requests with an error. `reason` is counted (`accounting`)."""
         end = wall_ns()
-        # It is kept, and frames that hold it are in its traceback: a cycle in which the batch's bytes would stay.
+        # the error is kept, and its traceback's frames hold it: a reference cycle that would keep the batch's bytes
         error.__traceback__ = None
         for index in indices:
             self.executed.answers[index] = pack_failure(self.records[index].id, self._model, self.version, error)
             self.executed.failures.append(Failure(index, error, reason, end))
 
     def fail_all(self, error: CharoniaError) -> Executed:
-        """Answer every request that was to run and has no answer yet with an error of the backend."""
+        """Answer every planned request that has no answer yet with an error of the backend."""
         self.fail([index for index, _ in self.planned if not self.executed.answers[index]], error, BACKEND)
         return self.executed
 
     def cancel(self, ids: Collection[bytes], instance: RequestInstance) -> None:
-        """Tell an instance over requests which of those it runs now are no longer wanted; others will not start."""
+        """Cancel requests: notify the instance of those that run now; the others will not start."""
         self._cancelled.update(ids)
         cancelled = [request for request_id, request in self._running if request_id in ids]
         if cancelled and isinstance(instance, CancellableInstance):
             instance.cancel_requests(cancelled)
 
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
-        """Execute in the calling thread. Raises `InstanceDied`, then unanswered requests are left to the caller."""
+        """Execute in the calling thread. Raises `InstanceDied`; the caller then handles the unanswered requests."""
         for run in self.runs():
             self._run_arrays(instance, workspace, run)
         return self.executed
 
     def runs(self) -> Iterator[list[Planned]]:
-        """The parts of the batch that one execution can take, in order."""
+        """Yield the parts of the batch that fit one execution each, in order."""
         if self.steps is None:
             return groups(self.interface, self.planned)
         return self.steps.groups(groups(self.interface, self.planned))
@@ -159,15 +159,15 @@ class Batch:
         except CharoniaError as error:
             if len(run) == 1:
                 self.fail([run[0][0]], error, OTHER)
-            else:  # one request's strings are broken; the others must not pay for it
+            else:  # one request has malformed strings: run each alone, so that only that one fails
                 for single in run:
                     self._run_arrays(instance, workspace, [single])
             return
-        outputs = wanted(interface, pairs)
+        outputs = wanted_outputs(interface, pairs)
         indices = [index for index, _ in run]
         if self.steps is not None:
-            if self.steps.vacates:
-                self._run_nothing(instance, self.steps, arrays, outputs)
+            if self.steps.clears_slots:
+                self._run_empty_slots(instance, self.steps, arrays, outputs)
             arrays, outputs = self.steps.feed(indices, arrays, outputs)
         joined = monotonic_ns()
         try:
@@ -193,20 +193,20 @@ class Batch:
                 answers[index] = answer
         self._count(indices, rows_of(pairs), start_wall, (started, joined, inferred))
 
-    def _run_nothing(
+    def _run_empty_slots(
         self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]
     ) -> None:
-        """Show the model its slots without requests: sequences in them did not end, and others start there (S33)."""
-        steps.vacates = False
+        """Run the model with empty slots, as new sequences start in slots of sequences that have not ended (S33)."""
+        steps.clears_slots = False
         try:
-            instance.execute(*steps.feed_nothing(arrays, outputs))
+            instance.execute(*steps.feed_empty(arrays, outputs))
         except InstanceDied:
             raise
-        except Exception as error:  # of requests that are none
+        except Exception as error:  # no request is affected
             _log.warning("model '%s' failed to execute empty slots: %s", self._model, error)
 
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
-        """Execute on an instance over single requests. Raises `InstanceDied` as `run_on` does."""
+        """Execute on a `RequestInstance`. Raises `InstanceDied` as `run_on` does."""
         for run in self.runs():
             await self._run_requests(instance, run)
         return self.executed
@@ -220,7 +220,7 @@ class Batch:
         joined = monotonic_ns()
         self._running = [(self.records[index].id, request) for index, request in zip(indices, requests, strict=True)]
         try:
-            responses = await self._ask(instance, indices, requests)
+            responses = await self._call_model(instance, indices, requests)
         except InstanceDied:
             raise
         except CharoniaError as error:
@@ -243,14 +243,14 @@ class Batch:
             self._count(succeeded, rows, start_wall, (started, joined, inferred))
 
     def take(self, responses: Sequence[ModelResponse], start_wall: int, marks: tuple[int, int, int]) -> Executed:
-        """Pack what a model answered to all planned requests elsewhere; `marks` as `_count` has them."""
+        """Pack a model's responses to all planned requests, which ran elsewhere. `marks` as in `_count`."""
         succeeded = self._keep(self.planned, responses)
         if succeeded:
             self._count(succeeded, sum(plan.rows for _, plan in self.planned), start_wall, marks)
         return self.executed
 
     def _requests_of(self, run: list[Planned]) -> tuple[list[Planned], list[ModelRequest]]:
-        """What is to be asked of an instance, and for which requests: those with bad strings fail here."""
+        """Make the model's requests. Requests with malformed strings fail here and are left out."""
         sent: list[Planned] = []
         requests: list[ModelRequest] = []
         for index, plan in run:
@@ -265,16 +265,16 @@ class Batch:
             sent.append((index, plan))
             requests.append(model_request(record, plan, inputs))
             if self.steps is not None:
-                self.steps.tell(index, requests[-1])
+                self.steps.prepare(index, requests[-1])
         return sent, requests
 
-    async def _ask(
+    async def _call_model(
         self, instance: RequestInstance, indices: list[int], requests: list[ModelRequest]
     ) -> Sequence[ModelResponse]:
-        """The model's responses to these requests; a sequence batcher asks for its empty slots as well (S33)."""
+        """Call the model and return its responses. With a sequence batcher, empty slots get null requests (S33)."""
         if self.steps is None:
             return await instance.execute_requests(requests)
-        if self.steps.vacates:
+        if self.steps.clears_slots:
             await self._run_null_requests(instance, self.steps, requests[0])
         spread = self.steps.spread(indices, requests)
         found = await instance.execute_requests(spread)
@@ -282,7 +282,7 @@ class Batch:
         return [response for request, response in zip(spread, found, strict=False) if id(request) in real]
 
     def _keep(self, sent: list[Planned], responses: Sequence[ModelResponse]) -> list[int]:
-        """Pack what the model answered; the requests that succeeded and need no other turn."""
+        """Pack the model's responses; return the indices of requests that succeeded and were not rescheduled."""
         succeeded: list[int] = []
         for (index, plan), response in zip(sent, responses, strict=True):
             try:
@@ -292,7 +292,7 @@ class Batch:
                     self.steps.keep(index, response)
                 if response.again:
                     self.check_again()
-                    self.executed.again.add(index)
+                    self.executed.rescheduled.add(index)
                     continue
                 tensors = request_outputs(self.interface, plan, response.outputs)
             except CharoniaError as error:
@@ -314,17 +314,17 @@ class Batch:
         return pack_response(record.id, self._model, self.version, tensors, parameters)
 
     async def _run_null_requests(self, instance: RequestInstance, steps: BatchSteps, like: ModelRequest) -> None:
-        """`_run_nothing` over requests."""
-        steps.vacates = False
+        """`_run_empty_slots` for a `RequestInstance`."""
+        steps.clears_slots = False
         try:
-            await instance.execute_requests(steps.nothing(like))
+            await instance.execute_requests(steps.null_requests(like))
         except InstanceDied:
             raise
         except Exception as error:
             _log.warning("model '%s' failed to execute empty slots: %s", self._model, error)
 
     def check_again(self) -> None:
-        """S41 is for models that say so."""
+        """Raise `InternalError` when the model reschedules a request but is not iterative (S41)."""
         block = self.interface.sequence_batching
         if block is None or not block.iterative:
             raise InternalError(f"model '{self._model}' reschedules a request but does not set 'iterative_sequence'")

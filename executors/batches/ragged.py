@@ -1,8 +1,7 @@
-"""What a ragged batch needs besides flat inputs: `batch_input` tensors and outputs cut by shapes (items C20-C22).
+"""`batch_input` tensors of ragged batches, and outputs that are split by shapes (C20-C22). Pure.
 
-Pure. Flattening the inputs is `executors.batches.assembly`'s, putting answers together `executors.batches.answers`'s.
-Requests of different shapes lie one behind the other in such a batch; the batch inputs tell the model where each
-begins.
+A ragged batch holds requests of different shapes one after the other; the batch inputs tell the model where each
+begins. `executors.batches.assembly` flattens the inputs, `executors.batches.answers` packs the answers.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from .assembly import RequestPlan, Shape
 
 
 def batch_inputs(interface: ModelInterface, plans: Sequence[RequestPlan]) -> dict[str, Array]:
-    """The tensors made for a batch of these requests, in order (C20).
+    """Make the batch inputs for these requests, in order (C20).
 
-    Counts are elements of the whole request, its batch dimension included; one number for each request, whatever its
-    rows. Item shapes are those of one row, one for each row.
+    Element counts cover the whole request, batch dimension included: one number per request. Item shapes are shapes of
+    one row: one per row.
     """
     made: dict[str, Array] = {}
     for item in interface.batch_inputs:
@@ -58,10 +57,10 @@ def _made(item: BatchInput, shapes: Sequence[Shape]) -> Array:
 def scatter(
     interface: ModelInterface, spec: TensorSpec, source: str, plans: Iterable[RequestPlan], array: Array
 ) -> list[Tensor]:
-    """Each request's piece of a flat output (C21): as many elements as its shape has, in order.
+    """Split a flat output into each request's tensor (C21): as many elements as its shape has, in order.
 
-    A size that varies in the output (-1, and the batch dimension) is the one the `source` input has in that place.
-    Raises `InternalError` when the output does not hold exactly what the shapes make.
+    A variable size of the output (-1, and the batch dimension) is taken from the `source` input's same dimension.
+    Raises `InternalError` when the output's size is not the sum of the shapes.
     """
     shapes = [_scattered_shape(interface, spec, _shape(plan, source)) for plan in plans]
     total = sum(prod(shape) for shape in shapes)
@@ -93,5 +92,5 @@ def _scattered_shape(interface: ModelInterface, spec: TensorSpec, source: Shape)
 
 
 def _shape(plan: RequestPlan, name: str) -> Shape:
-    """The planner has seen to it that every request has the input."""
+    """The shape of an input. The planner has checked that the request has it."""
     return next(place.shape for place in plan.inputs if place.name == name)

@@ -1,7 +1,7 @@
-"""The tensors a sequence batcher adds to a batch: controls and states (C40-C44, S34, S39).
+"""The tensors that a sequence batcher adds to a batch: controls and states (C40-C44, S34, S39). Pure.
 
-Pure: arrays in, arrays out. A batch that covers slots without a request gets rows of zeros there, which READY tells
-apart. Whose state is what is `executors.batches.sequences`'.
+Slots without a request get rows of zeros, which the READY control marks. `executors.batches.sequences` keeps the state
+of each sequence.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Tensors = Mapping[str, Array]
 
 @dataclass(slots=True)
 class Step:
-    """One request of a sequence in a batch: what the model is told of it, and its states before and after.
+    """One request of a sequence in a batch: its control values, and its states before and after.
 
-    `state_after` is None until the model has given it. `given` is how many responses the request has had in all, those
-    of turns before included (S41).
+    `state_after` is None until the model has returned it. `responses_sent` counts all responses to the request, those
+    before it was rescheduled included (S41).
     """
 
     correlation_id: int | str
@@ -40,16 +40,16 @@ class Step:
     slot: int
     state_before: Tensors
     state_after: Tensors | None = None
-    given: int = 0
+    responses_sent: int = 0
 
     @property
     def flags(self) -> int:
-        """As python models see them: 1 is START, 2 is END."""
+        """The flags that python models see: 1 is START, 2 is END."""
         return (1 if self.start else 0) | (2 if self.end else 0)
 
 
 class SequenceTensors:
-    """What one model's batches need; `directory` is the model's.
+    """Adds controls and states to one model's batches. `directory` is the model's directory.
 
     Raises `InvalidArgument` for an initial state that cannot be read.
     """
@@ -60,22 +60,22 @@ class SequenceTensors:
         self._interface = interface
         self.controls = block.controls
         self.states = block.states
-        self.tells_ready = any(control.kind == "READY" for control in block.controls)
+        self.has_ready_control = any(control.kind == "READY" for control in block.controls)
         self.state_outputs = {state.output_name: state for state in block.states}
         self.initial: Tensors = {s.input_name: _initial(interface.name, s, directory) for s in block.states}
 
     def shapes(self, step: Step) -> tuple[tuple[int, ...], ...]:
-        """Requests with equal state shapes may share a batch."""
+        """The shapes of a step's states. Requests with equal shapes may share a batch."""
         return tuple([step.state_before[state.input_name].shape for state in self.states])
 
-    def wanted(self, outputs: Sequence[str]) -> tuple[str, ...]:
-        """These outputs and those that become states."""
+    def with_state_outputs(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        """These outputs, and the outputs that become states."""
         return (*outputs, *[name for name in self.state_outputs if name not in outputs])
 
     def feed(self, steps: Sequence[Step], rows: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The arrays of a batch with controls and states; the i-th row becomes the row of the i-th step's slot.
+        """Return the arrays of a batch with controls and states. Row i moves to the slot of step i.
 
-        `rows` slots are covered, 0 for just the members, in their order.
+        `rows` is the number of slots, 0 for only the members, in their order.
         """
         places = [step.slot for step in steps] if rows else list(range(len(steps)))
         count = rows or len(steps)
@@ -93,8 +93,8 @@ class SequenceTensors:
                 fed[name] = steps[0].state_before[name]
         return fed
 
-    def feed_nothing(self, rows: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The arrays of an execution in which no slot has a request (S33), of the types and shapes of `arrays`."""
+    def feed_empty(self, rows: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The arrays of an execution without requests (S33), with the types and shapes of `arrays`."""
         count = rows or 1
         fed = {n: _spread(a[:0], [], count) if self._interface.batching else _empty(a) for n, a in arrays.items()}
         for control in self.controls:
@@ -105,9 +105,9 @@ class SequenceTensors:
         return fed
 
     def take(self, steps: Sequence[Step], rows: int, results: Mapping[str, Array]) -> dict[str, Array]:
-        """The rows of the members, in their order; their new states are kept in the steps.
+        """Keep the new states in the steps, and return the members' rows in their order.
 
-        Raises `InternalError` for a result that is not one row for each covered slot, or no state.
+        Raises `InternalError` for a result without one row per slot, or for a bad state.
         """
         if not self._interface.batching:
             for state in self.states:
@@ -133,8 +133,8 @@ class SequenceTensors:
             }
         return chosen
 
-    def beside(self, step: Step | None) -> dict[str, Array]:
-        """Controls and states of a single request, None for those of an empty slot."""
+    def extra_inputs(self, step: Step | None) -> dict[str, Array]:
+        """The controls and states of a single request; `step` is None for an empty slot."""
         head = (1,) if self._interface.batching else ()
         steps = [step] if step is not None else []
         made = {control.name: self._control(control, steps, [0] * len(steps), 1) for control in self.controls}
@@ -145,7 +145,7 @@ class SequenceTensors:
         return made
 
     def keep(self, step: Step, outputs: Mapping[str, Array]) -> None:
-        """Keep the new states that a model gave for one request. Raises `InternalError`."""
+        """Keep the new states that a model returned for one request. Raises `InternalError`."""
         after: dict[str, Array] = {}
         for state in self.states:
             array = self._output(state, outputs)
@@ -174,7 +174,7 @@ class SequenceTensors:
         return array
 
     def _checked(self, state: ImplicitState, array: Array) -> Array:
-        """A new state must be one that the model can be given."""
+        """Return a new state, after checking its shape and type. Raises `InternalError`."""
         fits = len(array.shape) == len(state.dims) and all(
             want in (-1, have) for have, want in zip(array.shape, state.dims, strict=True)
         )
@@ -203,7 +203,7 @@ def _correlation_ids(control: Control, steps: Sequence[Step], places: Sequence[i
 
 
 def _spread(array: Array, places: Sequence[int], count: int) -> Array:
-    """The rows at their places, empty ones between."""
+    """Put rows at these positions, with empty rows between."""
     empty = b"" if array.dtype == np.object_ else 0
     spread = np.full((count, *array.shape[1:]), empty, dtype=array.dtype)
     spread[list(places)] = array

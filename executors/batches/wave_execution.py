@@ -1,7 +1,6 @@
-"""Runs a batch of waves on an instance: columns in, columns out. The counterpart of `executors.batches.execution` for
-waves.
+"""Executes a batch of waves on an instance, as columns. The counterpart of `executors.batches.execution` for waves.
 
-What columns cannot carry (ragged inputs, BYTES outputs, answers that differ) is run or answered request by request.
+What columns cannot represent (ragged inputs, BYTES outputs, answers that differ) is run or answered request by request.
 """
 
 from __future__ import annotations
@@ -54,33 +53,35 @@ _MOST_TOGETHER_BYTES = 262_144
 
 
 PutColumns = Callable[[Wave, Sequence[Buffer]], Reference | None]
-"""Puts large answers to a wave where its gateway finds them; None where they are to be in its reply."""
+"""Stores the large answers to a wave out of band; returns None when they must be in its reply."""
 
 
 @dataclass(slots=True)
 class ExecutedWaves(Executed):
-    """The end of a batch of waves. `answers` holds one reply for each wave, or b"" where `singly` has one for each of
-    its requests; with neither the wave has no outcome, as its instance died. Indices are those of waves.
+    """The results of a batch of waves. Indices are those of waves.
+
+    `answers` has one reply per wave, or b"" when `singly` has one per request. A wave with neither has no result,
+    because its instance died.
     """
 
     singly: dict[int, list[bytes]] = field(default_factory=dict)
     failed: dict[int, int] = field(default_factory=dict)
-    """How many requests of a wave failed, where any did."""
+    """By wave with failed requests: how many failed."""
     shares: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Of executions of single requests, by their place in `executions`: how many of each wave succeeded in it."""
+    """By index in `executions`, for executions of single requests: how many of each wave succeeded in it."""
 
     sent: set[int] | None = None
-    """Those that the instance's thread has answered; None where the event loop answers all."""
+    """The waves that the instance's thread has answered; None when the event loop answers all."""
 
     def succeeded(self, place: int, index: int, count: int) -> int:
-        """How many of the `count` requests of a wave succeeded in an execution, which is at `place`."""
+        """How many of the `count` requests of a wave succeeded in the execution with index `place`."""
         if place in self.shares:
             return self.shares[place][index]
         return count - self.failed.get(index, 0) if self.failed else count
 
 
 class WaveBatch:
-    """The waves of a batch and their answers as they come about. Used where `executors.batches.execution.Batch` is."""
+    """The execution of a batch of waves. Used like `executors.batches.execution.Batch`."""
 
     planned = ()
 
@@ -95,7 +96,7 @@ class WaveBatch:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
-        """Execute in the calling thread. Raises `InstanceDied`, then unanswered waves are left to the caller."""
+        """Execute in the calling thread. Raises `InstanceDied`; the caller then handles the unanswered waves."""
         for run in self._runs():
             if self._planner.needs_requests:
                 batch = self._requests_of(run)
@@ -109,7 +110,7 @@ class WaveBatch:
         return self.executed
 
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
-        """Execute on an instance over requests. Raises `InstanceDied` as `run_on` does."""
+        """Execute on a `RequestInstance`. Raises `InstanceDied` as `run_on` does."""
         for run in self._runs():
             if _has_columns(instance) and instance.takes_columns and self._may_be_columns(run):
                 await self._run_columns(instance, run)
@@ -130,10 +131,10 @@ class WaveBatch:
         return self.executed
 
     def cancel(self, _ids: Collection[bytes], _instance: RequestInstance) -> None:
-        """A wave that runs goes on: models whose executions are worth stopping get no waves."""
+        """Do nothing: models whose executions are worth cancelling get no waves."""
 
     def _runs(self) -> Iterable[list[tuple[int, RequestPlan]]]:
-        """The parts of the batch that one execution can take: all of it, unless the model was loaded again."""
+        """The parts of the batch that fit one execution each: one, unless the model was reloaded."""
         planned: list[tuple[int, RequestPlan]] = []
         for index, wave in enumerate(self._waves):
             if wave.references and not wave.payloads:
@@ -173,7 +174,7 @@ class WaveBatch:
                 for position, place in enumerate(plan.inputs)
             }
         except CharoniaError as error:
-            if len(run) > 1:  # the others must not pay for the strings of one
+            if len(run) > 1:  # run each wave alone, so that only one with malformed strings fails
                 for single in run:
                     self._run_arrays(instance, workspace, [single])
             else:
@@ -209,7 +210,7 @@ class WaveBatch:
         rows: int,
         workspace: Workspace,
     ) -> Array:
-        """One input of all waves as the model sees it. Raises `InvalidArgument` for malformed BYTES."""
+        """Join one input of all waves, with the model's shape. Raises `InvalidArgument` for malformed BYTES."""
         shape = (rows, *place.tail) if self._interface.batching else place.shape
         columns = _parts(run, waves, position)
         if place.datatype is DataType.BYTES:
@@ -254,7 +255,7 @@ class WaveBatch:
             start = end
 
     def _reply(self, wave: Wave, meta: bytes, columns: Sequence[Buffer], infer_ns: int) -> bytes:
-        """The answers to a wave; large ones are put where its gateway finds them."""
+        """Pack the answers to a wave; large ones are stored out of band."""
         reference = None
         is_large = sum(map(len, columns)) >= BY_REFERENCE_BYTES * wave.count
         if is_large and wave.reply_by_reference and self._put is not None:
@@ -262,7 +263,7 @@ class WaveBatch:
         return pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns, reference)
 
     def _referred(self, wave: Wave, answer: bytes) -> bytes:
-        """The same for the answer to one request of a wave."""
+        """Store the large answer to one request of a wave out of band."""
         if self._put is None or len(answer) < BY_REFERENCE_BYTES:
             return answer
         reference = self._put(wave, [response_data(answer)])
@@ -275,12 +276,12 @@ class WaveBatch:
         run: list[tuple[int, RequestPlan]],
         _why: CharoniaError,
     ) -> None:
-        """Run a wave request by request: only those whose own bytes are at fault may fail."""
+        """Run a wave request by request, so that only malformed requests fail."""
         batch = self._requests_of(run)
         self._take(run, batch, batch.run_on(instance, workspace))
 
     def _may_be_columns(self, run: list[tuple[int, RequestPlan]]) -> bool:
-        """Whether these waves are one set of columns, which a single small request is not worth.
+        """Whether to run these waves as one set of columns; not for a single small request.
 
         The model sees one shape, one set of parameters and one time-out for all.
         """
@@ -302,7 +303,7 @@ class WaveBatch:
         try:
             inputs = [self._column_of(position, place, run, waves) for position, place in enumerate(plan.inputs)]
         except CharoniaError:
-            batch = self._requests_of(run)  # only those whose own bytes are at fault may fail
+            batch = self._requests_of(run)  # only malformed requests fail
             self._take(run, batch, await batch.run_requests_on(cast(RequestInstance, instance)))
             return
         client_ids: list[str] = []
@@ -344,7 +345,7 @@ class WaveBatch:
     def _column_of(
         self, position: int, place: InputPlan, run: list[tuple[int, RequestPlan]], waves: list[Wave]
     ) -> ColumnInput:
-        """One input of all requests. Raises `InvalidArgument` for malformed BYTES."""
+        """Join one input of all requests. Raises `InvalidArgument` for malformed BYTES."""
         columns = _parts(run, waves, position)
         sizes: list[int] | None = None
         if place.datatype is DataType.BYTES:
@@ -364,7 +365,7 @@ class WaveBatch:
         count: int,
         infer_ns: int,
     ) -> None:
-        """Answer waves with columns, after the checks that an answer of one request has to pass."""
+        """Answer waves with columns, after the checks of `request_outputs`."""
         by_name = {answer.name: answer for answer in answers}
         first = [Tensor(a.name, a.datatype, a.shape, a.data[: len(a.data) // count]) for a in answers]
         chosen = request_outputs(self._interface, run[0][1], first)
@@ -385,7 +386,7 @@ class WaveBatch:
         return Batch(self._planner, self._version, records)
 
     def _take(self, run: list[tuple[int, RequestPlan]], batch: Batch, executed: Executed) -> None:
-        """The outcome of a batch of requests as that of the waves they are of."""
+        """Take over the results of a batch of requests as results of their waves."""
         at = 0
         wave_of: list[int] = []
         for index, _ in run:
@@ -411,7 +412,7 @@ class WaveBatch:
             self.executed.executions.append(execution)
 
     def _together(self, wave: Wave, answers: list[bytes], infer_ns: int) -> bytes:
-        """The responses to all requests of a wave as one reply; b"" where more of them differs than tensors' bytes."""
+        """Pack the responses to all requests of a wave as one reply; b"" when they differ in more than tensor bytes."""
         if sum(map(len, answers)) > _MOST_TOGETHER_BYTES and len(answers) > 1:
             return b""
         try:
@@ -444,7 +445,7 @@ class WaveBatch:
 
 
 _HAS_COLUMNS: dict[type, bool] = {}
-"""By class: to ask a protocol costs more than the rest of a small run."""
+"""By class: checking a protocol with `isinstance` costs more than the rest of a small run."""
 
 
 def _has_columns(instance: object) -> TypeGuard[ColumnInstance]:
@@ -457,14 +458,14 @@ def _has_columns(instance: object) -> TypeGuard[ColumnInstance]:
 def part_record(
     model: str, version: int, request_id: bytes, parts: Sequence[OutputPart], start: int, end: int
 ) -> bytes:
-    """The response record of one request whose rows are `start` to `end` of the results."""
+    """The response record of one request, from rows `start` to `end` of the results."""
     return pack_response(request_id, model, version, [part.tensor(start, end) for part in parts], {})
 
 
 def _parts(run: list[tuple[int, RequestPlan]], waves: list[Wave], position: int) -> list[Buffer]:
-    """The bytes of an input of all waves, in order; one part for each wave whose tensors came with it.
+    """The bytes of an input of all waves, in order; one part for each wave with its tensors in the record.
 
-    Plans have inputs by name, waves in the order they were sent.
+    Plans have inputs sorted by name, waves in the order in which they were sent.
     """
     parts: list[Buffer] = []
     for (_, plan), wave in zip(run, waves, strict=True):
@@ -479,7 +480,7 @@ def _parts(run: list[tuple[int, RequestPlan]], waves: list[Wave], position: int)
 
 
 def _sizes(wave: Wave, name: str) -> Sequence[int]:
-    """The bytes of an input in each request of a wave."""
+    """The size of an input in each request of a wave, in bytes."""
     for number, place in enumerate(wave.meta.inputs):
         if place.name == name:
             return wave.sizes[number] if wave.sizes else [place.size_bytes] * wave.count
@@ -487,7 +488,7 @@ def _sizes(wave: Wave, name: str) -> Sequence[int]:
 
 
 class _Origins(Sequence[object]):
-    """The records of the requests of waves, made when one of them is asked for: few models call others."""
+    """The records of the waves' requests, made when one is first needed: few models call others."""
 
     def __init__(self, waves: Sequence[Wave]) -> None:
         self._waves = waves

@@ -1,4 +1,4 @@
-"""Models that call models: carries their calls into the log.
+"""Sends models' calls of other models through the log.
 
 May import the kernel only. Begin reading at `executor_calls`.
 """

@@ -1,8 +1,8 @@
-"""Lets the models of this executor call models and have them loaded (P13, P14): `charonia.backend.ModelCalls`.
+"""Lets the models of this executor call, load and unload models (P13, P14). Implements `charonia.backend.ModelCalls`.
 
-What a call inherits from the batch that makes it is decided here; sending it is `charonia.calls.caller`'s. An executor
-whose models call nothing pays nothing: who is served where is followed only from the first call on, unless a batcher in
-this process follows it anyhow.
+This module decides what a call inherits from its batch; `charonia.calls.caller` sends it. The catalog is followed only
+from the first call on, so an executor whose models call nothing pays nothing, unless a batcher in this process follows
+the catalog anyhow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from charonia.wire import Lineage, RequestRecord, ResponseRecord
 
 
 class ExecutorCalls:
-    """The calls of one executor, `executor` its incarnation. `shared` is followed by somebody else in this process."""
+    """The calls of one executor. `executor` is its id; `shared` is a control plane that is followed already."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ExecutorCalls:
         shared: ControlPlane | None = None,
         make_cache: Callable[[Catalog], CachedCalls] | None = None,
     ) -> None:
-        """`make_cache` gives the cache of what models answer, where there is one (K4)."""
+        """`make_cache` makes the response cache for calls, if there is one (K4)."""
         self._log = log
         self._executor = executor
         self._directory = directory
@@ -52,14 +52,14 @@ class ExecutorCalls:
         self._caller: Caller | None = None
         self._make_cache = make_cache
         self.cache: CachedCalls | None = None
-        """From the first call on."""
+        """Set at the first call."""
         self._starting = asyncio.Lock()
         self.leased: Callable[[], bool] = lambda: True
-        """Whether this executor's heartbeat lease has surely not ended."""
+        """Returns whether this executor's heartbeat lease is certainly valid."""
         self._closed = False
 
     def count_open(self) -> int:
-        """The calls that have not ended."""
+        """The number of open calls."""
         return self._caller.open_calls if self._caller is not None else 0
 
     async def find(self, model: str, version: int) -> ModelInterface:
@@ -72,7 +72,7 @@ class ExecutorCalls:
         deadlines = [record.deadline_ns for record in records]
         inherited = replace(
             request,
-            # as long as one of them may still be answered in time
+            # the latest deadline: until then one of the requests may be answered in time
             deadline_ns=max(deadlines) if deadlines and all(deadlines) else 0,
             priority=records[0].level if records else 0,
         )
@@ -94,13 +94,13 @@ class ExecutorCalls:
         return _Opened(caller.open(inherited, origin), request.trace)
 
     async def resolve(self, model: str, near: str) -> str:
-        """The key of the model that a name means, one in the namespace `near` before others. Raises R2's error."""
+        """Return the key of the model with this name, in the namespace `near` first. Raises R2's error."""
         await self._started()
         assert self._control is not None
         return self._control.catalog.resolve(model, near)
 
     async def catalog(self) -> Catalog:
-        """Who serves what, followed from now on."""
+        """Return the catalog, which is followed from the first call on."""
         await self._started()
         assert self._control is not None
         return self._control.catalog
@@ -146,7 +146,7 @@ class ExecutorCalls:
         self._caller = caller
 
     def begin_anew(self) -> None:
-        """The log is another one: it knows none of the calls."""
+        """Called when the log is a new one, which knows none of the calls."""
         if self._control is not None and self._control is not self._shared:
             self._control.begin_anew()
         if self._caller is not None:
@@ -155,12 +155,12 @@ class ExecutorCalls:
             self.cache.begin_anew()
 
     async def renew(self) -> None:
-        """This executor was held for lost."""
+        """Called when this executor was presumed dead."""
         if self._caller is not None and self._caller.payloads is not None:
             await self._caller.payloads.renew()
 
     async def close(self) -> None:
-        """Give up what is open; from now on nothing can be called."""
+        """Abandon the open calls. Further calls fail."""
         async with self._starting:
             self._closed = True
         if self.cache is not None:
@@ -173,7 +173,7 @@ class ExecutorCalls:
 
 
 class _Cached:
-    """An `OpenCall` whose one answer may be another's."""
+    """An `OpenCall` with one answer, which may come from the cache or be shared with another call."""
 
     def __init__(self, coming: Coroutine[Any, Any, ResponseRecord]) -> None:
         self._coming: asyncio.Task[ResponseRecord] | None = asyncio.get_running_loop().create_task(coming)
@@ -211,12 +211,12 @@ class _Opened:
 
 
 def callers(model: str, records: Sequence[RequestRecord]) -> set[str]:
-    """Whose executions may wait for a call that `model` makes for these: all of a batch wait for what it calls."""
+    """The models whose executions may wait for a call that `model` makes for a batch: all its requests wait for it."""
     return {model, *(name for one in records if one.lineage is not None for name, _ in one.lineage.ancestors)}
 
 
 def _origin(model: str, records: Sequence[RequestRecord], *, blocks: bool) -> Origin:
-    """The first request of a batch stands for all: what holds an instance is the batch."""
+    """The origin of a batch's calls. Its first request stands for all, because the batch holds the instance."""
     if not records:
         return Origin()
     first = records[0]

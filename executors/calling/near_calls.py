@@ -1,6 +1,6 @@
-"""The calls of a model that has a namespace: the models of its own repository go before others of the same name (R2).
+"""The calls of a model with a namespace: models of its own repository take precedence over others with that name (R2).
 
-Triton refuses a call of an ambiguous name; here a pipeline written in Python finds its own parts as an ensemble does.
+Triton rejects a call of an ambiguous name; here a pipeline written in Python finds its own models, as an ensemble does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from charonia.models.interface import ModelInterface
 
 
 class ResolvingCalls(ModelCalls, Protocol):
-    """Calls of whoever knows all models."""
+    """`ModelCalls` that can resolve names. Implemented by `executor_calls.ExecutorCalls`."""
 
     async def resolve(self, model: str, near: str) -> str:
         """`charonia.catalog.catalog.Catalog.resolve`."""
 
 
 class NearCalls:
-    """A `ModelCalls` for the model `key` in `namespace`; whatever it calls goes through `calls`."""
+    """A `ModelCalls` for the model `key` in `namespace`. All calls go through `calls`."""
 
     def __init__(self, calls: ResolvingCalls, namespace: str, key: str) -> None:
         self._calls = calls
@@ -35,7 +35,7 @@ class NearCalls:
     async def open(
         self, request: InferenceRequest, model: str, origins: Sequence[object], *, blocks: bool = False
     ) -> OpenCall:
-        """`model` is the name its code knows; in the log it is known by its key."""
+        """Open a call. `model` is a name; the log uses its key."""
         called = await self._calls.resolve(request.model, self._namespace)
         return await self._calls.open(replace(request, model=called), self._key, origins, blocks=blocks)
 

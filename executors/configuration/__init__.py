@@ -1,4 +1,4 @@
-"""A model's configuration: completed, judged, normalised.
+"""Completes, normalises and validates a model's configuration.
 
 Pure; may import `charonia.models` and no other room of executors. Begin reading at `config`.
 """

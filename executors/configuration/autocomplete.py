@@ -1,9 +1,8 @@
-"""What a python model's `auto_complete_config` may do to its configuration, and with which complaints (item P2).
+"""The changes that a python model's `auto_complete_config` may make to its configuration, and their errors (P2).
 
-The functions change the JSON form of a configuration in place, as the model's own process holds it, and raise
-`ValueError` as the model's author expects. `merge` takes the result back into the written configuration on the other
-side of the process boundary. The class the author sees is the python backend's. Protobuf is imported by `merge` alone:
-a model process may run in an environment that has none (P18).
+The functions change the JSON form of a configuration in place, in the model's own process, and raise `ValueError`, as
+the model's author expects. `merge` copies the result into the written configuration, in the executor's process. Only
+`merge` imports protobuf, because a model's environment may not have it (P18).
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ _DATA_TYPES = (
     "TYPE_STRING",
     "TYPE_BF16",
 )
-"""The words of T1, each at its number."""
+"""Triton's names of data types; the index is the enum value."""
 
 _INPUT_KEYS = ("name", "data_type", "dims", "optional")
 _OUTPUT_KEYS = ("name", "data_type", "dims")
 
 
 def set_max_batch_size(config: Document, max_batch_size: int) -> None:
-    """Set an unset (0) size; another size than the written one is a `ValueError`."""
+    """Set the size if it is unset (0). Raises `ValueError` when another size is written."""
     written = int(config.get("max_batch_size", 0))
     if written == 0:
         config["max_batch_size"] = max_batch_size
@@ -53,7 +52,7 @@ def set_max_batch_size(config: Document, max_batch_size: int) -> None:
 
 
 def set_dynamic_batching(config: Document) -> None:
-    """Ask for dynamic batching where nothing else is asked for; another scheduler is a `ValueError`."""
+    """Set dynamic batching. Raises `ValueError` when another scheduler is written."""
     for choice in ("sequence_batching", "ensemble_scheduling"):
         if choice in config:
             raise ValueError(
@@ -64,7 +63,7 @@ def set_dynamic_batching(config: Document) -> None:
 
 
 def set_model_transaction_policy(config: Document, policy: Document) -> None:
-    """Set `{"decoupled": bool}`; changing a written policy, or any other key, is a `ValueError`."""
+    """Set `{"decoupled": bool}`. Raises `ValueError` for a different written policy, and for any other key."""
     where = f"in auto-complete-config function for model '{_name(config)}'"
     if any(key != "decoupled" for key in policy):
         raise ValueError(f"model transaction property {where} contains property other than 'decoupled'.")
@@ -81,12 +80,12 @@ def set_model_transaction_policy(config: Document, policy: Document) -> None:
 
 
 def add_input(config: Document, tensor: Document) -> None:
-    """Add an input, or complete the written one of that name. Keys: name, data_type ("TYPE_FP32"), dims, optional."""
+    """Add an input or complete the written one. Keys: name, data_type ("TYPE_FP32"), dims, optional."""
     _add(config, "input", tensor, _INPUT_KEYS)
 
 
 def add_output(config: Document, tensor: Document) -> None:
-    """Add an output, or complete the written one of that name. Keys: name, data_type, dims."""
+    """Add an output or complete the written one. Keys: name, data_type, dims."""
     _add(config, "output", tensor, _OUTPUT_KEYS)
 
 
@@ -100,55 +99,55 @@ def _add(config: Document, what: str, tensor: Document, allowed: tuple[str, ...]
         )
     if "name" not in tensor:
         raise ValueError(f"{what} in auto-complete-config function for model '{model}' is missing 'name' property.")
-    given = _typed(what, tensor)
+    added = _typed(what, tensor)
     tensors = config.setdefault(what, [])
     written = next((item for item in tensors if item.get("name") == tensor["name"]), None)
     if written is None:
-        tensors.append(given)
+        tensors.append(added)
         return
-    _complete(model, what, written, given)
+    _complete(model, what, written, added)
 
 
 def _typed(what: str, tensor: Document) -> Document:
-    """The tensor with its type as a checked name, and dims as a list of integers."""
-    given = dict(tensor)
-    name = given.get("data_type", "TYPE_INVALID")
+    """Return the tensor with a checked type name, and dims as a list of integers."""
+    added = dict(tensor)
+    name = added.get("data_type", "TYPE_INVALID")
     if isinstance(name, int) and 0 <= name < len(_DATA_TYPES):
         name = _DATA_TYPES[name]
     if name not in _DATA_TYPES:
-        raise ValueError(f"{what} '{given['name']}' has the unknown data type '{name}'")
-    given["data_type"] = name
-    given["dims"] = [int(dim) for dim in given.get("dims", [])]
-    return given
+        raise ValueError(f"{what} '{added['name']}' has the unknown data type '{name}'")
+    added["data_type"] = name
+    added["dims"] = [int(dim) for dim in added.get("dims", [])]
+    return added
 
 
-def _complete(model: str, what: str, written: Document, given: Document) -> None:
-    """Check everything first: a refused tensor changes nothing."""
+def _complete(model: str, what: str, written: Document, added: Document) -> None:
+    """Complete a written tensor. All checks come first, so a rejected tensor changes nothing."""
     name = written["name"]
     written_type = written.get("data_type", "TYPE_INVALID")
-    if written_type != "TYPE_INVALID" and given["data_type"] not in ("TYPE_INVALID", written_type):
+    if written_type != "TYPE_INVALID" and added["data_type"] not in ("TYPE_INVALID", written_type):
         raise ValueError(
             f"unable to load model '{model}', configuration expects datatype {written_type} for {what} '{name}', "
-            f"model provides {given['data_type']}"
+            f"model provides {added['data_type']}"
         )
     written_dims = [int(dim) for dim in written.get("dims", [])]
-    if written_dims and given["dims"] and given["dims"] != written_dims:
+    if written_dims and added["dims"] and added["dims"] != written_dims:
         raise ValueError(
-            f"model '{model}', tensor '{name}': the model expects dims {given['dims']} but the model configuration "
+            f"model '{model}', tensor '{name}': the model expects dims {added['dims']} but the model configuration "
             f"specifies dims {written_dims}"
         )
-    # A written `false` cannot be told from an unwritten one, so only a written `true` contradicts.
-    if "optional" in given and written.get("optional", False) and not given["optional"]:
+    # a written `false` looks like an unwritten one, so only a written `true` can contradict
+    if "optional" in added and written.get("optional", False) and not added["optional"]:
         raise ValueError(
-            f"model '{model}', tensor '{name}': the model expects optional {given['optional']} but the model "
+            f"model '{model}', tensor '{name}': the model expects optional {added['optional']} but the model "
             f"configuration specifies optional {written['optional']}"
         )
     if written_type == "TYPE_INVALID":
-        written["data_type"] = given["data_type"]
+        written["data_type"] = added["data_type"]
     if not written_dims:
-        written["dims"] = given["dims"]
-    if "optional" in given:
-        written["optional"] = bool(given["optional"])
+        written["dims"] = added["dims"]
+    if "optional" in added:
+        written["optional"] = bool(added["optional"])
 
 
 def _name(config: Document) -> str:
@@ -156,11 +155,10 @@ def _name(config: Document) -> str:
 
 
 def merge(written: ModelConfig, completed: Document | ModelConfig) -> ModelConfig:
-    """A copy of `written` with what `auto_complete_config` may set taken from `completed` (P2, C72).
+    """Return a copy of `written` with the fields that `auto_complete_config` may set from `completed` (P2, C72).
 
-    Only max_batch_size, inputs, outputs, dynamic_batching and the transaction policy are taken; other changes a model
-    makes to the document have no effect. Raises `InstanceError` for a contradiction, and when `completed` is no
-    configuration at all.
+    These are max_batch_size, inputs, outputs, dynamic_batching and the transaction policy; other changes are ignored.
+    Raises `InstanceError` for a contradiction, and when `completed` is no configuration.
     """
     from charonia.models.json_form import from_json, to_json
     from protos.model_config_pb2 import ModelConfig
@@ -191,5 +189,5 @@ def merge(written: ModelConfig, completed: Document | ModelConfig) -> ModelConfi
 
 
 def invalid_result(model_name: str) -> str:
-    """The complaint about an `auto_complete_config` that returns something else (P2)."""
+    """The error text for an `auto_complete_config` that returns no configuration (P2)."""
     return f"auto_complete_config function in model '{model_name}' must return a valid pb.ModelConfig object."

@@ -1,9 +1,8 @@
-"""Completes a written configuration from what the model itself says (interface items C70-C73, R5).
+"""Completes a written configuration from the model's files (C70-C73, R5).
 
-`prepare` runs on reading a repository, before any model file is opened; `from_graph` when an executor has probed the
-model. Fields the user wrote win; a contradiction is an error. What a python model says of itself is merged by
-`executors.configuration.autocomplete`; defaults that say nothing about the model are
-`executors.configuration.normalisation`'s.
+`prepare` runs when a repository is read, before any model file is opened; `from_graph` runs when an executor has probed
+the model. Written fields win; a contradiction is an error. `executors.configuration.autocomplete` merges what a python
+model sets, `executors.configuration.normalisation` writes general defaults.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ DEFAULT_MAX_BATCH_SIZE = 4
 
 
 def prepare(config: pb.ModelConfig, directory_name: str, files: Iterable[str]) -> pb.ModelConfig:
-    """A copy with name, backend and platform filled in and the structure judged (R5, C73).
+    """Return a copy with name, backend and platform filled in, and check its structure (R5, C73).
 
     `files` are the entries of one version directory. Raises `StructureError`.
     """
@@ -38,7 +37,7 @@ def prepare(config: pb.ModelConfig, directory_name: str, files: Iterable[str]) -
 
 
 def default_max_batch_size(backend_config: Mapping[str, str]) -> int:
-    """`--backend-config=default-max-batch-size` of a backend, else 4 (C71). Raises `InstanceError` for a bad value."""
+    """A backend's `--backend-config=default-max-batch-size`, else 4 (C71). Raises `InstanceError` if malformed."""
     text = backend_config.get("default-max-batch-size", str(DEFAULT_MAX_BATCH_SIZE))
     try:
         return max(0, int(text))
@@ -49,11 +48,11 @@ def default_max_batch_size(backend_config: Mapping[str, str]) -> int:
 def from_graph(
     config: pb.ModelConfig, graph: GraphSignature, *, default_max_batch: int = DEFAULT_MAX_BATCH_SIZE
 ) -> pb.ModelConfig:
-    """A copy completed from a model file's tensors, whose dims include the batch dimension (C71).
+    """Return a copy completed from a model file's tensors, whose dims include the batch dimension (C71).
 
-    The model batches when it is written so, or when nothing is written and every tensor has a dynamic first dimension.
-    Tensors written by the user with their full rank say that there is no batch dimension.
-    Raises `InstanceError` for a written tensor that contradicts the file, and for a rank of 0.
+    The model has batching when that is written, or when nothing is written and every tensor has a dynamic first
+    dimension. Tensors that are written with their full rank mean that there is no batch dimension. Raises
+    `InstanceError` for a written tensor that contradicts the file, and for a rank of 0.
     """
     done = pb.ModelConfig()
     done.CopyFrom(config)
@@ -72,7 +71,7 @@ def from_graph(
 
 
 def check_against_graph(config: pb.ModelConfig, graph: GraphSignature) -> None:
-    """For models loaded without auto-complete: raises `InstanceError` when the configuration contradicts the file."""
+    """Check a model without auto-complete: raises `InstanceError` when the configuration contradicts the file."""
     tensors = (*graph.inputs, *graph.outputs)
     if config.max_batch_size > 0 and not all(tensor.dims and tensor.dims[0] == -1 for tensor in tensors):
         _refuse_batching(config.name, tensors)
@@ -98,7 +97,7 @@ def _refuse_batching(model_name: str, tensors: Sequence[TensorSignature]) -> Non
 
 
 def _written_without_batch_dimension(config: pb.ModelConfig, graph: GraphSignature) -> bool:
-    """Whether some tensor is written with as many dims as the file has, which leaves no dimension for the batch."""
+    """Whether a tensor is written with as many dims as the file has, so that none is left for the batch."""
     flat = _scattered(config)
     ranks = {tensor.name: len(tensor.dims) for tensor in (*graph.inputs, *graph.outputs) if tensor.name not in flat}
     written = [(item.name, len(_backend_dims(item))) for item in config.input if not item.allow_ragged_batch]
@@ -107,7 +106,7 @@ def _written_without_batch_dimension(config: pb.ModelConfig, graph: GraphSignatu
 
 
 def _backend_dims(item: pb.ModelInput | pb.ModelOutput) -> list[int]:
-    """What the backend sees of a written tensor: its reshape, if it has one, else its dims."""
+    """The dims that the backend sees for a written tensor: its reshape if it has one, else its dims."""
     return list(item.reshape.shape if item.HasField("reshape") else item.dims)
 
 
@@ -123,7 +122,7 @@ def _fill(config: pb.ModelConfig, written: Any, signatures: Sequence[TensorSigna
                 f"unexpected inference {what} '{item.name}', allowed {what}s are: {', '.join(sorted(known))}"
             )
     found = {item.name: item for item in written}
-    # A model may have outputs nobody wants: a written list of outputs is left at that. Inputs are all needed.
+    # a written list of outputs may leave some of the model's out; inputs are all needed
     complete_list = what == "input" or not written
     for signature in signatures:
         item = found.get(signature.name)
@@ -135,12 +134,12 @@ def _fill(config: pb.ModelConfig, written: Any, signatures: Sequence[TensorSigna
 
 
 def _scattered(config: pb.ModelConfig) -> set[str]:
-    """Outputs that the backend gives flat, to be cut by an input's shapes (C21)."""
+    """The outputs that the backend returns flat, to be split by an input's shapes (C21)."""
     return {name for item in config.batch_output for name in item.target_name}
 
 
 def _without_batch_inputs(config: pb.ModelConfig, signatures: Sequence[TensorSignature]) -> list[TensorSignature]:
-    """The file's inputs but for those the server makes (C20), which must be there and of the written type."""
+    """The file's inputs except those that the server makes (C20), which must exist with the written type."""
     known = {signature.name: signature for signature in signatures}
     made: set[str] = set()
     for item in config.batch_input:
@@ -178,12 +177,12 @@ def _fill_tensor(
                 f"unable to load model '{config.name}', configuration expects model provides input with shape [-1]  "
                 f"for ragged input '{item.name}', model provides {_text(signature.dims)}"
             )
-        return  # the file sees all requests flat; what one looks like only the user knows
+        return  # the file sees all requests flat: only the user knows the shape of one
     if what == "output" and item.name in _scattered(config):
         return
     if not item.dims:
         item.dims.extend(signature.dims[1:] if config.max_batch_size > 0 else signature.dims)
-        if not item.dims:  # [-1] with batching: a scalar for each item, which a configuration writes as [1] reshaped
+        if not item.dims:  # [-1] with batching: a scalar per item, which a configuration writes as [1] with a reshape
             item.dims.append(1)
             item.reshape.SetInParent()
         return
@@ -205,8 +204,8 @@ def _check_dims(config: pb.ModelConfig, item: pb.ModelInput | pb.ModelOutput, si
     )
     if len(full) != len(signature.dims):
         raise InstanceError(mismatch)
-    # A fixed size narrows a dynamic one of the file. The reverse is let through for outputs only: files are often
-    # exported with output sizes that are not kept.
+    # A fixed size narrows a dynamic one of the file. The reverse is accepted for outputs only: files are often
+    # exported with fixed output sizes that do not hold.
     lenient = isinstance(item, pb.ModelOutput)
     if any(
         want not in (-1, have) and not (lenient and have == -1) for have, want in zip(full, signature.dims, strict=True)

@@ -1,4 +1,4 @@
-"""Rules of the `dynamic_batching` block (interface item C32), and of preferred sizes wherever they occur."""
+"""Validates the `dynamic_batching` block (C32), and preferred batch sizes wherever they occur."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 
 def check_dynamic_batching(config: ModelConfig, name: str) -> None:
-    """Raises `StructureError` with C32's text for the first rule the block breaks."""
+    """Raise `StructureError` with C32's text for the first rule that the block breaks."""
     block = config.dynamic_batching
     check_preferred_sizes(
         block.preferred_batch_size, config.max_batch_size, name, subject="dynamic batching preferred size"
@@ -31,7 +31,7 @@ def check_dynamic_batching(config: ModelConfig, name: str) -> None:
 
 
 def check_preferred_sizes(sizes: Iterable[int], max_batch_size: int, name: str, *, subject: str) -> None:
-    """Preferred sizes lie in 1..`max_batch_size`. `subject` opens the message."""
+    """Raise `StructureError` unless all sizes are in 1..`max_batch_size`. The message begins with `subject`."""
     for size in sizes:
         if size <= 0:
             raise StructureError(f"{subject} must be positive for {name}")
@@ -40,5 +40,5 @@ def check_preferred_sizes(sizes: Iterable[int], max_batch_size: int, name: str, 
 
 
 def _delays(policy: ModelQueuePolicy) -> bool:
-    # Without a time-out the action never happens, so it cannot upset the order.
+    # without a time-out the action never happens, so it cannot break the order
     return policy.timeout_action == ModelQueuePolicy.DELAY and policy.default_timeout_microseconds != 0

@@ -1,8 +1,8 @@
-"""The one door to a model's configuration: judge it, complete its defaults, print it, read it back.
+"""Validates a model's configuration as a whole, and re-exports its normalisation and JSON form.
 
 The canonical form is the message `protos.model_config_pb2.ModelConfig`; hot paths read
-`charonia.models.interface.ModelInterface`. The rules themselves are in the modules named after what they judge; texts
-are read by `executors.repository.pbtxt`, files by `executors.repository.model_repository`.
+`charonia.models.interface.ModelInterface`. The rules are in the `*_validation` modules; `executors.repository.pbtxt`
+parses texts, `executors.repository.model_repository` reads files.
 
 A configuration goes through: `validate_structure` (as written, backend known) -> autofill -> `normalise` ->
 `validate` -> `ModelInterface.of`.
@@ -45,7 +45,7 @@ __all__ = [
 
 
 def validate(config: ModelConfig, directory_name: str, *, gpus: int = 0) -> None:
-    """Every documented rule over a completed, normalised configuration; the first one broken is raised.
+    """Check all rules on a completed, normalised configuration, and raise for the first one that is broken.
 
     `gpus` is the number of devices where the model will run. Raises `StructureError` or `InstanceError` (C62).
     """
@@ -54,9 +54,9 @@ def validate(config: ModelConfig, directory_name: str, *, gpus: int = 0) -> None
 
 
 def validate_structure(config: ModelConfig, directory_name: str) -> None:
-    """What is wrong whatever the model's files say (C1, C2, C4, C13, C26, C32, C40-C43, C51, C63): `StructureError`.
+    """Check the rules that do not depend on the model's files (C1, C2, C4, C13, C26, C32, C40-C43, C51, C63).
 
-    May be called on a configuration that autofill has not completed yet, once its backend is known.
+    The configuration's backend must be known; autofill need not have completed it yet. Raises `StructureError`.
     """
     name = directory_name
     if config.name and config.name != directory_name:
@@ -81,9 +81,9 @@ def validate_structure(config: ModelConfig, directory_name: str) -> None:
 
 
 def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
-    """What keeps instances from being created (C5-C9, C12, C17, C20-C22, C45): `InstanceError`.
+    """Check the rules for creating instances (C5-C9, C12, C17, C20-C22, C45) on a completed, normalised configuration.
 
-    Needs a completed, normalised configuration.
+    Raises `InstanceError`.
     """
     check_tensors(config)
     check_batch_io(config)
@@ -99,7 +99,7 @@ def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
 
 
 def _check_response_cache(config: ModelConfig, name: str) -> None:
-    """C63."""
+    """Raise `StructureError` for a response cache of a decoupled or sequence model (C63)."""
     if not config.response_cache.enable:
         return
     remedy = "Please disable the response cache."

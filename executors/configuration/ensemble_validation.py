@@ -1,6 +1,6 @@
-"""Rules of the `ensemble_scheduling` block that need no other model (interface item C51).
+"""Validates the `ensemble_scheduling` block as far as no other model is needed (C51).
 
-What it asks of the composing models (C52) is checked where those are known.
+`executors.loading.composition` checks the composing models (C52).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .platforms import ENSEMBLE
 
 
 def check_ensemble(config: ModelConfig, name: str) -> None:
-    """Raises `StructureError` with C51's text for the first rule broken."""
+    """Raise `StructureError` with C51's text for the first broken rule."""
     if (config.platform and config.platform != ENSEMBLE) or config.backend:
         raise StructureError(f"ensemble scheduling cannot be set for model '{name}' whose platform is not '{ENSEMBLE}'")
     if config.instance_group:
@@ -55,7 +55,7 @@ def _check_graph(config: ModelConfig, name: str) -> None:
     for tensor in outputs:
         if tensor not in produced:
             raise StructureError(f"ensemble output '{tensor}' for ensemble {name} is not used")
-    # A consumed tensor nobody makes could never be set; a made one nobody takes is work for nothing.
+    # every consumed tensor needs a producer, and every produced one a consumer
     dangling = (consumed ^ produced) - set(inputs) - set(outputs)
     for tensor in sorted(dangling):
         raise StructureError(f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")

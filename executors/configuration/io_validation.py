@@ -1,4 +1,4 @@
-"""Rules of the tensor lists, of batch inputs and outputs, and of instance groups (items C5-C9, C20-C22)."""
+"""Validates inputs and outputs, batch inputs and outputs, and instance groups (C5-C9, C20-C22)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TENSORRT = "tensorrt_plan"
 
 
 def check_tensors(config: pb.ModelConfig) -> None:
-    """Raises `InstanceError` for the first input or output that breaks C5-C7."""
+    """Raise `InstanceError` for the first input or output that breaks C5-C7."""
     names: set[str] = set()
     for item in config.input:
         _check_tensor(item, config.max_batch_size, "model input")
@@ -28,7 +28,7 @@ def check_tensors(config: pb.ModelConfig) -> None:
 
 
 def check_reshapes(config: pb.ModelConfig) -> None:
-    """Raises `InstanceError` for a written reshape that breaks C7, before anything is compared with it."""
+    """Raise `InstanceError` for a written reshape that breaks C7. Call it before tensors are compared with a graph."""
     tensors: list[tuple[pb.ModelInput | pb.ModelOutput, str]] = [(item, "model input") for item in config.input]
     tensors += [(item, "model output") for item in config.output]
     for item, subject in tensors:
@@ -63,7 +63,7 @@ def _check_tensor(item: pb.ModelInput | pb.ModelOutput, max_batch_size: int, sub
 
 
 def _check_reshape(dims: Sequence[int], reshape: Sequence[int], subject: str) -> None:
-    """C7: equal products; with variable sizes, equal products of every run between them, in order (I7)."""
+    """Check a reshape (C7): equal products; with variable sizes, equal products of each run between them (I7)."""
     if any(dim < 1 and dim != -1 for dim in reshape):
         raise InstanceError(
             f"{subject} reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension"
@@ -98,7 +98,7 @@ def _check_tensorrt_only(item: pb.ModelInput | pb.ModelOutput, config: pb.ModelC
 
 
 def check_batch_io(config: pb.ModelConfig) -> None:
-    """Raises `InstanceError` for the first batch input or output that breaks C20 or C21."""
+    """Raise `InstanceError` for the first batch input or output that breaks C20 or C21."""
     inputs = {item.name for item in config.input}
     outputs = {item.name for item in config.output}
     for item in config.batch_input:
@@ -125,7 +125,7 @@ def _check_sources(sources: Sequence[str], inputs: set[str], subject: str) -> No
 
 
 def check_instance_groups(config: pb.ModelConfig, gpus: int) -> None:
-    """Raises `InstanceError` with C9's text; `gpus` is the number of devices, numbered from 0. Needs resolved kinds."""
+    """Raise `InstanceError` with C9's text. `gpus` is the number of devices. The groups' kinds must be resolved."""
     if config.HasField("ensemble_scheduling"):
         return
     if not config.instance_group:

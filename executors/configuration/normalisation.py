@@ -1,7 +1,6 @@
-"""Writes the defaults into a configuration, the way clients read it back (interface items C8, C60).
+"""Writes default values into a configuration that autofill has completed, as clients read it back (C8, C60).
 
-Works on a configuration that autofill has completed; judging the result is `executors.configuration.config.validate`'s
-part.
+`executors.configuration.config.validate` checks the result.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from protos import model_config_pb2 as pb
 from .platforms import default_filename, detect_backend
 
 _DEFAULT_SEQUENCE_IDLE_US = 1_000_000
-# Backends that leave the interpreter and gain from overlapping a second instance on a CPU (C8).
+# backends that release the interpreter's lock, and gain from a second instance on a CPU (C8)
 _TWO_CPU_INSTANCES = frozenset({"onnxruntime", "tensorflow"})
 
 
 def normalise(config: pb.ModelConfig, *, gpus: int = 0, backend_prefers_gpu: bool = True) -> pb.ModelConfig:
-    """A copy of `config` with every default of C60 written in; normalising twice changes nothing.
+    """Return a copy with all defaults of C60 written in. Idempotent.
 
-    `gpus` is the number of devices where the model will run; they are numbered from 0. An instance group of kind AUTO
-    becomes GPU when there is one and the backend prefers it, or when the group names devices, else CPU.
+    `gpus` is the number of devices where the model will run, numbered from 0. An instance group of kind AUTO becomes
+    GPU when there is one and the backend prefers it, or when the group names devices; else CPU.
     """
     done = pb.ModelConfig()
     done.CopyFrom(config)
@@ -30,7 +29,7 @@ def normalise(config: pb.ModelConfig, *, gpus: int = 0, backend_prefers_gpu: boo
         done.backend, done.platform = detect_backend(done, done.name, ())
     _batching(done)
     if done.HasField("ensemble_scheduling"):
-        return done  # no instances, optimisation or file of its own (C51)
+        return done  # an ensemble has no instances, optimisation or file (C51)
     if not done.optimization.HasField("input_pinned_memory"):
         done.optimization.input_pinned_memory.enable = True
     if not done.optimization.HasField("output_pinned_memory"):

@@ -1,7 +1,4 @@
-"""Which backend runs a model, and under which platform and file name (interface items R5, C2, C73).
-
-Known by name only: whether a backend is installed is the executor's to find out.
-"""
+"""Detects a model's backend, platform and default file name (R5, C2, C73). Does not check what is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ ENSEMBLE = "ensemble"
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A row of R5: `files` are names in a version directory that give the backend away, the usual one first."""
+    """A row of R5. `files` are the file names in a version directory that identify the backend, the usual one first."""
 
     backend: str
     platform: str
@@ -42,13 +39,13 @@ _OF_FILE = {file: row for row in PLATFORMS for file in row.files}
 
 
 def default_filename(backend: str, platform: str) -> str:
-    """The file a backend opens in the version directory when the configuration names none; "" when it has no such."""
+    """The file that a backend opens when the configuration names none; "" when it has no default."""
     row = _OF_PLATFORM.get(platform) or _OF_BACKEND.get(backend)
     return row.files[0] if row else ""
 
 
 def detect_backend(config: ModelConfig, model_name: str, files: Iterable[str]) -> tuple[str, str]:
-    """(backend, platform) of a model, by platform, then backend, then file names, then a ".<backend>" model name.
+    """Return (backend, platform) from the platform, else the backend, else file names, else a ".<backend>" model name.
 
     `files` are the entries of one version directory. An ensemble is ("", "ensemble"). Raises `StructureError` (C2).
     """
@@ -80,7 +77,7 @@ def detect_backend(config: ModelConfig, model_name: str, files: Iterable[str]) -
 
 
 def _platform_among(backend: str, default_filename: str, files: Iterable[str]) -> str:
-    """The platform of a backend: the one whose usual file is there when it has several, else its first."""
+    """The platform of a backend: of several, the one whose usual file is present, else the first."""
     rows = [row for row in PLATFORMS if row.backend == backend]
     present = {default_filename, *files}
     for row in rows:

@@ -1,7 +1,7 @@
-"""Which tensors of a model file are its sequence batcher's: controls and implicit states (C41, C44, S39).
+"""Finds the tensors of a model file that belong to the sequence batcher: controls and implicit states (C41, C44, S39).
 
-They are the server's to make and to keep, so they are no inputs or outputs of the model that clients know; a state's
-output is one when the configuration lists it.
+The server makes and keeps them, so clients do not see them as inputs or outputs, except a state's output that the
+configuration lists.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def without_sequence_tensors(
     config: pb.ModelConfig, signatures: Sequence[TensorSignature], what: str
 ) -> list[TensorSignature]:
-    """The file's inputs or outputs (`what`) but for the server's, which must be there with the written type and dims.
+    """Return the file's inputs or outputs (`what`) without the sequence batcher's.
 
-    Raises `InstanceError`.
+    Raises `InstanceError` unless the latter exist with the written type and dims.
     """
     block = SequenceBatching.of(config)
     batch = (-1,) if config.max_batch_size > 0 else ()

@@ -1,4 +1,4 @@
-"""Rules of the `sequence_batching` block: control tensors, strategies and implicit states (items C40-C45)."""
+"""Validates the `sequence_batching` block: control tensors, strategies and implicit states (C40-C45)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CORRID_TYPES = frozenset({pb.TYPE_UINT64, pb.TYPE_INT64, pb.TYPE_UINT32, pb.TYP
 
 
 def check_sequence_batching(config: pb.ModelConfig, name: str) -> None:
-    """Raises `StructureError` with the text of C42 or C43 for the first rule the block breaks."""
+    """Raise `StructureError` with the text of C42 or C43 for the first rule that the block breaks."""
     block = config.sequence_batching
     _check_controls(block, name)
     if block.HasField("oldest"):
@@ -49,19 +49,19 @@ def _check_controls(block: pb.ModelSequenceBatching, name: str) -> None:
 
 
 def _check_flag(control: pb.ModelSequenceBatching.Control, kind: str, name: str) -> None:
-    """START, END and READY: one list of a false and a true value."""
-    given = _value_lists(control)
-    if not given:
+    """Check a START, END or READY control: one list of a false and a true value."""
+    values = _value_lists(control)
+    if not values:
         raise StructureError(
             "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' "
             f"for {kind} for {name}"
         )
-    if len(given) > 1:
+    if len(values) > 1:
         raise StructureError(
             "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and "
             f"'bool_false_true' for {kind} for {name}"
         )
-    ((field, length),) = given.items()
+    ((field, length),) = values.items()
     if length != 2:
         raise StructureError(f"sequence batching control '{field}' must have exactly 2 entries for {kind} for {name}")
 
@@ -89,7 +89,7 @@ def _value_lists(control: pb.ModelSequenceBatching.Control) -> dict[str, int]:
 
 
 def check_states(config: pb.ModelConfig) -> None:
-    """Raises `InstanceError` for a state whose initial value cannot stand for it (C45)."""
+    """Raise `InstanceError` for a state whose initial value does not fit it (C45)."""
     seen: set[str] = set()
     inputs = {item.name for item in config.input}
     for tensor in config.sequence_batching.control_input:
@@ -134,7 +134,7 @@ def _check_initial_state(state: pb.ModelSequenceBatching.State, initial: pb.Mode
             f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
             f"name '{name}'. {len(initial.dims)} != {len(state.dims)}"
         )
-    if any(fixed not in (-1, given) for fixed, given in zip(state.dims, initial.dims, strict=True)):
+    if any(fixed not in (-1, size) for fixed, size in zip(state.dims, initial.dims, strict=True)):
         raise InstanceError(
             f"'initial_state' dim for input name '{name}' doesn't match 'state' dim. "
             f"{list(initial.dims)} != {list(state.dims)}"

@@ -1,7 +1,7 @@
-"""What a configuration may ask for that this version does not do yet.
+"""Lists the features of a configuration that this version does not support.
 
-Every field is parsed and validated; one whose behaviour is missing must keep the model from loading, with a sentence
-that names it. Nothing is ignored silently.
+Every field is parsed and validated. Unsupported ones are rejected at load time with an error that names them; none is
+ignored silently.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 from protos.model_config_pb2 import ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
-# Fields nobody can notice the absence of: scheduling hints, CUDA graphs and copies through pinned memory change no
-# answer, no order and no limit, so a model that sets them loads. Where the documented answer is an error of its own
-# (shape tensors and profiles outside TensorRT), `executors.configuration.io_validation` gives that.
+# Fields without visible effect are accepted: scheduling hints, CUDA graphs and copies through pinned memory change no
+# answer, order or limit. `executors.configuration.io_validation` raises the documented errors for shape tensors and
+# profiles outside TensorRT.
 
 _TENSORRT = "tensorrt_plan"
 _ONNXRUNTIME = "onnxruntime"
 
 
 def unsupported_features(config: ModelConfig) -> list[str]:
-    """One sentence for each feature the configuration uses and this version lacks; empty when all is supported."""
+    """Return one sentence for each unsupported feature that the configuration uses; empty when there is none."""
     return [f"{what} is not supported yet" for what in _features(config)]
 
 
@@ -59,7 +59,7 @@ def _of_instance_groups(config: ModelConfig) -> Iterator[str]:
 
 def _of_optimization(config: ModelConfig) -> Iterator[str]:
     if config.backend == _ONNXRUNTIME:
-        return  # knows what its library can do
+        return  # the backend checks what its library supports
     accelerators = config.optimization.execution_accelerators
     for item in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
         yield f"the execution accelerator '{item.name}'"

@@ -1,7 +1,7 @@
-"""Rules of the `model_warmup` blocks, and of file names a configuration may point to (interface items C12, C17).
+"""Validates the `model_warmup` blocks, and the file names in a configuration (C12, C17).
 
 A configuration may come over the network (a load override), so a file name must not lead out of its directory. Links
-inside the directory are followed and checked where the file is opened (`executors.repository.files.contained`).
+are checked where the file is opened (`executors.repository.files.contained`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from protos import model_config_pb2 as pb
 
 
 def check_file_names(config: pb.ModelConfig) -> None:
-    """Raises `InstanceError` for a model, warm-up or initial-state file outside its directory."""
+    """Raise `InstanceError` for a model, warm-up or initial-state file outside its directory."""
     _check_inside(config.default_model_filename, "model file", config.name)
     for filename in config.cc_model_filenames.values():
         _check_inside(filename, "model file", config.name)
@@ -30,7 +30,7 @@ def _check_inside(filename: str, what: str, model_name: str) -> None:
 
 
 def check_warmups(config: pb.ModelConfig) -> None:
-    """Raises `InstanceError` for a warm-up request the model could not take (C17)."""
+    """Raise `InstanceError` for a warm-up request that does not fit the model (C17)."""
     inputs = {item.name: item for item in config.input}
     for warmup in config.model_warmup:
         subject = f"model warmup '{warmup.name}' of model '{config.name}'"

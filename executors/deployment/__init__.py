@@ -1,4 +1,4 @@
-"""Which versions this executor serves: decides loads and unloads, carries them out, and reports them.
+"""The versions that this executor serves: decides on loads and unloads, carries them out, and announces them.
 
 May import every room below `service`. Begin reading at `deployment`, then `lifecycle`, the pure part.
 """

@@ -1,8 +1,7 @@
-"""The versions an executor serves: brings loads and unloads about, one model at a time, and tells the log.
+"""Loads and unloads the versions that an executor serves, one operation per model at a time, and announces them.
 
-`executors.deployment.lifecycle` decides what differs, `executors.loading.loader` makes instances. A new incarnation
-works before the old one stops taking batches, and the old one finishes what it has (R22). When to load is
-`executors.service`'s.
+`executors.deployment.lifecycle` decides what to change, `executors.loading.loader` makes the instances. On a reload the
+new instances work before the old ones stop taking batches, and the old ones finish theirs (R22).
 """
 
 from __future__ import annotations
@@ -24,21 +23,20 @@ from executors.announcing import Announcer
 from executors.batches.accounting import increments
 from executors.loading.composition import Composition, is_ensemble, refuse_all
 from executors.loading.loader import Loader
-from executors.loading.placing import NotPlacedHere, Placing
+from executors.loading.placement_rules import NotPlacedHere, PlacementRules
 from executors.metrics import ExecutorMetrics
 from executors.repository import overrides
 from executors.repository.model_directory import ModelDirectory
 from executors.repository.model_repository import ModelRepository
 from executors.running.health import HealthWatch
-from executors.running.incarnation import Incarnation
 from executors.running.instance_pool import Hung
+from executors.running.loaded_version import LoadedVersion
 from executors.waves.eligibility import takes_waves
 from protos.model_config_pb2 import ModelConfig
 
-from .copies_in_use import CopiesInUse
 from .directories import Directories
 from .lifecycle import Lifecycle, LoadModel, load_failure
-from .retiring import Retirement
+from .retirement import Retirement
 from .selection import Selection
 
 _log = logging.getLogger(__name__)
@@ -47,7 +45,7 @@ _log = logging.getLogger(__name__)
 class Deployment:
     """One executor's loaded versions. `concurrent_loads` is `--model-load-thread-count`.
 
-    `on_hung` is told of batches that outlast their ceiling in a thread of this process.
+    `on_hung` is called for batches that exceed their time limit in a thread of this process.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class Deployment:
         loader: Loader,
         announcer: Announcer,
         metrics: ExecutorMetrics,
-        placing: Placing,
+        placement: PlacementRules,
         concurrent_loads: int,
         on_hung: Hung,
         catalog: Callable[[], Awaitable[Catalog]],
@@ -72,47 +70,49 @@ class Deployment:
         self._announcer = announcer
         self._metrics = metrics
         self._on_hung = on_hung
-        self._serving: dict[tuple[str, int], Incarnation] = {}
+        self._serving: dict[tuple[str, int], LoadedVersion] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
         self._retirement = Retirement(log, self._serving, lifecycle, announcer, metrics)
         self._directories = Directories(log, repository, lifecycle, loader, announcer)
-        self._selection = Selection(executor, placing, lifecycle, self._directories, announcer, self._unload_version)
-        self._copies = CopiesInUse(repository, self._serving, self._lock, self._retirement)
+        self._selection = Selection(executor, placement, lifecycle, self._directories, announcer, self._unload_version)
+        self._repository = repository
+        self._on_demand_directories: dict[str, Path] = {}
+        """The directories from which models on demand may be loaded at any time, by model."""
         self._composition = Composition(self)
         self._catalog = catalog
         self._starting: dict[str, asyncio.Task[None]] = {}
-        """Models that are being loaded together: an ensemble among them waits for those it is composed of."""
+        """The models of a joint load: an ensemble among them waits for its composing models."""
         self._failed: dict[str, CharoniaError] = {}
-        self.before_leaving: Callable[[Incarnation], Awaitable[None]] = _nothing
-        """What is done before others hear that a version goes, or some of its instances (`checkpoints`)."""
+        self.before_leaving: Callable[[LoadedVersion], Awaitable[None]] = _do_nothing
+        """Awaited before it is announced that a version, or some of its instances, leaves (`checkpoints`)."""
         self.announced: dict[str, dict[int, ModelInterface]] = {}
-        """Models that are loaded on demand (`on_demand`), in memory or not."""
+        """The models that are loaded on demand (`on_demand`), in memory or not."""
 
     def _lock(self, model: str) -> asyncio.Lock:
         return self._locks.setdefault(model, asyncio.Lock())
 
-    def find(self, model: str, version: int) -> Incarnation | None:
-        """What serves a version now."""
+    def find(self, model: str, version: int) -> LoadedVersion | None:
+        """Return what serves a version now, or None."""
         return self._serving.get((model, version))
 
-    def incarnations(self) -> list[Incarnation]:
+    def loaded_versions(self) -> list[LoadedVersion]:
         return list(self._serving.values())
 
     async def idle(self) -> None:
-        """Wait until no instance has a batch any more, those of replaced and unloaded versions included."""
-        await asyncio.gather(*(incarnation.pool.idle() for incarnation in self.incarnations()))
+        """Wait until no instance has a batch, those of replaced and unloaded versions included."""
+        await asyncio.gather(*(loaded.pool.idle() for loaded in self.loaded_versions()))
         await self._retirement.idle()
 
     async def close(self, grace_s: float) -> None:
-        """Unload everything. An instance that does not end within `grace_s` is left to the end of the process."""
+        """Unload everything. Instances that do not end within `grace_s` seconds end with the process."""
         await self._composition.close()
-        incarnations = self.incarnations()
+        loaded_versions = self.loaded_versions()
         self._serving.clear()
-        for incarnation in incarnations:
-            self._retirement.retire(incarnation)
+        for loaded in loaded_versions:
+            self._retirement.retire(loaded)
         await self._retirement.close(grace_s)
-        for directory in self._override_directories({incarnation.model for incarnation in incarnations}):
+        for directory in self._override_directories({loaded.model for loaded in loaded_versions}):
             await asyncio.to_thread(overrides.remove, directory)
 
     def _override_directories(self, models: Iterable[str]) -> list[Path]:
@@ -124,9 +124,9 @@ class Deployment:
     async def load_all(
         self, decisions: list[LoadModel], load: Callable[[str], Awaitable[None]] | None = None
     ) -> dict[str, str]:
-        """Load several models at once, or do with each what `load` does; the reason of each that failed.
+        """Load several models concurrently, with `load` if given. Returns the reasons of those that failed, by model.
 
-        That one is not placed here is no failure.
+        A model that is placed elsewhere is no failure.
         """
         failures: dict[str, str] = {}
 
@@ -151,15 +151,15 @@ class Deployment:
         return failures
 
     async def load(self, model: str, request: ModelRequested | None) -> None:
-        """Load what is new or changed of a model. Raises the error the caller is told (R20, R21, C62)."""
+        """Load the new and changed versions of a model. Raises the error for the caller (R20, R21, C62)."""
         try:
             loaded = await self._load(model, request)
         except CharoniaError as error:
             self._failed[model] = error
             self._composition.failed(model)
-            self._copies.tidy(model, wanted=not isinstance(error, NotPlacedHere))
+            self._release_copies(model, wanted=not isinstance(error, NotPlacedHere))
             raise
-        self._copies.tidy(model, wanted=True)
+        self._release_copies(model, wanted=True)
         self._failed.pop(model, None)
         self._composition.forget(model)
         if loaded:
@@ -172,7 +172,7 @@ class Deployment:
             override = await self._directories.override(model, request, kept)
             try:
                 directory = await asyncio.to_thread(self._directories.find, model, override)
-                # before this takes one of the places: the models of an ensemble need them
+                # before this load takes a permit: the loads of an ensemble's composing models need permits
                 find = await self._composition.prepare(directory)
                 async with self._loads:
                     loaded = await self._load_versions(directory, find)
@@ -189,37 +189,37 @@ class Deployment:
     # -- for ensembles (`composition`) --------------------------------------------------------------------------------
 
     def configs(self) -> dict[str, ModelConfig]:
-        """The configurations of the models that are served."""
-        return {model: incarnation.source.config for (model, _), incarnation in self._serving.items()}
+        """The configurations of the served models."""
+        return {model: loaded.source.config for (model, _), loaded in self._serving.items()}
 
     def interfaces(self, model: str) -> dict[int, ModelInterface]:
-        """The versions of a model that take work, or would when somebody asks for them."""
+        """The versions of a model that are ready, or can be loaded on demand."""
         if model in self.announced:
             return self.announced[model]
         ready = self._lifecycle.ready_versions(model)
         return {v: self._serving[(model, v)].interface for v in ready if (model, v) in self._serving}
 
     async def catalog(self) -> Catalog:
-        """What all executors serve."""
+        """The catalog of what all executors serve."""
         return await self._catalog()
 
     def find_directory(self, model: str) -> ModelDirectory | None:
-        """A model's files, with its override; None for a model that is not there. Reads files."""
+        """A model's directory with its override; None for an unknown model. Reads files."""
         try:
             return self._directories.find(model, self._lifecycle.override(model))
         except CharoniaError:
             return None
 
     def failure(self, model: str) -> CharoniaError | None:
-        """Why the last load of a model failed."""
+        """The error of a model's last load, None when it succeeded."""
         return self._failed.get(model)
 
     def is_underway(self, model: str) -> bool:
-        """Whether a model is being loaded together with others."""
+        """Whether a joint load of this model is in progress."""
         return model in self._starting
 
     async def load_underway(self, model: str) -> bool:
-        """Wait for the load of a model that was begun together with others; False when there is none."""
+        """Wait for a joint load of a model; False when there is none."""
         starting = self._starting.get(model)
         if starting is None or starting is asyncio.current_task():
             return False
@@ -227,28 +227,28 @@ class Deployment:
         return True
 
     async def reload(self, model: str) -> None:
-        """Load a model anew although its files are the same."""
-        self._lifecycle.outdate(model)
+        """Load a model again although its files are unchanged."""
+        self._lifecycle.invalidate(model)
         await self.load(model, None)
 
     # -- loading of versions ------------------------------------------------------------------------------------------
 
     async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
-        """Load what differs from what is served; False when nothing did (R22)."""
+        """Load the versions that differ from the served ones; False when none did (R22)."""
         model = directory.key
         directory, selected = await self._selection.select(directory)
         plan = self._lifecycle.plan(directory, selected)
         failures: dict[int, CharoniaError] = {}
         if plan.load:
             for version in plan.load:
-                await self._announcer.tell(self._lifecycle.loading(model, version))
+                await self._announcer.announce(self._lifecycle.loading(model, version))
             failures = await self._load_planned(directory, selected, plan.load, find)
         if failures:
             raise load_failure(model, failures)
         for version in plan.unload:
             await self._unload_version(model, version)
-        for fact in self._lifecycle.given_up(model, selected):
-            await self._announcer.tell(fact)
+        for fact in self._lifecycle.drop_failed(model, selected):
+            await self._announcer.announce(fact)
         return bool(plan.load)
 
     async def _load_planned(
@@ -263,19 +263,19 @@ class Deployment:
             try:
                 if await self._resize(directory, version, config):
                     continue
-                incarnation = await self._loader.load(directory, version, config)
+                loaded = await self._loader.load(directory, version, config)
             except CharoniaError as error:
                 failures[version] = error
                 _log.error("failed to load %s version %d: %s", model, version, error)
-                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+                await self._announcer.announce(self._lifecycle.failed(model, version, error))
             else:
                 if (before := self._serving.get((model, version))) is not None:
                     await self.before_leaving(before)
-                await self._tell_loaded(incarnation, await self.install(incarnation), directory)
+                await self._announce_loaded(loaded, await self.install(loaded), directory)
         return failures
 
     async def prepare(self, model: str) -> tuple[ModelDirectory, ModelConfig, list[int]] | None:
-        """Directory, final configuration and versions of a model, without an instance; None for one that has none.
+        """Return directory, final configuration and versions of a model without making instances; None for an ensemble.
 
         Raises what `load` raises.
         """
@@ -285,117 +285,112 @@ class Deployment:
                 if is_ensemble(directory.config):
                     return None
                 directory, selected = await self._selection.select(directory)
-                self._copies.keep(model, directory.path)
+                self._on_demand_directories[model] = directory.path
                 config = await self._directories.complete(directory, selected, selected, refuse_all)
                 if isinstance(config, CharoniaError):
                     raise load_failure(model, dict.fromkeys(selected, config))
                 self.announced[model] = dict.fromkeys(selected, ModelInterface.of(config))
         except CharoniaError as error:
             self._failed[model] = error
-            self._copies.tidy(model, wanted=not isinstance(error, NotPlacedHere))
+            self._release_copies(model, wanted=not isinstance(error, NotPlacedHere))
             raise
-        self._copies.tidy(model, wanted=True)
+        self._release_copies(model, wanted=True)
         return directory, config, selected
 
     async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
-        """Whether a served version only got more or fewer instances (R23)."""
-        incarnation = self._serving.get((directory.key, version))
-        if incarnation is None or directory.key in self.announced:
+        """Add or remove instances in place, if nothing else changed (R23). Returns False when a load is needed."""
+        loaded = self._serving.get((directory.key, version))
+        if loaded is None or directory.key in self.announced:
             return False
-        change = await self._loader.resize(incarnation, directory, version, config)
+        change = await self._loader.resize(loaded, directory, version, config)
         if change < 0:
-            await self.before_leaving(incarnation)
+            await self.before_leaving(loaded)
         if change:
-            await self._count(incarnation)
-            await self._announcer.tell(self._lifecycle.loaded(self._loaded(incarnation), directory.fingerprint))
+            await self._count(loaded)
+            await self._announcer.announce(self._lifecycle.loaded(self._loaded(loaded), directory.fingerprint))
         if change < 0:
-            self._retirement.shrink(incarnation)
+            self._retirement.shrink(loaded)
         return change != 0
 
-    async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
-        """A version with its instances, which nobody uses yet. Raises a `CharoniaError`."""
+    async def make(self, directory: ModelDirectory, version: int, config: ModelConfig) -> LoadedVersion:
+        """Load a version without serving it. Raises a `CharoniaError`."""
         return await self._loader.load(directory, version, config)
 
-    async def install(self, incarnation: Incarnation) -> Incarnation | None:
-        """Take batches of a loaded version from now on; the incarnation whose place it took, None for none."""
-        key = (incarnation.model, incarnation.version)
-        incarnation.pool.on_hung = self._on_hung
-        incarnation.pool.start()
+    async def install(self, loaded: LoadedVersion) -> LoadedVersion | None:
+        """Serve a loaded version from now on; return the one that it replaces, or None."""
+        key = (loaded.model, loaded.version)
+        loaded.pool.on_hung = self._on_hung
+        loaded.pool.start()
         before = self._serving.get(key)
-        self._serving[key] = incarnation
-        await self._count(incarnation)
+        self._serving[key] = loaded
+        await self._count(loaded)
         return before
 
-    async def _count(self, incarnation: Incarnation) -> None:
-        """Count its instances, and what its warm-up did (I12)."""
-        key = (incarnation.model, incarnation.version)
+    async def _count(self, loaded: LoadedVersion) -> None:
+        """Count its instances and the results of its warm-up (I12)."""
+        key = (loaded.model, loaded.version)
         self._metrics.loaded(
-            incarnation.model,
-            incarnation.interface,
-            incarnation.version,
-            incarnation.pool.slots,
-            incarnation.load_ns,
-            incarnation.source.config,
+            loaded.model, loaded.interface, loaded.version, loaded.pool.slots, loaded.load_ns, loaded.source.config
         )
-        statistics = keys.statistics(*key, incarnation.content_hash)
-        for records, executed in incarnation.warmed:
+        statistics = keys.statistics(*key, loaded.content_hash)
+        for records, executed in loaded.warmed:
             with contextlib.suppress(LogUnavailable):
                 await self._log.add_statistics(statistics, increments(records, executed))
 
-    async def _tell_loaded(
-        self, incarnation: Incarnation, before: Incarnation | None, directory: ModelDirectory
+    async def _announce_loaded(
+        self, loaded: LoadedVersion, before: LoadedVersion | None, directory: ModelDirectory
     ) -> None:
-        """It is served; its predecessor finishes what it has (R22)."""
-        await self._announcer.tell(self._lifecycle.loaded(self._loaded(incarnation), directory.fingerprint))
-        self.watch_health(incarnation)
+        """Announce a served version and retire its predecessor, which finishes its batches (R22)."""
+        await self._announcer.announce(self._lifecycle.loaded(self._loaded(loaded), directory.fingerprint))
+        self.watch_health(loaded)
         if before is not None:
             self._retirement.retire(before, forget=True)
 
-    def _loaded(self, incarnation: Incarnation) -> VersionLoaded:
+    def _loaded(self, loaded: LoadedVersion) -> VersionLoaded:
         return VersionLoaded(
             self._executor,
-            incarnation.model,
-            incarnation.version,
-            incarnation.content_hash,
-            incarnation.pool.slots,
-            incarnation.source.config.SerializeToString(deterministic=True),
-            incarnation.labels,
-            incarnation.load_ns,
-            takes_waves(incarnation),
+            loaded.model,
+            loaded.version,
+            loaded.content_hash,
+            loaded.pool.slots,
+            loaded.source.config.SerializeToString(deterministic=True),
+            loaded.labels,
+            loaded.load_ns,
+            takes_waves(loaded),
         )
 
-    def withdraw(self, incarnation: Incarnation) -> None:
-        """Take no more batches of a version that is idle."""
-        key = (incarnation.model, incarnation.version)
-        if self._serving.get(key) is incarnation:
+    def withdraw(self, loaded: LoadedVersion) -> None:
+        """Stop serving an idle version."""
+        key = (loaded.model, loaded.version)
+        if self._serving.get(key) is loaded:
             del self._serving[key]
             self._metrics.unloaded(*key)
 
-    async def retire(self, incarnation: Incarnation) -> None:
-        """Take a version that was withdrawn out of memory. It may be loaded again, so its statistics stay (X6)."""
-        await asyncio.wait([self._retirement.retire(incarnation)])
+    async def retire(self, loaded: LoadedVersion) -> None:
+        """Unload a withdrawn version. It may be loaded again, so its statistics stay."""
+        await asyncio.wait([self._retirement.retire(loaded)])
 
-    def watch_health(self, incarnation: Incarnation) -> None:
-        """From now on, that its version is served being told (P6)."""
-        pool, key = incarnation.pool, (incarnation.model, incarnation.version)
+    def watch_health(self, loaded: LoadedVersion) -> None:
+        """Check the health of an announced version from now on (P6)."""
+        pool, key = loaded.pool, (loaded.model, loaded.version)
         if not pool.checking_instances():
             return
 
-        async def tell(well: bool) -> None:
-            if self._serving.get(key) is incarnation:
-                await self._announcer.tell(VersionHealthChanged(self._executor, *key, well))
+        async def report(healthy: bool) -> None:
+            if self._serving.get(key) is loaded:
+                await self._announcer.announce(VersionHealthChanged(self._executor, *key, healthy))
 
-        name = f"{incarnation.model} version {incarnation.version}"
-        watch = HealthWatch(name, pool.checking_instances, tell, incarnation.health_interval_s)
-        incarnation.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
+        name = f"{loaded.model} version {loaded.version}"
+        watch = HealthWatch(name, pool.checking_instances, report, loaded.health_interval_s)
+        loaded.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
 
     # -- unloading ----------------------------------------------------------------------------------------------------
 
     async def unload(self, model: str, *, dependents: bool = False) -> None:
-        """Stop serving a model; returns once no new work is taken, its instances end by themselves (H42, R27).
+        """Stop serving a model; returns when it takes no new work. Its instances end later (R27).
 
-        The ensembles that are composed of it go before it. `dependents`: of an ensemble go also the models that no
-        other is composed of (R26).
+        Ensembles that contain it are unloaded first. `dependents`: unload an ensemble's composing models too, unless
+        other ensembles contain them (R26).
         """
         for ensemble in self._composition.dependents(model):
             await self.unload(ensemble)
@@ -409,21 +404,40 @@ class Deployment:
         async with self._lock(model):
             for version in self._lifecycle.ready_versions(model):
                 await self._unload_version(model, version)
-            for fact in self._lifecycle.given_up(model):
-                await self._announcer.tell(fact)
+            for fact in self._lifecycle.drop_failed(model):
+                await self._announcer.announce(fact)
             override = self._lifecycle.forget(model)
             if override is not None and override.directory is not None:
                 self._retirement.discard_after(model, override.directory)
-        self._copies.tidy(model, wanted=False)
+        self._release_copies(model, wanted=False)
+
+    def _release_copies(self, model: str, *, wanted: bool) -> None:
+        """Remove the unused local copies of a remote model (R7) once its old versions have ended.
+
+        The latest copy of a model that is `wanted` stays, whether it could be loaded or not.
+        """
+
+        async def release() -> None:
+            async with self._lock(model):
+                versions = [loaded for (name, _), loaded in self._serving.items() if name == model]
+                # after resizing (R23), its instances may use several copies
+                used = {spec.source.directory for one in versions for spec in one.pool.specs}
+                used |= {loaded.source.directory for loaded in versions}
+                if (directory := self._on_demand_directories.get(model)) is not None:
+                    used.add(directory)
+                await asyncio.to_thread(self._repository.release, model, used, latest=wanted)
+
+        if self._repository.has_copies:
+            self._retirement.afterwards(model, release)
 
     async def _unload_version(self, model: str, version: int) -> None:
-        incarnation = self._serving.get((model, version))
-        if incarnation is not None:
-            await self.before_leaving(incarnation)
-        await self._announcer.tell(self._lifecycle.unloading(model, version))
-        if incarnation is not None:
-            self._retirement.run_dry(incarnation, self._composition.dependents(model))
+        loaded = self._serving.get((model, version))
+        if loaded is not None:
+            await self.before_leaving(loaded)
+        await self._announcer.announce(self._lifecycle.unloading(model, version))
+        if loaded is not None:
+            self._retirement.drain(loaded, self._composition.dependents(model))
 
 
-async def _nothing(_incarnation: Incarnation) -> None:
-    """Nobody has said what."""
+async def _do_nothing(_incarnation: LoadedVersion) -> None:
+    """Do nothing: the default of `before_leaving`."""

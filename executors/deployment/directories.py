@@ -1,7 +1,4 @@
-"""A model as its repository and its override have it: found, its configuration completed, or refused with a reason.
-
-Which versions are loaded is `lifecycle`'s, how is `loader`'s.
-"""
+"""Finds a model's directory, with its override, and completes its configuration, or rejects it with a reason."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _NOT_FETCHED = Fingerprint("not fetched", "")
 
 
 class Directories:
-    """The models of one executor's repositories."""
+    """Reads the model directories of one executor's repositories."""
 
     def __init__(
         self, log: Blobs, repository: ModelRepository, lifecycle: Lifecycle, loader: Loader, announcer: Announcer
@@ -43,11 +40,11 @@ class Directories:
         self._lifecycle = lifecycle
         self._loader = loader
         self._announcer = announcer
-        # threads of its own: a fetch may take minutes, and what is served needs the others
+        # its own threads: a fetch may take minutes, and served models need the default ones
         self._fetching = ThreadPoolExecutor(thread_name_prefix="fetching")
 
     async def override(self, model: str, request: ModelRequested | None, kept: Override | None) -> Override | None:
-        """What a load request puts in the repository's place; `kept` without a new one."""
+        """The override that a load request brings; `kept` when it brings none."""
         if request is None or not request.config_json:
             return kept
         if not request.files:
@@ -56,7 +53,7 @@ class Directories:
         return Override(request.config_json, await asyncio.to_thread(overrides.write, model, contents))
 
     def find(self, model: str, override: Override | None) -> ModelDirectory:
-        """The model's directory with its override. Raises R20's error. Reads files: not for the event loop."""
+        """Return the model's directory with its override. Raises R20's error. Reads files: call it in a thread."""
         if override is not None and override.directory is not None:
             directory: ModelDirectory | None = self._repository.read(override.directory, name=name_of(model))
         else:
@@ -78,21 +75,21 @@ class Directories:
     async def complete(
         self, directory: ModelDirectory, selected: list[int], planned: Sequence[int], find: Find
     ) -> ModelConfig | CharoniaError:
-        """The final configuration, or what is wrong with it, which is told."""
+        """Return the final configuration, or its error, which is announced for the `planned` versions."""
         model = directory.key
         try:
             return await self._loader.complete(directory, selected, find)
         except CharoniaError as error:
-            # the index hears of it too, but a failed reload changes nothing there: the old version still serves
+            # the index gets the error too; after a failed reload the old version is still served
             _log.error("failed to load %s: %s", model, error)
             for version in planned:
-                await self._announcer.tell(self._lifecycle.failed(model, version, error))
+                await self._announcer.announce(self._lifecycle.failed(model, version, error))
             if isinstance(error, StructureError):
                 raise poll_failure(model) from error
             return error
 
-    async def bring(self, directory: ModelDirectory, selected: Sequence[int]) -> ModelDirectory:
-        """The same with its files on this machine (R7). Raises for one that cannot be had, after telling its reason."""
+    async def fetch(self, directory: ModelDirectory, selected: Sequence[int]) -> ModelDirectory:
+        """Fetch the files of a remote model (R7). Raises after announcing the reason when that fails."""
         if directory.fetch is None:
             return directory
         model = directory.key
@@ -100,24 +97,24 @@ class Directories:
             loop = asyncio.get_running_loop()
             directory = await loop.run_in_executor(self._fetching, directory.with_files, selected)
         except Unavailable as error:
-            # not the model's fault: polling must try again although nothing changes there
+            # the store's fault, not the model's: polling must try again although nothing has changed
             self._lifecycle.unreadable(replace(directory, fingerprint=_NOT_FETCHED))
             _log.error("failed to fetch %s: %s", model, error)
             if not self._lifecycle.ready_versions(model):
-                await self._announcer.tell(self._lifecycle.failed(model, NO_VERSION, error))
+                await self._announcer.announce(self._lifecycle.failed(model, NO_VERSION, error))
             raise load_failure(model, {NO_VERSION: error}) from None
         if directory.config is None:
             await self.refuse(directory)
         return directory
 
     async def refuse(self, directory: ModelDirectory) -> None:
-        """Raise for a model whose configuration cannot be used, after telling its reason for the index (C62, R2)."""
+        """Raise the error of an unusable configuration, after announcing its reason for the index (C62, R2)."""
         model = directory.key
         error = directory.error or poll_failure(model)
         self._lifecycle.unreadable(directory)
         version = directory.versions[-1] if directory.versions else NO_VERSION
         _log.error("configuration of %s: %s", model, error)
-        await self._announcer.tell(self._lifecycle.failed(model, version, error))
+        await self._announcer.announce(self._lifecycle.failed(model, version, error))
         if isinstance(error, StructureError) or error.message == DUPLICATE_REASON:
             raise poll_failure(model) from error
         raise load_failure(model, {version: error})

@@ -2,8 +2,8 @@
 
     UNAVAILABLE -> LOADING -> READY -> UNLOADING -> UNAVAILABLE;  a reload stays READY until its successor is (R22)
 
-In come the repository as found, requests and the ends of loads; out go decisions (what to do next) and facts (what to
-tell). Doing it is `executors.service`'s; how a version is loaded is `executors.loading.loader`'s.
+Its inputs are repository scans, load requests and the results of loads; its outputs are decisions (what to do next) and
+facts (what to announce). `executors.service` and `executors.deployment.deployment` carry the decisions out.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ READY = "READY"
 UNLOADING = "UNLOADING"
 
 UNLOADED = "unloaded"
-"""The reason of a version that was unloaded on purpose (H40)."""
+"""The reason of a version that was unloaded on purpose."""
 
 NO_VERSION = -1
-"""Stands for the version in the index and in errors when a model has none to load."""
+"""The version in the index and in errors of a model that has no version to load."""
 
 EXPLICIT = "explicit"
 POLL = "poll"
 WILDCARD = "*"
 
 
-class Stamps(Protocol):
-    """What tells whether files changed: `executors.repository.model_directory.Fingerprint`."""
+class FileStamps(Protocol):
+    """Detects changed files. Implemented by `executors.repository.model_directory.Fingerprint`."""
 
     @property
     def config(self) -> str: ...
@@ -44,18 +44,18 @@ class Stamps(Protocol):
     def versions(self) -> Mapping[int, str]: ...
 
 
-class Found(Protocol):
-    """A model as the repository has it: `executors.repository.model_directory.ModelDirectory`."""
+class FoundModel(Protocol):
+    """A model in the repository. Implemented by `executors.repository.model_directory.ModelDirectory`."""
 
     @property
     def key(self) -> str: ...
     @property
-    def fingerprint(self) -> Stamps: ...
+    def fingerprint(self) -> FileStamps: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a load request put in place of the repository's files, until the model is unloaded (R24, R25).
+    """Replaces a model's files in the repository, by a load request, until the model is unloaded (R24, R25).
 
     `directory` is the temporary model directory of a file override, None when only the configuration is overridden.
     """
@@ -66,9 +66,9 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """Load a model, or what changed of it; `request` is the request that wants to hear of it.
+    """Load a model's new and changed versions. `request` is the request to answer, if any.
 
-    `model` is its key (`charonia.models.names`), with a request the name, which several models may have.
+    `model` is its key (`charonia.models.names`); with a request, the name, which several models may have.
     """
 
     model: str
@@ -96,7 +96,7 @@ Decision = LoadModel | UnloadModel | Refuse
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Versions of one model to load (new, changed or failed before), to leave, and to unload; ascending."""
+    """The versions of one model to load (new, changed or failed before), to keep, and to unload; ascending."""
 
     load: tuple[int, ...]
     keep: tuple[int, ...]
@@ -108,19 +108,19 @@ class _Version:
     state: str
     reason: str = ""
     stamp: tuple[str, str, str] | None = None
-    """Of the files it was loaded from, while it is served."""
+    """The fingerprint of the files it was loaded from, while it is served."""
 
 
 @dataclass(slots=True)
 class _Model:
     versions: dict[int, _Version] = field(default_factory=dict)
     override: Override | None = None
-    seen: Stamps | None = None
-    """The files of the last attempt to load it: polling tries again only when they change."""
+    seen: FileStamps | None = None
+    """The fingerprint at the last attempt to load it: polling tries again only when the files change."""
 
 
 class Lifecycle:
-    """One executor's models. `executor` is its incarnation, `control_mode` none, poll or explicit (R8)."""
+    """The states of one executor's models. `executor` is its id; `control_mode` is none, poll or explicit (R8)."""
 
     def __init__(self, executor: str, control_mode: str) -> None:
         self._executor = executor
@@ -129,8 +129,8 @@ class Lifecycle:
 
     # -- decisions ----------------------------------------------------------------------------------------------------
 
-    def start(self, found: Mapping[str, Found], load_model: Sequence[str]) -> list[LoadModel]:
-        """What to load first: everything, or in explicit mode what `--load-model` names (R8).
+    def start(self, found: Mapping[str, FoundModel], load_model: Sequence[str]) -> list[LoadModel]:
+        """Decide what to load at start: everything, or in explicit mode what `--load-model` names (R8).
 
         Raises `StartupError` for a wildcard among other names.
         """
@@ -144,7 +144,7 @@ class Lifecycle:
         return [LoadModel(key) for name in keys for key in keys[name] or [name]]
 
     def requested(self, request: ModelRequested) -> Decision:
-        """What a load or unload request leads to (R9, R25, H42)."""
+        """Decide on a load or unload request (R9, R25)."""
         if self._mode != EXPLICIT:
             return Refuse(request, Unavailable("explicit model load / unload is not allowed if polling is enabled"))
         if request.action == "unload":
@@ -155,8 +155,8 @@ class Lifecycle:
             return Refuse(request, InvalidArgument("Load parameter 'config' must be specified for model file override"))
         return LoadModel(request.model, request)
 
-    def polled(self, found: Mapping[str, Found]) -> list[LoadModel | UnloadModel]:
-        """What changed in the repository since it was last looked at (R10)."""
+    def polled(self, found: Mapping[str, FoundModel]) -> list[LoadModel | UnloadModel]:
+        """Decide on what changed in the repository since the last scan (R10)."""
         decisions: list[LoadModel | UnloadModel] = []
         for key, directory in found.items():
             known = self._models.get(key)
@@ -167,8 +167,8 @@ class Lifecycle:
         )
         return decisions
 
-    def plan(self, directory: Found, selected: Sequence[int]) -> Plan:
-        """What a load of this model has to do: versions served from the same files stay as they are (R22)."""
+    def plan(self, directory: FoundModel, selected: Sequence[int]) -> Plan:
+        """Plan a load of this model: versions that are served from unchanged files are kept (R22)."""
         model = self._model(directory.key)
         model.seen = directory.fingerprint
         load, keep = [], []
@@ -182,19 +182,19 @@ class Lifecycle:
         served = {version for version, known in model.versions.items() if known.state == READY}
         return Plan(tuple(load), tuple(keep), tuple(sorted(served - set(selected))))
 
-    def outdate(self, model: str) -> None:
-        """What is served of a model is loaded anew by its next load, whatever its files say."""
+    def invalidate(self, model: str) -> None:
+        """Make the next load of a model reload all its served versions, even if their files are unchanged."""
         known = self._models.get(model)
         for version in known.versions.values() if known is not None else ():
             version.stamp = None
 
     def override(self, model: str) -> Override | None:
-        """What stays in place of the repository's files for a model (R24)."""
+        """The override of a model (R24), or None."""
         known = self._models.get(model)
         return known.override if known is not None else None
 
     def set_override(self, model: str, override: Override) -> Override | None:
-        """Keep an override whose load succeeded; the one it replaces."""
+        """Keep an override whose load succeeded; return the one that it replaces."""
         known = self._model(model)
         before, known.override = known.override, override
         return before
@@ -204,11 +204,11 @@ class Lifecycle:
         return sorted(v for v, entry in known.versions.items() if entry.state == READY) if known is not None else []
 
     def keys(self, name: str) -> list[str]:
-        """The models of a name that there have been."""
+        """The keys of all known models with this name."""
         return [key for key in self._models if name_of(key) == name]
 
     def states(self) -> list[tuple[str, int, str, str]]:
-        """(model, version, state, reason) of all that was to be loaded, in order."""
+        """(model, version, state, reason) of all versions that were to be loaded, sorted."""
         found = [(key, v, e.state, e.reason) for key, model in self._models.items() for v, e in model.versions.items()]
         return sorted(found)
 
@@ -218,26 +218,26 @@ class Lifecycle:
     # -- what happened ------------------------------------------------------------------------------------------------
 
     def loading(self, model: str, version: int) -> VersionStateChanged:
-        """A version's load begins. One that is served already stays READY (R22)."""
+        """The load of a version begins. A version that is served already stays READY (R22)."""
         known = self._model(model).versions.setdefault(version, _Version(UNAVAILABLE))
         if known.state != READY:
             known.state, known.reason = LOADING, ""
         return VersionStateChanged(self._executor, model, version, LOADING)
 
-    def loaded(self, fact: VersionLoaded, fingerprint: Stamps) -> VersionLoaded:
-        """A version is served; a predecessor may be drained now."""
+    def loaded(self, fact: VersionLoaded, fingerprint: FileStamps) -> VersionLoaded:
+        """A version is served. Its predecessor may be drained now."""
         self._model(fact.model).versions[fact.version] = _Version(READY, "", _stamp(fingerprint, fact.version))
         return fact
 
     def failed(self, model: str, version: int, error: CharoniaError) -> VersionFailed:
-        """A version could not be loaded; what was served before still is (R21)."""
+        """A version could not be loaded. If it was served before, it still is (R21)."""
         reason = f"{error.code.title}: {error.message}"
         known = self._model(model).versions.setdefault(version, _Version(UNAVAILABLE))
         if known.state != READY:
             known.state, known.reason = UNAVAILABLE, reason
         return VersionFailed(self._executor, model, version, int(error.code), reason)
 
-    def unreadable(self, directory: Found) -> None:
+    def unreadable(self, directory: FoundModel) -> None:
         """A model's configuration cannot be used; polling tries again when its files change."""
         self._model(directory.key).seen = directory.fingerprint
 
@@ -247,15 +247,15 @@ class Lifecycle:
         return VersionStateChanged(self._executor, model, version, UNLOADING)
 
     def unloaded(self, model: str, version: int, reason: str = UNLOADED) -> VersionUnloaded | None:
-        """A version's instances are gone. None when it is being loaded again already: nobody must hear of its end."""
+        """A version's instances are gone. None when it is being loaded again: its end must not be announced then."""
         known = self._model(model).versions.get(version)
         if known is None or known.state != UNLOADING:
             return None
         known.state, known.reason = UNAVAILABLE, reason
         return VersionUnloaded(self._executor, model, version, reason)
 
-    def given_up(self, model: str, wanted: Collection[int] = ()) -> list[VersionUnloaded]:
-        """Failed versions that nobody wants any more, so that they do not count as missing from readiness (R40)."""
+    def drop_failed(self, model: str, wanted: Collection[int] = ()) -> list[VersionUnloaded]:
+        """Mark failed versions that are no longer wanted as unloaded, so that they do not prevent readiness (R40)."""
         known = self._models.get(model)
         facts = []
         for version, entry in sorted(known.versions.items()) if known is not None else ():
@@ -265,7 +265,7 @@ class Lifecycle:
         return facts
 
     def forget(self, model: str) -> Override | None:
-        """A model was unloaded as a whole; returns the override that ends with it (R24)."""
+        """Forget the override of a model that was unloaded as a whole, and return it (R24)."""
         known = self._models.get(model)
         if known is None:
             return None
@@ -277,12 +277,12 @@ class Lifecycle:
 
 
 def poll_failure(model: str) -> InternalError:
-    """R20 and C62: the only text for a model that is unknown or whose configuration cannot be read."""
+    """Triton's error for a model that is unknown or whose configuration cannot be read (R20, C62)."""
     return InternalError(f"failed to load '{name_of(model)}', failed to poll from model repository")
 
 
 def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidArgument:
-    """R21: one part for each version that failed, ascending."""
+    """Triton's error for a failed load: one part for each version that failed, ascending (R21)."""
     parts = "".join(
         f"version {version} is at UNAVAILABLE state: {error.code.title}: {error.message};\n"
         for version, error in sorted(failures.items())
@@ -290,9 +290,9 @@ def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidAr
     return InvalidArgument(f"load failed for model '{model}': {parts}")
 
 
-def _stamp(fingerprint: Stamps, version: int) -> tuple[str, str, str]:
+def _stamp(fingerprint: FileStamps, version: int) -> tuple[str, str, str]:
     return (fingerprint.config, fingerprint.shared, fingerprint.versions.get(version, ""))
 
 
-def _differ(one: Stamps, other: Stamps) -> bool:
+def _differ(one: FileStamps, other: FileStamps) -> bool:
     return (one.config, one.shared, dict(one.versions)) != (other.config, other.shared, dict(other.versions))

@@ -1,4 +1,4 @@
-"""What an executor has after its start-up load, as tables for its log: agents, backends, models (R30). Pure."""
+"""Tables of agents, backends and models for the log after the start-up load (R30). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def report(
     backends: Iterable[tuple[str, str, str]],
     models: Iterable[tuple[str, int | None, str]],
 ) -> str:
-    """The three tables; a model without a version to load has `None` for it."""
+    """Return the three tables. The version of a model without one to load is None."""
     versions = [(name, "" if version is None else str(version), status) for name, version, status in models]
     return "\n" + "\n".join((_table(AGENTS, agents), _table(BACKENDS, backends), _table(MODELS, versions)))
 

@@ -1,4 +1,4 @@
-"""This machine and its processes: devices, cores, memory, children.
+"""The machine: devices, cores, memory, and child processes.
 
 May import nothing else of executors. Begin reading at `host_policy`.
 """

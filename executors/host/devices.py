@@ -1,6 +1,6 @@
-"""Counts this machine's NVIDIA devices without loading any accelerator library.
+"""Counts this machine's NVIDIA devices without loading an accelerator library.
 
-Using them is each backend's affair; a device that is visible here may still be unusable by a given library.
+A device that is visible here may still be unusable for a backend's library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DEVICE = re.compile(r"nvidia\d+")
 
 
 def count_gpus(environment: Mapping[str, str], device_directory: Path = Path("/dev")) -> int:
-    """Devices a model may name, numbered from 0. `CUDA_VISIBLE_DEVICES` narrows and renumbers them, as CUDA does."""
+    """Return the number of devices that models may use. `CUDA_VISIBLE_DEVICES` restricts them, as in CUDA."""
     try:
         present = sum(_DEVICE.fullmatch(entry.name) is not None for entry in device_directory.iterdir())
     except OSError:
@@ -26,7 +26,7 @@ def count_gpus(environment: Mapping[str, str], device_directory: Path = Path("/d
     count = 0
     for word in visible.split(","):
         word = word.strip()
-        # CUDA stops at the first entry that names no device
+        # CUDA ignores all entries from the first that names no device
         if word.startswith(("GPU-", "MIG-")) or (word.isdigit() and int(word) < present):
             count += 1
         else:
@@ -34,8 +34,8 @@ def count_gpus(environment: Mapping[str, str], device_directory: Path = Path("/d
     return min(count, present)
 
 
-def no_gpu(gpus: int, installed: Callable[[str], object] = distribution) -> str:
-    """A sentence for whoever installed libraries for GPUs where there is none, "" where nobody did or one is."""
+def missing_gpu_warning(gpus: int, installed: Callable[[str], object] = distribution) -> str:
+    """Return a warning when GPU libraries are installed but no GPU is visible; else ""."""
     if gpus:
         return ""
     try:

@@ -1,7 +1,7 @@
-"""On which CPU cores the instances of a host policy run (item C11): what an operator wrote, as sets of cores.
+"""Host policies (C11): the CPU cores on which instances run.
 
-`numa-node` means the cores of that node; memory follows by itself, because Linux takes it where the thread runs that
-touches it first. Threads are restricted here, a process by whoever starts it.
+`numa-node` means the cores of that node; memory follows, because Linux allocates it on the node of the thread that
+touches it first. This module restricts threads; a child process is restricted by the code that starts it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ANY: frozenset[int] = frozenset()
 
 
 class HostPolicies:
-    """Policy name to cores. Made once at start: raises `StartupError` for cores or nodes this process cannot use."""
+    """Maps policy names to cores. Raises `StartupError` at start for cores or nodes that this process cannot use."""
 
     def __init__(self, policies: Mapping[str, Mapping[str, str]], nodes: Path = NODES) -> None:
         self._cores: dict[str, frozenset[int]] = {}
@@ -44,20 +44,20 @@ class HostPolicies:
             self._cores[name] = cores
 
     def cores(self, group: InstanceGroup, kind: str, device: int) -> frozenset[int]:
-        """Where an instance runs; empty for no restriction. Groups that name no policy have gpu_<id>, cpu or model."""
+        """The cores of an instance; empty: no restriction. The default policies are gpu_<id>, cpu and model."""
         default = {"GPU": f"gpu_{device}", "CPU": "cpu", "MODEL": "model"}[kind]
         return self._cores.get(group.host_policy or default, _ANY)
 
 
 def restrict_thread(cores: frozenset[int]) -> None:
-    """Run the calling thread, and those it starts from now on, on these cores; nothing when empty."""
+    """Restrict the calling thread, and threads it starts later, to these cores. Empty: do nothing."""
     if cores:
         os.sched_setaffinity(0, cores)
 
 
 @contextmanager
 def thread_on(cores: frozenset[int]) -> Iterator[None]:
-    """The same for a while: what is started meanwhile keeps the cores."""
+    """A context in which the thread is restricted to these cores. Threads started in it keep them."""
     if not cores:
         yield
         return
@@ -80,7 +80,7 @@ def _of_node(policy: str, node: str, nodes: Path) -> frozenset[int]:
 
 
 def _listed(policy: str, what: str, text: str) -> frozenset[int]:
-    """`0-3,8` as cores."""
+    """Parse cores such as `0-3,8`."""
     cores: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

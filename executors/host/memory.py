@@ -1,6 +1,6 @@
-"""How much memory this process and its children hold, and giving back what is free.
+"""Measures the memory of this process and its children, and returns free memory to the system.
 
-Shared pages are counted in part (PSS). Linux; reads /proc.
+Shared pages are counted in proportion (PSS). Linux only; reads /proc.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PROC = Path("/proc")
 
 
 def tree_bytes(pid: int | None = None, proc: Path = PROC) -> int:
-    """Of a process and all its descendants. One that ends meanwhile counts for nothing. Not for the event loop."""
+    """Return the memory of a process and its descendants. Processes that end meanwhile count 0. Call it in a thread."""
     total = 0
     waiting = [os.getpid() if pid is None else pid]
     while waiting:
@@ -23,10 +23,10 @@ def tree_bytes(pid: int | None = None, proc: Path = PROC) -> int:
     return total
 
 
-def give_back_free() -> None:
-    """Let the allocator give the system what it has free; without this a process stays as large as it ever was.
+def release_free_memory() -> None:
+    """Let the allocator return free memory to the system; without this, a process never shrinks.
 
-    Where the C library cannot (not glibc) nothing happens. Takes milliseconds: not for the event loop.
+    Does nothing without glibc. Takes milliseconds: call it in a thread.
     """
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -35,7 +35,7 @@ def give_back_free() -> None:
 
 
 def process_bytes(pid: int, proc: Path = PROC) -> int:
-    """Of one process; 0 when it is gone."""
+    """Return the memory of one process; 0 when it has ended."""
     try:
         for line in (proc / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

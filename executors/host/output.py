@@ -1,4 +1,4 @@
-"""What a model process prints: whole lines, passed on with the instance's name, and the last ones kept. Does no I/O."""
+"""Splits the output of a model process into lines, passes them on with a prefix, and keeps the last ones. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_LINE_BYTES = 8192
 
 
 class OutputLines:
-    """Cuts printed bytes into lines for `write`; lines longer than `MAX_LINE_BYTES` are cut."""
+    """Splits bytes into lines and passes them to `write`. Lines longer than `MAX_LINE_BYTES` are split."""
 
     def __init__(self, prefix: str, write: Callable[[str], object]) -> None:
         self._prefix = prefix
@@ -19,7 +19,7 @@ class OutputLines:
         self._last: deque[str] = deque(maxlen=KEPT_LINES)
 
     def feed(self, data: bytes) -> None:
-        """Take what was read; complete lines are written at once, in one piece."""
+        """Add bytes; complete lines are written at once, in one call."""
         lines = (self._partial + data).split(b"\n")
         self._partial = lines.pop()
         while len(self._partial) > MAX_LINE_BYTES:
@@ -28,13 +28,13 @@ class OutputLines:
         self._emit(lines)
 
     def end(self) -> None:
-        """No more will come: an unfinished line counts as one."""
+        """End the output; an unfinished line counts as a line."""
         if self._partial:
             self._emit([self._partial])
             self._partial = b""
 
     def last_lines(self) -> str:
-        """The last lines, without the prefix."""
+        """Return the last lines, without the prefix."""
         return "\n".join(self._last)
 
     def _emit(self, lines: list[bytes]) -> None:

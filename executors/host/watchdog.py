@@ -1,7 +1,7 @@
-"""Ends a process whose event loop stands still for good: a native library holds the interpreter lock and hangs.
+"""Ends a process whose event loop hangs for good because a native library holds the interpreter's lock.
 
-Then nothing written in Python runs any more: no heartbeat, no ceiling, no signal handler. So the clock is a thread of
-`faulthandler`, which needs no lock; it writes where every thread is and ends the process with 1, to be started again.
+Then no Python code runs: no heartbeat, no time limit, no signal handler. So the timer is a thread of `faulthandler`,
+which needs no lock: it dumps all stacks and ends the process with status 1, to be started again.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import faulthandler
 import sys
 
 LIMIT_S = 120.0
-"""Longer than a process may be stopped from outside and still go on by itself; its work runs elsewhere by then."""
+"""Longer than a process may be suspended and still continue: its work runs elsewhere by then."""
 
 
 async def watch_loop(limit_s: float = LIMIT_S) -> None:
-    """Keep the clock from running out, until cancelled. There is one per process."""
+    """Restart the timer periodically, until cancelled. Run one per process."""
     try:
         while True:
             faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.stderr)

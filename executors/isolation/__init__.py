@@ -1,4 +1,4 @@
-"""A native model in a process of its own, so that its crash costs one instance.
+"""Runs a native model in its own process, so that its crash costs one instance only.
 
 May import `backends`, `configuration` and `host`. Begin reading at `isolated_instance`.
 """

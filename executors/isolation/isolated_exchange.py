@@ -1,9 +1,9 @@
-"""What an executor and the process of an isolated model say to each other: a head in msgpack, then all tensor bytes.
+"""The messages between an executor and the process of an isolated model: a head in msgpack, then all tensor bytes.
 
-    head   [kind, about, [[name, datatype, shape, size in bytes], ...]]
+    head   [kind, detail, [[name, datatype, shape, size in bytes], ...]]
 
-The two travel as one message each on a `multiprocessing.connection.Connection`, of which only the framing is used:
-nothing is pickled.
+Head and data are one message each on a `multiprocessing.connection.Connection`. Only its framing is used: nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ FAILED = 18
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`about` depends on the kind: names of outputs, [code, text] of a failure, whether an instance is stateless."""
+    """A message. `detail` depends on the kind: output names, [code, text] of an error, or whether it is stateless."""
 
     kind: int
-    about: Any
+    detail: Any
     arrays: dict[str, Array]
 
 
-def pack_message(kind: int, about: Any, arrays: Mapping[str, Array]) -> tuple[bytes, bytes]:
-    """Head and data of a message."""
+def pack_message(kind: int, detail: Any, arrays: Mapping[str, Array]) -> tuple[bytes, bytes]:
+    """Return head and data of a message."""
     tensors = [Tensor.of(name, array) for name, array in arrays.items()]
-    places = [[t.name, t.datatype.value, t.shape, len(t.data)] for t in tensors]
-    return bytes(msgpack.packb([kind, about, places])), b"".join([t.data for t in tensors])
+    layouts = [[t.name, t.datatype.value, t.shape, len(t.data)] for t in tensors]
+    return bytes(msgpack.packb([kind, detail, layouts])), b"".join([t.data for t in tensors])
 
 
-def received(connection: Connection) -> Message:
-    """The next message; waits for it. Raises EOFError when the other end is gone."""
-    kind, about, places = msgpack.unpackb(connection.recv_bytes(), use_list=True)
+def receive(connection: Connection) -> Message:
+    """Wait for the next message and return it. Raises `EOFError` when the other process has ended."""
+    kind, detail, layouts = msgpack.unpackb(connection.recv_bytes(), use_list=True)
     data = memoryview(connection.recv_bytes())
     arrays: dict[str, Array] = {}
     at = 0
-    for name, datatype, shape, size in places:
+    for name, datatype, shape, size in layouts:
         arrays[name] = Tensor(name, DataType(datatype), tuple(shape), data[at : at + size]).array()
         at += size
-    return Message(kind, about, arrays)
+    return Message(kind, detail, arrays)
 
 
 def pack_spec(spec: InstanceSpec) -> tuple[bytes, bytes]:
-    """The message that has an instance made."""
+    """Return the message that makes an instance."""
     source = spec.source
-    about = {
+    detail = {
         "backend": source.config.backend,
         "model": source.name,
         "version": source.version,
@@ -70,13 +70,15 @@ def pack_spec(spec: InstanceSpec) -> tuple[bytes, bytes]:
         "backend_config": dict(source.backend_config),
         "instance": [spec.name, spec.kind, spec.device_id, sorted(spec.cores)],
     }
-    return pack_message(LOAD, about, {})
+    return pack_message(LOAD, detail, {})
 
 
 def spec_of(message: Message) -> tuple[str, InstanceSpec]:
-    """Backend and instance of such a message."""
-    about = message.about
-    config = ModelConfig.FromString(about["config"])
-    source = ModelSource(about["model"], about["version"], Path(about["directory"]), config, about["backend_config"])
-    name, kind, device_id, cores = about["instance"]
-    return about["backend"], InstanceSpec(name, kind, device_id, source, ModelInterface.of(config), frozenset(cores))
+    """Return the backend's name and the instance from such a message."""
+    detail = message.detail
+    config = ModelConfig.FromString(detail["config"])
+    source = ModelSource(
+        detail["model"], detail["version"], Path(detail["directory"]), config, detail["backend_config"]
+    )
+    name, kind, device_id, cores = detail["instance"]
+    return detail["backend"], InstanceSpec(name, kind, device_id, source, ModelInterface.of(config), frozenset(cores))

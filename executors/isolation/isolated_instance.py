@@ -1,7 +1,7 @@
-"""A native model in a process of its own: `parameters: charonia.isolation = "process"`.
+"""A native model in its own process: `parameters: charonia.isolation = "process"`.
 
-To its executor it is a `BatchInstance` like any other, whose arrays go to that process and come back. A crash or a hang
-there costs an instance instead of the executor. What runs there is `isolated_process`'s.
+To the executor it is a `BatchInstance`; its arrays are sent to the process and back. A crash or a hang costs this
+instance instead of the executor. `isolated_process` runs there.
 """
 
 from __future__ import annotations
@@ -18,20 +18,10 @@ from multiprocessing.connection import Connection
 
 from charonia.backend import Array, BatchInstance, InstanceDied, InstanceSpec, ModelSource, RequestInstance
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
-from executors.configuration.ceilings import MAX_EXECUTION
+from executors.configuration.time_parameters import MAX_EXECUTION
 from executors.host.output import OutputLines
 
-from .isolated_exchange import (
-    CLOSE,
-    DONE,
-    EXECUTE,
-    FAILED,
-    READY,
-    Message,
-    pack_message,
-    pack_spec,
-    received,
-)
+from .isolated_exchange import CLOSE, DONE, EXECUTE, FAILED, READY, Message, pack_message, pack_spec, receive
 
 ISOLATION = "charonia.isolation"
 
@@ -43,7 +33,7 @@ CreateInstance = Callable[[InstanceSpec], Awaitable[BatchInstance | RequestInsta
 
 
 def wants_process(source: ModelSource) -> bool:
-    """Whether a model's instances are to have processes. Raises `InvalidArgument` for another word than is known."""
+    """Whether a model's instances run in their own processes. Raises `InvalidArgument` for an unknown value."""
     if ISOLATION not in source.config.parameters:
         return False
     word = source.config.parameters[ISOLATION].string_value
@@ -54,15 +44,16 @@ def wants_process(source: ModelSource) -> bool:
 
 async def create_isolated(spec: InstanceSpec, ceiling_s: float) -> BatchInstance:
     """Start a process and load the model in it. Raises a `CharoniaError` with the reason."""
-    # started here and not in a thread of the pool: a process dies with the thread that started it
+    # started in this thread, not in a pool's: the process dies with the thread that started it
     instance = IsolatedInstance(spec, ceiling_s)
     await asyncio.to_thread(instance.load, spec)
     return instance
 
 
 class IsolatedInstance:
-    """`load` comes first. Used by blocking calls, one at a time; an execution longer than `ceiling_s` (0: no limit)
-    ends the process.
+    """A `BatchInstance` in another process. Call `load` first; calls block and are made one at a time.
+
+    An execution longer than `ceiling_s` seconds (0: no limit) ends the process.
     """
 
     def __init__(self, spec: InstanceSpec, ceiling_s: float = 0.0) -> None:
@@ -87,49 +78,49 @@ class IsolatedInstance:
         self._reading.start()
 
     def load(self, spec: InstanceSpec) -> None:
-        """Load the model. Raises a `CharoniaError` with the reason; then the process is gone."""
+        """Load the model. Raises a `CharoniaError` with the reason, after ending the process."""
         try:
-            answer = self._ask(pack_spec(spec), _LOAD_S, "it did not load in time")
+            answer = self._call(pack_spec(spec), _LOAD_S, "it did not load in time")
         except InstanceDied as death:
             raise InternalError(f"{death}\n{death.stderr}".rstrip()) from None
         except CharoniaError:
             self.close()
             raise
-        self.stateless = bool(answer.about)
+        self.stateless = bool(answer.detail)
 
     @property
     def pid(self) -> int:
-        """The model's process."""
+        """The id of the model's process."""
         return self._process.pid
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        """As `BatchInstance.execute`. Raises `InstanceDied` when the process has ended or was too slow."""
+        """See `BatchInstance.execute`. Raises `InstanceDied` when the process has ended or was too slow."""
         reason = f"it ran longer than {self._ceiling_s:g} s ({MAX_EXECUTION})"
-        return self._ask(pack_message(EXECUTE, list(outputs), inputs), self._ceiling_s, reason).arrays
+        return self._call(pack_message(EXECUTE, list(outputs), inputs), self._ceiling_s, reason).arrays
 
     def close(self) -> None:
-        """Let the model go and end its process, by force after some time; a second call does nothing."""
+        """Unload the model and end its process, by force after some seconds. A second call does nothing."""
         if self._connection.closed:
             return
         try:
-            self._ask(pack_message(CLOSE, None, {}), _CLOSE_S, "it did not close in time")
+            self._call(pack_message(CLOSE, None, {}), _CLOSE_S, "it did not close in time")
         except (InstanceDied, CharoniaError, OSError):
             self._end("it did not close")
         self._connection.close()
         self._wait()
 
-    def _ask(self, message: Sequence[bytes], within_s: float, reason: str) -> Message:
+    def _call(self, message: Sequence[bytes], within_s: float, reason: str) -> Message:
         try:
             for part in message:
                 self._connection.send_bytes(part)
             if within_s and not self._connection.poll(within_s):
                 self._end(reason)
                 raise EOFError
-            answer = received(self._connection)
+            answer = receive(self._connection)
         except (EOFError, OSError):
             raise self._death() from None
         if answer.kind == FAILED:
-            code, text = answer.about
+            code, text = answer.detail
             raise CharoniaError.of(code, text)
         if answer.kind not in (READY, DONE):
             self._end("it does not keep to the protocol")
@@ -146,7 +137,7 @@ class IsolatedInstance:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reading.join(_END_S)  # children of the model's own may hold the pipe
+        self._reading.join(_END_S)  # child processes of the model may keep the pipe open
         self._output.end()
 
     def _death(self) -> InstanceDied:

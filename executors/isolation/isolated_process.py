@@ -16,16 +16,16 @@ from charonia.backend import BatchInstance
 from charonia.errors import CharoniaError, InternalError, Unsupported
 from executors.backends.registry import BackendRegistry
 from executors.host.host_policy import restrict_thread
-from executors.host.parentage import die_with
+from executors.host.parent_death import die_with
 
-from .isolated_exchange import CLOSE, DONE, EXECUTE, FAILED, LOAD, READY, Message, pack_message, received, spec_of
+from .isolated_exchange import CLOSE, DONE, EXECUTE, FAILED, LOAD, READY, Message, pack_message, receive, spec_of
 
 
 def main() -> None:
     _, descriptor, parent = sys.argv[1:]
     die_with(int(parent))
     for number in (signal.SIGINT, signal.SIGTERM):
-        # they go to the whole group; the executor decides when its models end
+        # signals reach the whole process group; the executor decides when its models end
         signal.signal(number, lambda _number, _frame: None)
     faulthandler.enable()
     os.set_inheritable(int(descriptor), False)
@@ -33,23 +33,23 @@ def main() -> None:
     instance: BatchInstance | None = None
     while True:
         try:
-            message = received(connection)
+            message = receive(connection)
         except (EOFError, OSError):
             os._exit(1)
         try:
-            answer, instance = _answered(message, instance)
+            answer, instance = _answer(message, instance)
         except CharoniaError as error:
             answer = Message(FAILED, [int(error.code), error.message], {})
         except Exception as error:
             failure = InternalError(f"{type(error).__name__}: {error}")
             answer = Message(FAILED, [int(failure.code), failure.message], {})
-        for part in pack_message(answer.kind, answer.about, answer.arrays):
+        for part in pack_message(answer.kind, answer.detail, answer.arrays):
             connection.send_bytes(part)
         if message.kind == CLOSE:
             return
 
 
-def _answered(message: Message, instance: BatchInstance | None) -> tuple[Message, BatchInstance | None]:
+def _answer(message: Message, instance: BatchInstance | None) -> tuple[Message, BatchInstance | None]:
     if message.kind == LOAD:
         word, spec = spec_of(message)
         restrict_thread(spec.cores)
@@ -58,7 +58,7 @@ def _answered(message: Message, instance: BatchInstance | None) -> tuple[Message
             raise Unsupported(f"backend '{word}' runs its models in processes of their own already")
         return Message(READY, bool(getattr(made, "stateless", False)), {}), made
     if message.kind == EXECUTE and instance is not None:
-        return Message(DONE, None, dict(instance.execute(message.arrays, message.about))), instance
+        return Message(DONE, None, dict(instance.execute(message.arrays, message.detail))), instance
     if message.kind == CLOSE:
         if instance is not None:
             instance.close()

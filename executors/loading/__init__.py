@@ -1,4 +1,4 @@
-"""Turns a model's files into instances that are ready to work.
+"""Turns a model's files into instances that are ready to execute.
 
 May import `running` and below. Begin reading at `loader`.
 """

@@ -1,7 +1,7 @@
-"""What an executor can do, as the labels that placement asks for: devices, memory, processors, host, backends.
+"""An executor's capabilities as labels for placement: devices, memory, processors, host, backends.
 
-Labels that are given by hand win. Which backends there are costs a look at every installed distribution's metadata, so
-it is found out when somebody asks (`backends`).
+Configured labels override detected ones. Finding the backends reads the metadata of every installed distribution, so
+labels are detected only when they are first needed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _GIB = 1024**3
 
 
 class Capabilities:
-    """One executor's labels: `given` and what is detected."""
+    """One executor's labels: `configured` and detected ones."""
 
-    def __init__(self, registry: BackendRegistry, *, gpus: int, given: Mapping[str, str]) -> None:
+    def __init__(self, registry: BackendRegistry, *, gpus: int, configured: Mapping[str, str]) -> None:
         self.gpus = gpus
         self._registry = registry
-        self._given = dict(given)
+        self._configured = dict(configured)
         self._labels: dict[str, str] = {}
 
     def labels(self) -> dict[str, str]:
-        """Every label; several values of one are joined by commas. Reads metadata once: not for the event loop."""
+        """Return all labels; several values of one are joined by commas. The first call blocks: call it in a thread."""
         if not self._labels:
             self._labels = {
                 "host": socket.gethostname(),
@@ -35,13 +35,13 @@ class Capabilities:
                 "cpus": str(len(os.sched_getaffinity(0))),
                 "memory_gib": f"{memory_bytes() / _GIB:.2f}",
                 "backend": ",".join(self._registry.available()),
-                **self._given,
+                **self._configured,
             }
         return dict(self._labels)
 
 
 def memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """What this process may use: the machine's memory, or its container's limit. 0 when neither can be read."""
+    """The memory that this process may use: the machine's or its container's limit; 0 when neither can be read."""
     found: list[int] = []
     try:
         for line in (proc / "meminfo").read_text().splitlines():
@@ -51,7 +51,7 @@ def memory_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup
         pass
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
-            found.append(int((cgroup / name).read_text()))  # "max" is no number, and no limit
+            found.append(int((cgroup / name).read_text()))  # "max" means no limit, and raises ValueError
         except (OSError, ValueError):
             continue
     return min(found, default=0)

@@ -1,7 +1,6 @@
-"""Ensembles on an executor: what they are composed of comes before them and goes after them (C52, C53, R26).
+"""The order of loads and unloads around ensembles: composing models first at load, last at unload (C52, C53, R26).
 
-An ensemble has no instances here, and running it is its owner's. Loading and unloading is `deployment`'s, which asks
-this in which order.
+An ensemble has no instances here; its owner runs it. `executors.deployment.deployment` loads and unloads.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from executors.configuration.config import normalise, unsupported_features, vali
 from executors.repository.model_directory import ModelDirectory
 from protos.model_config_pb2 import ModelConfig
 
-from .placing import NotPlacedHere
+from .placement_rules import NotPlacedHere
 
 _log = logging.getLogger(__name__)
 
@@ -29,9 +28,9 @@ def is_ensemble(config: ModelConfig | None) -> bool:
 
 
 def completed_ensemble(written: ModelConfig, name: str, find: Find) -> ModelConfig:
-    """The final configuration of an ensemble. Raises what keeps it from being loaded.
+    """Return the final configuration of an ensemble. Raises the error that keeps it from being loaded.
 
-    It is decoupled when a model it is composed of is (C53).
+    An ensemble is decoupled when one of its composing models is (C53).
     """
     config = normalise(written)
     validate(config, name)
@@ -47,63 +46,63 @@ def completed_ensemble(written: ModelConfig, name: str, find: Find) -> ModelConf
     return config
 
 
-class Loads(Protocol):
-    """What this needs of whoever loads models."""
+class ModelLoads(Protocol):
+    """Loads models. Implemented by `executors.deployment.deployment.Deployment`."""
 
     def configs(self) -> Mapping[str, ModelConfig]:
-        """The configurations of the models that are served."""
+        """The configurations of the served models."""
 
     def interfaces(self, model: str) -> Mapping[int, ModelInterface]:
         """The served versions of a model."""
 
     def find_directory(self, model: str) -> ModelDirectory | None:
-        """A model's files, with its override. Reads files."""
+        """A model's directory with its override. Reads files."""
 
     def failure(self, model: str) -> CharoniaError | None:
-        """Why the last load of a model failed."""
+        """The error of a model's last load, None when it succeeded."""
 
     async def load_underway(self, model: str) -> bool:
-        """Wait for the load of a model that was begun together with others; False when there is none."""
+        """Wait for a joint load of a model; False when there is none."""
 
     async def catalog(self) -> Catalog:
-        """What all executors serve."""
+        """The catalog of what all executors serve."""
 
     def is_underway(self, model: str) -> bool:
-        """Whether a model is being loaded together with others."""
+        """Whether a joint load of this model is in progress."""
 
     async def load(self, model: str, request: None) -> None: ...
 
     async def unload(self, model: str) -> None: ...
 
     async def reload(self, model: str) -> None:
-        """Load a model anew although its files are the same."""
+        """Load a model again although its files are unchanged."""
 
 
 class Composition:
-    """The ensembles of one executor and the models they are composed of."""
+    """The ensembles of one executor and their composing models."""
 
-    def __init__(self, loads: Loads) -> None:
+    def __init__(self, loads: ModelLoads) -> None:
         self._loads = loads
         self._parts: dict[str, frozenset[str]] = {}
-        """What the ensembles that were to be loaded last are composed of."""
-        self._wanting: dict[str, frozenset[str]] = {}
-        """The same of those whose load failed."""
+        """By ensemble: the composing models at its last load."""
+        self._waiting: dict[str, frozenset[str]] = {}
+        """The same for ensembles whose load failed."""
         self._catalog: Catalog | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def prepare(self, directory: ModelDirectory) -> Find:
-        """Load what an ensemble is composed of and is not served (R26).
+        """Load the composing models of an ensemble that are not served (R26); return the function that finds them.
 
-        What cannot be had is told when it is asked for: `InvalidArgument` with C52's texts.
+        That function raises `InvalidArgument` with C52's texts for models that cannot be loaded.
         """
         config, name = directory.config, directory.key
         if config is None or not is_ensemble(config):
             return refuse_all
         models = composing_models(config)
         self._parts[name] = frozenset(models)
-        round_about = await asyncio.to_thread(self._circle, name, config)
-        if round_about:
-            return _Refusal(InvalidArgument(f"circular dependency between ensembles: {' -> '.join(round_about)}"))
+        cycle = await asyncio.to_thread(self._cycle, name, config)
+        if cycle:
+            return _Refusal(InvalidArgument(f"circular dependency between ensembles: {' -> '.join(cycle)}"))
         missing: set[str] = set()
         elsewhere: set[str] = set()
         for model in models:
@@ -140,15 +139,15 @@ class Composition:
         }
 
     def _on_served(self, model: str) -> None:
-        """An executor serves a model: perhaps what an ensemble here waits for."""
-        waiting = [name for name, models in self._wanting.items() if model in models]
+        """Called when an executor serves a model: load ensembles here that wait for it."""
+        waiting = [name for name, models in self._waiting.items() if model in models]
         if waiting and self._catalog is not None and self._catalog.served(model):
             task = asyncio.get_running_loop().create_task(self._try_again(waiting), name="ensembles that wait")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Wait for nobody any more."""
+        """Stop waiting for models of other executors."""
         if self._catalog is not None:
             self._catalog.listeners.remove(self._on_served)
             self._catalog = None
@@ -156,7 +155,7 @@ class Composition:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _circle(self, name: str, config: ModelConfig) -> tuple[str, ...]:
+    def _cycle(self, name: str, config: ModelConfig) -> tuple[str, ...]:
         def composed_of(model: str) -> list[str]:
             if model == name:
                 return sorted(composing_models(config))
@@ -167,22 +166,22 @@ class Composition:
         return circle(name, composed_of)
 
     async def loaded(self, model: str) -> None:
-        """A model was loaded, for the first time or anew: what is composed of it is checked again (R26)."""
-        waiting = [name for name, models in self._wanting.items() if model in models]
+        """Reload the ensembles that contain a model which was loaded, and retry those that waited for it (R26)."""
+        waiting = [name for name, models in self._waiting.items() if model in models]
         for ensemble in self.dependents(model):
             try:
                 await self._loads.reload(ensemble)
             except CharoniaError as error:
                 _log.error("ensemble '%s' cannot go on with the new '%s': %s", ensemble, model, error.message)
                 await self._loads.unload(ensemble)
-                self.failed(ensemble)  # it comes back with one that fits
+                self.failed(ensemble)  # it is loaded again with a model that fits
         await self._try_again(waiting)
 
     async def _try_again(self, ensembles: Sequence[str]) -> None:
         for ensemble in ensembles:
             if self._loads.is_underway(ensemble):
-                continue  # it waits for this
-            if self._wanting.pop(ensemble, None) is None:
+                continue  # its load waits for this one
+            if self._waiting.pop(ensemble, None) is None:
                 continue
             try:
                 await self._loads.load(ensemble, None)
@@ -190,16 +189,16 @@ class Composition:
                 _log.info("ensemble '%s' is still not complete: %s", ensemble, error.message)
 
     def failed(self, model: str) -> None:
-        """The load of a model failed; an ensemble is tried again when something is loaded that it is composed of."""
+        """Note a failed load. An ensemble is tried again when one of its composing models is loaded."""
         if model in self._parts:
-            self._wanting[model] = self._parts[model]
+            self._waiting[model] = self._parts[model]
 
     def forget(self, model: str) -> None:
-        """Nobody wants an ensemble any more that could not be loaded."""
-        self._wanting.pop(model, None)
+        """Do not try a failed ensemble again."""
+        self._waiting.pop(model, None)
 
     def dependents(self, model: str) -> list[str]:
-        """The ensembles that are served and are composed of a model."""
+        """The served ensembles that contain a model."""
         return [
             name
             for name, config in self._loads.configs().items()
@@ -207,7 +206,7 @@ class Composition:
         ]
 
     def parts(self, model: str) -> list[str]:
-        """The models an ensemble is composed of that no other ensemble is; nothing for any other model."""
+        """The composing models of an ensemble that no other ensemble contains; empty for other models."""
         config = self._loads.configs().get(model)
         if config is None or not is_ensemble(config):
             return []
@@ -215,12 +214,12 @@ class Composition:
 
 
 class _Members:
-    """The models of one ensemble, as far as they are served."""
+    """Finds the composing models of one ensemble that are served."""
 
     def __init__(
         self,
         ensemble: str,
-        loads: Loads,
+        loads: ModelLoads,
         missing: frozenset[str],
         elsewhere: Mapping[str, Mapping[int, ModelInterface]],
     ) -> None:
@@ -230,7 +229,7 @@ class _Members:
         self._missing = missing
 
     def find(self, model: str, version: int) -> ModelInterface:
-        """The interface of a version (-1: the highest). Raises `InvalidArgument` with C52's texts."""
+        """Return the interface of a version (-1: the highest). Raises `InvalidArgument` with C52's texts."""
         ensemble = self._ensemble
         served = self._loads.interfaces(model) or self._elsewhere.get(model, {})
         if model in self._missing and not served:
@@ -251,7 +250,7 @@ class _Members:
 
 
 class _Refusal:
-    """Stands for models that must not be looked for."""
+    """Raises the same error for every model."""
 
     def __init__(self, error: CharoniaError) -> None:
         self._error = error
@@ -261,5 +260,5 @@ class _Refusal:
 
 
 def refuse_all(model: str, version: int) -> ModelInterface:
-    """For what is no ensemble: it has no models to look for."""
+    """The `find` function of models that are no ensembles: always raises."""
     raise InvalidArgument(f"'{model}' is no part of an ensemble")

@@ -1,7 +1,7 @@
-"""Turns a model's files into instances ready to work: auto-complete, defaults, checks, instances, warm-up.
+"""Loads versions: auto-complete, defaults, checks, instances, warm-up.
 
-Whether and when to load is `executors.deployment.lifecycle`'s; telling the log is `executors.service`'s. Everything
-that reads files or blocks runs in threads, so that heartbeats go on.
+`executors.deployment` decides when, and announces the result. Everything that reads files or blocks runs in threads, so
+that heartbeats continue.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Memory, Sequences
 from executors.calling.near_calls import NearCalls, ResolvingCalls
 from executors.configuration.autofill import default_max_batch_size, from_graph
-from executors.configuration.ceilings import max_execution_s
 from executors.configuration.config import normalise, unsupported_features, validate
 from executors.configuration.io_validation import check_reshapes
+from executors.configuration.time_parameters import max_execution_s
 from executors.host.host_policy import HostPolicies
 from executors.isolation.isolated_instance import create_isolated, wants_process
 from executors.loading.strategy_checks import check_strategy
 from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
 from executors.repository.repository_agents import RepositoryAgents
 from executors.running.health import interval_s
-from executors.running.incarnation import Incarnation
 from executors.running.instance_pool import InstancePool
-from executors.running.turns import Turnstile
+from executors.running.loaded_version import LoadedVersion
+from executors.running.resource_grants import ResourceGrants
 from protos.model_config_pb2 import ModelConfig
 
 from .composition import completed_ensemble, is_ensemble
@@ -53,8 +53,8 @@ _KINDS = {"KIND_CPU": "CPU", "KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
 class Loader:
     """Loads versions. `gpus` is the number of devices of this machine; `backend_config` is backend -> key -> value.
 
-    With a `turnstile`, executions are limited by the resources of their instance groups (Q1). `calls` lets models call
-    models.
+    With `resource_grants`, executions are limited by the resources of their instance groups (Q1). `calls` lets models
+    call models.
     """
 
     calls: ResolvingCalls | None = None
@@ -67,7 +67,7 @@ class Loader:
         auto_complete: bool,
         backend_config: Mapping[str, Mapping[str, str]],
         retries: int = 0,
-        turnstile: Turnstile | None = None,
+        resource_grants: ResourceGrants | None = None,
         host_policies: HostPolicies | None = None,
         agents: RepositoryAgents | None = None,
     ) -> None:
@@ -77,31 +77,31 @@ class Loader:
         self._auto_complete = auto_complete
         self._backend_config = backend_config
         self._retries = retries
-        self.turnstile = turnstile
+        self.resource_grants = resource_grants
         self._host_policies = host_policies or HostPolicies({})
 
     def backends(self) -> list[tuple[str, str, str]]:
-        """Word, file and settings (JSON) of the backends that models have needed so far (R30)."""
+        """(name, file, settings as JSON) of the backends that models have used so far (R30)."""
         everywhere = self._backend_config.get("", {})
         return [
             (word, path, json.dumps({**everywhere, **self._backend_config.get(word, {})}, sort_keys=True))
-            for word, path in self._registry.places().items()
+            for word, path in self._registry.files().items()
         ]
 
     def can_find_backend(self, directory: ModelDirectory) -> bool:
-        """Whether the backend of a model could be had here, without importing it. Reads files and metadata."""
+        """Whether the backend of a model is installed, without importing it. Reads files and metadata."""
         config = directory.required_config()
         if not config.backend or self._registry.has(config.backend):
             return True
-        # of a remote model the files of no other versions are here
+        # only selected versions of a remote model have files here
         newest = max(directory.selected_versions(), default=0)
         return python_based(self._source(directory, newest, config)) is not None
 
     async def complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:
-        """The model's final configuration: auto-completed, defaults written in, every rule checked (C60, C70).
+        """Return the final configuration: auto-completed, with defaults, and fully checked (C60, C70).
 
-        `find` gives the interfaces of the models an ensemble is composed of. Raises a `CharoniaError`; it is the
-        reason for all of the model's versions.
+        `find` returns the interfaces of an ensemble's composing models. Raises a `CharoniaError`, which is the reason
+        for all of the model's versions.
         """
         written = directory.required_config()
         unsupported = unsupported_features(written)
@@ -128,8 +128,8 @@ class Loader:
         await asyncio.to_thread(check_strategy, config, directory.path, versions)
         return config
 
-    async def load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
-        """A version with its instances made and warmed up, not started. Raises a `CharoniaError` and leaves nothing."""
+    async def load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> LoadedVersion:
+        """Return a version with warmed-up instances, not started. Raises a `CharoniaError` and leaves nothing."""
         for attempt in range(self._retries + 1):
             try:
                 return await self._load(directory, version, config)
@@ -139,7 +139,7 @@ class Loader:
                 _log.warning("loading %s version %d failed, trying again: %s", directory.name, version, error)
         raise InternalError(f"model '{directory.name}' version {version} could not be loaded")
 
-    async def _load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> Incarnation:
+    async def _load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> LoadedVersion:
         started = monotonic_ns()
         if is_ensemble(config):
             return await self._load_ensemble(directory, version, config, started)
@@ -147,13 +147,13 @@ class Loader:
         backend = await asyncio.to_thread(self._registry.of, source)
         interface = ModelInterface.of(config)
         health_interval_s = interval_s(source)
-        digest, labels = await asyncio.to_thread(_read, source, config)
+        digest, labels = await asyncio.to_thread(_hash_and_labels, source, config)
         ceiling_s = max_execution_s(source)
         create = backend.create_instance
         if wants_process(source):
-            # its ceiling ends a process, not the executor
+            # the time limit ends the instance's process, not the executor
             create, ceiling_s = partial(create_isolated, ceiling_s=ceiling_s), 0.0
-        pool = InstancePool(interface, version, create, ceiling_s, turnstile=self.turnstile)
+        pool = InstancePool(interface, version, create, ceiling_s, resource_grants=self.resource_grants)
         try:
             await self._instances(source, pool, self._calls_of(directory))
             if interface.sequence_batching is not None:
@@ -171,16 +171,16 @@ class Loader:
             _log.exception("loading %s version %d failed", directory.name, version)
             raise InternalError(f"{type(error).__name__}: {error}") from error
         load_ns = monotonic_ns() - started
-        return Incarnation(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s)
+        return LoadedVersion(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s)
 
     async def _load_ensemble(
         self, directory: ModelDirectory, version: int, config: ModelConfig, started: int
-    ) -> Incarnation:
-        """An ensemble has no instances: its owner runs it on the models it is composed of."""
+    ) -> LoadedVersion:
+        """Load an ensemble, which has no instances: its owner runs it on its composing models."""
         source = self._source(directory, version, config)
-        digest, labels = await asyncio.to_thread(_read, source, config)
+        digest, labels = await asyncio.to_thread(_hash_and_labels, source, config)
         interface = ModelInterface.of(config)
-        return Incarnation(
+        return LoadedVersion(
             directory.key,
             source,
             interface,
@@ -191,19 +191,19 @@ class Loader:
             monotonic_ns() - started,
         )
 
-    async def resize(self, served: Incarnation, directory: ModelDirectory, version: int, config: ModelConfig) -> int:
-        """Bring a served version to what a configuration wants, where that is more or fewer instances alone (R23).
+    async def resize(self, served: LoadedVersion, directory: ModelDirectory, version: int, config: ModelConfig) -> int:
+        """Add or remove instances of a served version, if a configuration changes nothing else (R23).
 
-        Returns by how many it has changed; 0 when it must be loaded anew. Those that leave do when their pool shrinks.
-        Raises what `load` raises.
+        Returns the change in instances; 0 when the version must be reloaded. Surplus instances leave with
+        `InstancePool.shrink`. Raises what `load` raises.
         """
-        if self.turnstile is not None or is_ensemble(config) or served.pool.is_shrinking:
+        if self.resource_grants is not None or is_ensemble(config) or served.pool.is_shrinking:
             return 0
         interface, before = ModelInterface.of(config), served.interface
         bound = interface.sequence_batching is not None
         change = change_of(before.instance_groups, interface.instance_groups, bound=bound)
         source = self._source(directory, version, config)
-        if change == 0 or (await asyncio.to_thread(_read, source, config))[0] != served.content_hash:
+        if change == 0 or (await asyncio.to_thread(_hash_and_labels, source, config))[0] != served.content_hash:
             return 0
         if change > 0:
             group = interface.instance_groups[-1]
@@ -220,7 +220,7 @@ class Loader:
             served.warmed = await served.pool.grow(free[:change], group, batches)
         else:
             served.warmed = []
-            served.pool.keep(served.pool.slots + change)
+            served.pool.set_target(served.pool.slots + change)
         served.source, served.interface, served.pool.interface = source, interface, interface
         return change
 
@@ -239,7 +239,7 @@ class Loader:
         return found
 
     def _calls_of(self, directory: ModelDirectory) -> ModelCalls | None:
-        """How it calls models: those of its own namespace before others."""
+        """How the model calls others: those of its own namespace first."""
         if self.calls is None or not directory.namespace:
             return self.calls
         return NearCalls(self.calls, directory.namespace, directory.key)
@@ -286,7 +286,7 @@ def _specs(
     policies: HostPolicies,
     calls: ModelCalls | None,
 ) -> list[InstanceSpec]:
-    """`<group>_<index>`, numbered over the group's devices (C8)."""
+    """The instances of a group, named `<group>_<index>`, numbered over its devices (C8)."""
     kind = _KINDS[group.kind]
     devices = group.gpus if kind == "GPU" else (-1,)
     places = [device for device in devices for _ in range(group.count)]
@@ -298,7 +298,7 @@ def _specs(
     ]
 
 
-def _read(source: ModelSource, config: ModelConfig) -> tuple[str, dict[str, list[str]]]:
+def _hash_and_labels(source: ModelSource, config: ModelConfig) -> tuple[str, dict[str, list[str]]]:
     digest = content_hash(source.directory, source.version, config)
     labels = {name: list(lines) for name, lines in load_labels(source.directory, config).items()}
     return digest, labels

@@ -1,6 +1,6 @@
-"""Whether a changed configuration asks for nothing but more or fewer instances, which come and go in place (R23). Pure.
+"""Detects configuration changes that only add or remove instances, which is done in place (R23). Pure.
 
-Everything else is a load beside what is served (R22). Making and ending instances is `instance_pool`'s.
+Any other change is a reload (R22).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from charonia.models.interface import InstanceGroup
 
 
 def change_of(before: Sequence[InstanceGroup], after: Sequence[InstanceGroup], *, bound: bool) -> int:
-    """How many instances come to the last group, or leave it (negative); 0 when more or other things differ.
+    """Return how many instances the last group gains or loses (negative); 0 when anything else differs.
 
-    Instances of a sequence batcher are known by their numbers (`bound`): the last ones leave. Of others those leave
-    that are free first, which must be all alike.
+    With a sequence batcher (`bound`), instances are known by number and the last ones leave. Otherwise any free
+    instance may leave, so all must be alike.
     """
     if len(before) != len(after) or not before or any(group.passive for group in (*before, *after)):
         return 0

@@ -1,4 +1,4 @@
-"""What of custom batching (P22) keeps a model from loading. Which requests go together is the batcher's to ask."""
+"""Validates a model's custom batching strategy at load time. The batcher applies the strategy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from charonia.errors import Unsupported
 from protos.model_config_pb2 import ModelConfig
 
 LIBRARY = "batchstrategy.so"
-"""What Triton looks for beside a model or one of its versions."""
+"""The file that Triton looks for in a model's directory and in those of its versions."""
 
 
 def check_strategy(config: ModelConfig, directory: Path, versions: Iterable[int]) -> None:
-    """Raises `InvalidArgument` for a strategy that cannot be had, `Unsupported` for a library of Triton's.
+    """Raise `InvalidArgument` for a strategy that is not installed, `Unsupported` for one of Triton's C++ libraries.
 
-    Looks into the model's directory and reads metadata of what is installed.
+    Reads the model's directory and the metadata of installed distributions.
     """
     places = (directory, *(directory / str(version) for version in versions))
     if any((place / LIBRARY).exists() for place in places):

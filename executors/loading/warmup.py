@@ -1,7 +1,6 @@
 """Makes the requests of a model's warm-up (C17) as ordinary request records, so that they run like any other.
 
-Which data a configuration may name is checked by `executors.configuration.warmup_validation`; running and counting them
-(I12) is `executors.loading.loader`'s.
+`executors.configuration.warmup_validation` checks the configuration; instance pools run the requests.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from executors.repository.files import contained
 
 DIRECTORY = "warmup"
 _RANDOM_INTEGERS = 128
-"""Random integers stay below it: they are often indices or tokens, and any value at all would fail the model."""
+"""The upper bound of random integers: they are often indices or tokens, and arbitrary values would fail the model."""
 
 
 def warmup_records(interface: ModelInterface, version: int, directory: Path, warmup: Warmup) -> list[RequestRecord]:
-    """`batch_size` requests of one item each. Raises `InvalidArgument` for data that does not fit or is outside."""
+    """Return `batch_size` requests of one item each. Raises `InvalidArgument` for unsuitable data or files outside."""
     inputs = [_tensor(interface, directory, warmup, name, data) for name, data in warmup.inputs.items()]
     meta = request_meta(version, "", inputs, (), {})
     packed = pack_request(

@@ -1,5 +1,5 @@
-"""Model repositories: which models there are, and the files of each.
+"""Model repositories: lists models and reads their files.
 
-May import `configuration`, and touches files; object stores are in `remote`. Begin reading at `model_repository`, then
+May import `configuration`, and reads files; object stores are in `remote`. Begin reading at `model_repository`, then
 `model_directory`.
 """

@@ -1,4 +1,4 @@
-"""The `checksum` repository agent (item C23): files of a model are what its configuration says, or it does not load."""
+"""The `checksum` repository agent (C23): compares a model's files with the hashes in its configuration."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ALGORITHMS = ("md5", "sha256")
 
 
 def verify_checksums(directory: Path, hashes: Mapping[str, str]) -> None:
-    """Compare the files that the keys `<algorithm>:<path in the model directory>` name with their hexadecimal hashes.
+    """Compare files, given by keys `<algorithm>:<path in the model directory>`, with their hexadecimal hashes.
 
-    Reads the files whole. Raises `InvalidArgument` for a file that is another or not there, `Unsupported` for an
+    Reads the files whole. Raises `InvalidArgument` for a file that differs or is missing, `Unsupported` for an
     algorithm other than MD5 and SHA256.
     """
     for key, expected in sorted(hashes.items()):

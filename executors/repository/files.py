@@ -1,7 +1,7 @@
-"""Walks model directories and keeps paths inside them. The only module beside `model_repository` that touches files.
+"""Walks model directories, and checks that paths stay inside them.
 
-`__pycache__`, hidden entries and editors' left-overs are no part of a model (interface item R1): importing a python
-model must not look like a change of it.
+`__pycache__`, hidden entries and editors' backup files are not part of a model (R1): importing a python model must not
+look like a change of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A regular file below a directory: `relative` has forward slashes; links are followed."""
+    """A regular file below a directory. `relative` has forward slashes; links are followed."""
 
     relative: str
     path: Path
@@ -24,7 +24,7 @@ class FileEntry:
 
 
 def entry_of(path: Path) -> FileEntry:
-    """One file by itself. Raises `OSError`."""
+    """Return the entry of a single file. Raises `OSError`."""
     found = path.stat()
     return FileEntry(path.name, path, found.st_size, found.st_mtime_ns, found.st_ino)
 
@@ -34,9 +34,9 @@ def is_hidden(name: str) -> bool:
 
 
 def walk(directory: Path, *, skip_top: frozenset[str] = frozenset()) -> list[FileEntry]:
-    """Every file below `directory`, by relative path; `skip_top` names entries of the top level to leave out.
+    """Return all files below `directory`, sorted by relative path. `skip_top` names top-level entries to leave out.
 
-    A file that vanishes meanwhile is left out; a directory that a link leads back into is entered once.
+    Files that vanish meanwhile are left out. A directory that is linked several times is entered once.
     """
     found = list(_walk(directory, "", skip_top, set()))
     found.sort(key=lambda entry: entry.relative)
@@ -62,14 +62,14 @@ def _walk(directory: Path, prefix: str, skip: frozenset[str], entered: set[tuple
             continue
         try:
             found = entry.stat()
-        except FileNotFoundError:  # gone, or a link to nothing
+        except FileNotFoundError:  # removed meanwhile, or a dangling link
             continue
         if entry.is_file():
             yield FileEntry(relative, Path(entry.path), found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def contained(directory: Path, relative: str) -> Path | None:
-    """The real path of `relative` below `directory`, or `None` when it lies outside, links resolved (item C6)."""
+    """Return the real path of `relative` below `directory`, or None when it is outside after resolving links (C6)."""
     root = Path(os.path.realpath(directory))
     path = Path(os.path.realpath(root / relative))
     return path if path != root and path.is_relative_to(root) else None

@@ -1,7 +1,6 @@
-"""A model as a repository has it: its configuration, versions, labels, and the fingerprint that changes when it does.
+"""A model's directory: its configuration, versions and labels, and a fingerprint that changes when its files do.
 
-It loads nothing and remembers nothing but file digests. Which repositories there are is
-`executors.repository.model_repository`'s, what a configuration may say `executors.configuration.config`'s.
+Nothing is loaded, and only file digests are cached.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Changes when files do (R10): `config` and `shared` (labels, warm-up data) for the model, one for each version."""
+    """Changes when files do (R10): `config`, `shared` (labels, warm-up data), and one stamp per version."""
 
     config: str
     shared: str
     versions: Mapping[int, str] = field(default_factory=dict)
 
     def changed_versions(self, before: Fingerprint) -> set[int]:
-        """Versions to load again, to load or to unload since `before`: all of them when a shared file changed."""
+        """Versions that were added, removed or changed since `before`: all of them when a shared file changed."""
         if (self.config, self.shared) != (before.config, before.shared):
             return set(self.versions) | set(before.versions)
         either = set(self.versions) | set(before.versions)
@@ -43,12 +42,12 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class ModelDirectory:
-    """One model as found: either `config` (name, backend and structure settled, not autofilled) or `error` is set.
+    """One model of a repository. Either `config` (checked structure, with a backend, not autofilled) or `error` is set.
 
-    `versions` ascend and are those that exist, before the version policy. An override is in `config` like a file.
-    `namespace` is the repository's path where models of one name are told apart by it, else "". `entries` are those of
-    the highest version that is not empty: they give the backend away (R5). Files that are not on this machine yet are
-    brought by `fetch`, which takes the versions that are wanted and returns the directory: use `with_files`.
+    `versions` are those that exist, ascending, before the version policy. An override is in `config` like a file.
+    `namespace` is the repository's path with namespacing, else "". `entries` are the files of the highest version that
+    is not empty: they identify the backend (R5). For a remote model, `fetch` copies the files of the given versions to
+    this machine and returns the directory: use `with_files`.
     """
 
     name: str
@@ -63,21 +62,21 @@ class ModelDirectory:
 
     @property
     def key(self) -> str:
-        """What the model is known by in the log: its name, with its namespace if it has one."""
+        """The model's key in the log: its name, with its namespace if it has one."""
         return model_key(self.namespace, self.name)
 
     def required_config(self) -> ModelConfig:
-        """The configuration; raises `error` when there is none."""
+        """Return the configuration. Raises `error` when there is none."""
         if self.config is None:
             raise self.error or StructureError(f"model '{self.name}' has no configuration")
         return self.config
 
     def selected_versions(self) -> list[int]:
-        """Versions to serve under the policy, ascending (C3, R3). Raises `error` or `InstanceError`."""
+        """The versions that the version policy selects, ascending (C3, R3). Raises `error` or `InstanceError`."""
         return versions.select(self.required_config().version_policy, self.versions, self.name)
 
     def with_config(self, config: ModelConfig) -> ModelDirectory:
-        """The same files under a load override's complete configuration (R24); a bad one ends up in `error`."""
+        """Return the same files with a load override's complete configuration (R24); a bad one sets `error`."""
         try:
             prepared = autofill.prepare(config, self.name, self.entries)
             if self.fetch is None:
@@ -89,9 +88,9 @@ class ModelDirectory:
         return replace(self, config=prepared, error=None, fingerprint=fingerprint)
 
     def with_files(self, wanted: Collection[int]) -> ModelDirectory:
-        """The same with the files of these versions, and those they share, in `path` (R7). Blocks while they come.
+        """Fetch the files of these versions, and shared ones, into `path` (R7). Blocks.
 
-        Raises `Unavailable` when they cannot be had.
+        Raises `Unavailable` when they cannot be fetched.
         """
         if self.fetch is None:
             return self
@@ -104,7 +103,7 @@ class ModelDirectory:
 
 
 def read(path: Path, *, name: str | None = None, namespace: str = "", config_name: str | None = None) -> ModelDirectory:
-    """The model in a directory of this machine; `name` if it is not the directory's, `config_name` as in R4."""
+    """Read a local model directory. `name` defaults to the directory's name; `config_name` as in R4."""
     name = name or path.name
     existing = _versions(path)
     config_path = path / CONFIG_FILE
@@ -131,7 +130,7 @@ def read(path: Path, *, name: str | None = None, namespace: str = "", config_nam
 
 
 def load_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Output name to its labels, one for each line of the label file (C6).
+    """Return the labels by output name, one per line of the label file (C6).
 
     Raises `Unsupported` for a file outside the model directory, `InstanceError` for one that cannot be read.
     """
@@ -157,40 +156,37 @@ def load_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ..
 
 
 def content_hash(directory: Path, version: int, config: ModelConfig) -> str:
-    """What a version is made of, equal on every machine that has the same files and configuration (32 hex digits).
+    """Return a hash of a version's content, 32 hex digits, equal on all machines with the same files and configuration.
 
-    Covers the normalised configuration, the version's files and the model's shared ones. Instance groups are left out:
-    they say where a model runs, and differ rightly between machines with and without accelerators.
+    It covers the normalised configuration, the version's files and the model's shared ones. Instance groups are left
+    out, as they may differ between machines with and without accelerators.
     """
     bare = ModelConfig()
     bare.CopyFrom(config)
     bare.ClearField("instance_group")
     digest = hashlib.blake2b(bare.SerializeToString(deterministic=True), digest_size=16)
     skip = _not_shared(_versions(directory))
-    for scope, entries in (
-        ("shared", walk(directory, skip_top=skip)),
-        ("version", walk(directory / str(version))),
-    ):
+    for scope, entries in (("shared", walk(directory, skip_top=skip)), ("version", walk(directory / str(version)))):
         for entry in entries:
-            # Lengths and separators keep two different trees from spelling the same bytes.
+            # lengths and separators make the encoding unambiguous
             digest.update(f"\0{scope}\0{entry.relative}\0{entry.size_bytes}\0".encode())
             digest.update(file_digest(entry))
     return digest.hexdigest()
 
 
-# Path -> (size, mtime, inode) and digest: large model files are read once, not at every poll.
+# path -> (size, mtime, inode) and digest: large model files are read once, not at every poll
 _DIGESTS: dict[Path, tuple[tuple[int, int, int], bytes]] = {}
-_MOST_DIGESTS = 100_000
+_MAX_DIGESTS = 100_000
 
 
 def file_digest(entry: FileEntry) -> bytes:
-    """Of a file's content. It is read when it was not yet, or is another by its size, time or inode."""
+    """Return the digest of a file's content, cached while its size, time and inode stay the same."""
     stamp = (entry.size_bytes, entry.modified_ns, entry.inode)
     cached = _DIGESTS.get(entry.path)
     if cached is not None and cached[0] == stamp:
         return cached[1]
     digest = _read_digest(entry.path)
-    if len(_DIGESTS) >= _MOST_DIGESTS:
+    if len(_DIGESTS) >= _MAX_DIGESTS:
         _DIGESTS.clear()
     _DIGESTS[entry.path] = (stamp, digest)
     return digest
@@ -205,7 +201,7 @@ def _read_digest(path: Path) -> bytes:
 
 
 def _versions(path: Path) -> tuple[int, ...]:
-    """R1: version directories, ascending."""
+    """The versions that have a directory (R1), ascending."""
     try:
         found = [(versions.version_of(entry.name), entry) for entry in path.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -214,7 +210,7 @@ def _versions(path: Path) -> tuple[int, ...]:
 
 
 def _version_files(path: Path, existing: tuple[int, ...]) -> list[str]:
-    """Entries of the highest version that is not empty: they give the backend away (R5)."""
+    """Entries of the highest version that is not empty: they identify the backend (R5)."""
     for version in reversed(existing):
         try:
             names = sorted(entry.name for entry in (path / str(version)).iterdir() if not is_hidden(entry.name))
@@ -226,18 +222,18 @@ def _version_files(path: Path, existing: tuple[int, ...]) -> list[str]:
 
 
 def _written_config(path: Path) -> ModelConfig:
-    """The parsed file; a missing one is an empty configuration (C73). Raises `StructureError`."""
+    """Parse the configuration file; a missing one is an empty configuration (C73). Raises `StructureError`."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return ModelConfig()
     except OSError as error:
         raise StructureError(f"unable to read '{path.name}': {error}") from error
-    return parsed(path.name, content)
+    return parse_config(path.name, content)
 
 
-def parsed(file_name: str, content: bytes) -> ModelConfig:
-    """A configuration file's content. Raises `StructureError`."""
+def parse_config(file_name: str, content: bytes) -> ModelConfig:
+    """Parse a configuration file's content. Raises `StructureError`."""
     try:
         return pbtxt.parse(content.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -254,11 +250,11 @@ def _stamp_of_file(path: Path) -> str:
 
 
 def _stamp(entries: list[FileEntry]) -> str:
-    """Names, sizes and modification times of files, condensed. Never reads them (R10)."""
-    return condensed(f"{e.relative}\0{e.size_bytes}\0{e.modified_ns}\0{e.inode}" for e in entries)
+    """A digest of files' names, sizes and modification times. Never reads the files (R10)."""
+    return digest_of(f"{e.relative}\0{e.size_bytes}\0{e.modified_ns}\0{e.inode}" for e in entries)
 
 
-def condensed(lines: Iterable[str]) -> str:
+def digest_of(lines: Iterable[str]) -> str:
     """A digest of lines, 32 hex digits."""
     digest = hashlib.blake2b(digest_size=16)
     for line in lines:
@@ -267,5 +263,5 @@ def condensed(lines: Iterable[str]) -> str:
 
 
 def _not_shared(existing: Iterable[int]) -> frozenset[str]:
-    """Entries of a model directory that are no files all versions share."""
+    """Entries of a model directory that are not shared by all versions."""
     return frozenset({*map(str, existing), CONFIG_FILE, CONFIG_DIRECTORY})

@@ -1,7 +1,6 @@
-"""Reads model repositories: which models there are, and what is to be known of each (`model_directory`).
+"""Reads model repositories: lists the models, and reads the directory of each (`model_directory`). Loads nothing.
 
-It loads nothing. Which version to serve, when to load it and what to tell clients is for the executor and the gateway;
-what kinds of repositories there are is `executors.repository.roots`'.
+`executors.repository.roots` has the kinds of repositories.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from .roots import LocalRoot, Root
 DUPLICATE_REASON = "model appears in two or more repositories"
 
 OpenRemote = Callable[[str, str | None], Root]
-"""Makes a repository of an object store from its URL and the configuration name of R4."""
+"""Opens the repository in an object store: (URL, configuration name of R4)."""
 
 
 class ModelRepository:
-    """One or several repositories, read afresh at every `scan`."""
+    """One or several repositories. Every `scan` reads them again."""
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class ModelRepository:
         namespacing: bool = False,
         open_remote: OpenRemote | None = None,
     ) -> None:
-        """`config_name` is `--model-config-name`: `configs/<name>.pbtxt` goes before `config.pbtxt` (R4).
+        """`config_name` is `--model-config-name`: `configs/<name>.pbtxt` takes precedence over `config.pbtxt` (R4).
 
         With `namespacing` each path is a namespace: models of different ones may have the same name (R2).
 
@@ -54,8 +53,10 @@ class ModelRepository:
             for path in paths:
                 self._roots.append(self._open(path, open_remote))
             for root in self._roots if namespacing else ():
-                if not can_be_namespace(root.place):
-                    raise StartupError(f"with --model-namespacing the repository '{root.place}' must have another name")
+                if not can_be_namespace(root.location):
+                    raise StartupError(
+                        f"with --model-namespacing the repository '{root.location}' must have another name"
+                    )
         except BaseException:
             self.close()
             raise
@@ -68,13 +69,13 @@ class ModelRepository:
         return open_remote(str(path), self._config_name)
 
     def scan(self) -> dict[str, ModelDirectory]:
-        """Every model by key. A model found twice has an error (R2); one with a bad configuration has its reason.
+        """Return all models by key. Models found twice (R2), or with a bad configuration, have an error.
 
-        Of a remote one only the fingerprint is sure to be there. Raises `Unavailable` when a repository cannot be
-        listed: that is no reason to unload anything.
+        Of a remote model, only the fingerprint is sure to be set. Raises `Unavailable` when a repository cannot be
+        listed, which is no reason to unload anything.
         """
         found: dict[str, ModelDirectory] = {}
-        # all are listed first: what composing models mean depends on where they are
+        # list all first: the meaning of an ensemble's model names depends on where these models are
         for root, names in [(root, root.names()) for root in self._roots]:
             for name in names:
                 model = self._read(root, name, scanning=True)
@@ -85,15 +86,15 @@ class ModelRepository:
         return dict(sorted(found.items()))
 
     def find(self, key: str) -> ModelDirectory | None:
-        """One model, without reading the others; `None` when no repository has it (R20).
+        """Return one model without reading the others; None when no repository has it (R20).
 
-        Raises R11's errors, `Unavailable` when a repository that should have it cannot be asked.
+        Raises R11's errors, and `Unavailable` when a repository that should have it cannot be reached.
         """
         if self._namespacing:
-            # a model without a namespace is none of the repositories': it came with a load request (R25)
-            known = [root for root in self._places(name_of(key)) if root.place == namespace_of(key)]
+            # a model without a namespace is in no repository: it came with a load request (R25)
+            known = [root for root in self._roots_with(name_of(key)) if root.location == namespace_of(key)]
         else:
-            known = self._places(key)
+            known = self._roots_with(key)
         if not known:
             return None
         model = self._read(known[0], name_of(key), scanning=False)
@@ -102,56 +103,56 @@ class ModelRepository:
         return model
 
     def keys(self, name: str) -> list[str]:
-        """The keys of all models of a name, ascending; the name alone without namespaces. Raises what `find` does."""
+        """The keys of all models with a name, ascending; the name alone without namespaces. Raises what `find` does."""
         if not self._namespacing:
             return [name]
-        return sorted({model_key(root.place, name) for root in self._places(name)})
+        return sorted({model_key(root.location, name) for root in self._roots_with(name)})
 
     @property
     def has_copies(self) -> bool:
-        """Whether models are fetched from somewhere else, so that there are copies to release."""
+        """Whether a repository is remote, so that there are local copies to release."""
         return any(not isinstance(root, LocalRoot) for root in self._roots)
 
     def release(self, key: str, keep: Collection[Path], *, latest: bool) -> None:
-        """Remove copies of a remote model that were fetched, but those to `keep` and, if so, the `latest`."""
+        """Remove local copies of a remote model, except those in `keep` and, with `latest`, the last one fetched."""
         for root in self._roots:
-            if not self._namespacing or root.place == namespace_of(key):
+            if not self._namespacing or root.location == namespace_of(key):
                 root.release(name_of(key), keep, latest=latest)
 
     def abandon(self) -> None:
-        """Break off what is being fetched, and fetch nothing more."""
+        """Cancel fetches in progress, and fetch nothing more."""
         for root in self._roots:
             root.abandon()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether some thread waits for a server's answer, as the end of a process would: it cannot be interrupted."""
+        """Whether a thread waits for a server's answer. It cannot be interrupted, and delays the end of the process."""
         return any(root.is_waiting for root in self._roots)
 
     def close(self) -> None:
-        """Give back what is held. Nothing is read afterwards."""
+        """Release all resources. Nothing may be read afterwards."""
         for root in self._roots:
             root.close()
 
-    def _places(self, name: str) -> list[Root]:
-        """The repositories that have a model of this name now."""
+    def _roots_with(self, name: str) -> list[Root]:
+        """The repositories that have a model with this name now."""
         check_model_name(name)
-        return [root for root in self._roots if root.look(name)]
+        return [root for root in self._roots if root.refresh(name)]
 
     def _read(self, root: Root, name: str, *, scanning: bool) -> ModelDirectory:
-        namespace = root.place if self._namespacing else ""
+        namespace = root.location if self._namespacing else ""
         return self.with_composing_models(root.read(name, namespace=namespace, scanning=scanning))
 
     def read(self, path: Path, *, name: str) -> ModelDirectory:
-        """The model in a directory that does not lie in a repository (R25)."""
+        """Read the model in a directory outside the repositories (R25)."""
         model = model_directory.read(path, name=name, config_name=self._config_name)
         return self.with_composing_models(model)
 
     def with_composing_models(self, model: ModelDirectory) -> ModelDirectory:
-        """An ensemble whose steps say whose namespace their models are of: its own, else the only one that has them.
+        """Set the namespaces in an ensemble's steps: its own, else the only one that has the model.
 
-        What a step says by itself counts for nothing, as in Triton. It is part of the fingerprint: an ensemble is
-        another when one of its models appears in its namespace, or leaves it.
+        A namespace written in a step is ignored, as in Triton. The result is part of the fingerprint: an ensemble has
+        changed when one of its models appears in its namespace, or leaves it.
         """
         if model.config is None or not model.config.HasField("ensemble_scheduling"):
             return model
@@ -169,10 +170,10 @@ class ModelRepository:
         return replace(model, config=config, fingerprint=fingerprint)
 
     def _namespace_for(self, name: str, preferred: str) -> str:
-        """Of which repository a composing model is, "" when that is open or none has it."""
+        """The repository of a composing model, "" when several or none have it."""
         if not self._namespacing or not name.strip() or "/" in name or "\0" in name:
             return ""
-        having = {root.place for root in self._roots if root.has(name)}
+        having = {root.location for root in self._roots if root.has(name)}
         if preferred in having:
             return preferred
         return having.pop() if len(having) == 1 else ""

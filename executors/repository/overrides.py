@@ -1,4 +1,4 @@
-"""Makes the temporary model directory of a load request that brings its own files (R25), and removes it again."""
+"""Makes and removes the temporary model directory of a load request with files (R25)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PREFIX = "charonia-model-"
 
 
 async def fetch(log: Blobs, model: str, files: Mapping[str, str]) -> dict[str, bytes]:
-    """The contents of the files by path. Raises `InternalError` for one that the log does not hold any more."""
+    """Fetch the files' contents, by path. Raises `InternalError` for one that the log no longer holds."""
     contents: dict[str, bytes] = {}
     for path, blob_id in files.items():
         data = await log.blob(blob_id)
@@ -27,7 +27,7 @@ async def fetch(log: Blobs, model: str, files: Mapping[str, str]) -> dict[str, b
 
 
 def write(model: str, contents: Mapping[str, bytes]) -> Path:
-    """A new directory that holds only these files, `<version>/<path>`.
+    """Make a new directory with only these files, `<version>/<path>`.
 
     Raises `InvalidArgument` for a path that leads out of it.
     """

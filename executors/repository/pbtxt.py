@@ -1,6 +1,6 @@
-"""Text of a `config.pbtxt` to the message `ModelConfig`. Only syntax and field names are judged here.
+"""Parses the text of a `config.pbtxt` into a `ModelConfig`. Checks syntax and field names only.
 
-What the values may be is `executors.configuration`'s business.
+`executors.configuration.config` checks the values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from protos.model_config_pb2 import ModelConfig
 
 
 def parse(text: str) -> ModelConfig:
-    """The configuration a text describes; an empty text is an empty configuration (interface item C73).
+    """Parse a configuration; an empty text is an empty configuration (C73).
 
     Raises `StructureError` "<line>:<column> : <reason>" for bad syntax, an unknown field, a value of the wrong type, or
     two members of one choice.
@@ -24,7 +24,7 @@ def parse(text: str) -> ModelConfig:
 
 
 def unparse(config: ModelConfig) -> str:
-    """The text `parse` reads back to an equal configuration."""
+    """Return a text that `parse` reads back to an equal configuration."""
     return text_format.MessageToString(config)
 
 

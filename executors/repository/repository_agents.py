@@ -1,8 +1,8 @@
-"""What a configuration's `model_repository_agents` do before a model is loaded (items C23, R43).
+"""Runs a configuration's `model_repository_agents` before a model is loaded (C23, R43).
 
-Triton's agents are shared libraries written against its C interface; the one it ships, `checksum`, is built in here
-(`executors.repository.checksums`). Any other is looked for where Triton would look, and answered in its words when it
-is not there; one that is there is a library for another server.
+Triton's agents are shared libraries with its C interface. The one it ships, `checksum`, is built in here
+(`executors.repository.checksums`). Any other is searched where Triton would search: a missing one gets Triton's error,
+an existing one is rejected, because it cannot be loaded here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .checksums import AGENT as CHECKSUM
 from .checksums import verify_checksums
 
 DEFAULT_DIRECTORY = "/opt/tritonserver/repoagents"
-"""Where Triton looks without `--repoagent-directory`."""
+"""Where Triton searches without `--repoagent-directory`."""
 
 
 class RepositoryAgents:
@@ -27,10 +27,10 @@ class RepositoryAgents:
         self._directory = directory or DEFAULT_DIRECTORY
 
     def run(self, model: Path, config: ModelConfig) -> None:
-        """Let the agents look at a model directory, in their order. Reads files.
+        """Run the agents on a model directory, in their order. Reads files.
 
-        Raises `StructureError` with the reason of the first that refuses the model: Triton runs them when it polls the
-        repository, so that clients hear only that it could not be polled (C62).
+        Raises `StructureError` with the reason of the first that rejects the model. Triton runs agents when it polls
+        the repository, so clients only learn that the model could not be polled (C62).
         """
         try:
             for agent in config.model_repository_agents.agents:

@@ -1,5 +1,6 @@
-"""One model repository of several: a directory of this machine here, an object store's in
-`executors.repository.remote`.
+"""The interface of one model repository, and its implementation for a local directory.
+
+`executors.repository.remote` implements it for object stores.
 """
 
 from __future__ import annotations
@@ -17,50 +18,50 @@ from .model_directory import ModelDirectory
 
 
 class Root(Protocol):
-    """A repository. All but `place` and `has` may read files or ask a server: not for the event loop."""
+    """A repository. All methods except `location` and `has` may block on files or a server: call them in a thread."""
 
     @property
-    def place(self) -> str:
-        """What it is called in texts and as a namespace: its absolute path or its URL."""
+    def location(self) -> str:
+        """Its absolute path or URL, which is its name in texts and as a namespace."""
 
     def names(self) -> list[str]:
-        """The models it has now. Raises `Unavailable` when it cannot be listed."""
+        """The names of its models now. Raises `Unavailable` when it cannot be listed."""
 
-    def look(self, name: str) -> bool:
-        """Whether it has a model now. Raises `Unavailable`."""
+    def refresh(self, name: str) -> bool:
+        """Check whether it has a model now. Raises `Unavailable`."""
 
     def has(self, name: str) -> bool:
-        """Whether it had a model when it was last looked at."""
+        """Whether it had a model at the last check."""
 
     def read(self, name: str, *, namespace: str, scanning: bool) -> ModelDirectory:
-        """A model as it was last looked at. `scanning`: its fingerprint is enough, there may be no configuration."""
+        """Return a model as of the last check. With `scanning`, only the fingerprint must be set."""
 
     def release(self, name: str, keep: Collection[Path], *, latest: bool) -> None:
-        """Remove the copies of a model that are made for this process, but those to `keep` and, if so, the `latest`."""
+        """Remove local copies of a model, except those in `keep` and, with `latest`, the last one fetched."""
 
     def abandon(self) -> None:
-        """Break off what is being fetched, and fetch nothing more."""
+        """Cancel fetches in progress, and fetch nothing more."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether some thread waits for a server's answer."""
+        """Whether a thread waits for a server's answer."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release all resources."""
 
 
 class LocalRoot:
-    """A directory, read where it lies."""
+    """A repository in a local directory."""
 
     def __init__(self, path: str | Path, config_name: str | None) -> None:
-        """Raises `StartupError` when it is no directory."""
+        """Raise `StartupError` when the path is no directory."""
         if not Path(path).is_dir():
             raise StartupError(f"the model repository '{path}' does not exist or is not a directory")
         self.path = Path(path).absolute()
         self._config_name = config_name
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return str(self.path)
 
     def names(self) -> list[str]:
@@ -70,7 +71,7 @@ class LocalRoot:
         except OSError as error:
             raise Unavailable(f"failed to poll model repository '{self.path}': {error.strerror or error}") from error
 
-    def look(self, name: str) -> bool:
+    def refresh(self, name: str) -> bool:
         return self.has(name)
 
     def has(self, name: str) -> bool:
@@ -83,14 +84,14 @@ class LocalRoot:
         return model_directory.read(self.path / name, namespace=namespace, config_name=self._config_name)
 
     def release(self, name: str, keep: Collection[Path], *, latest: bool) -> None:
-        """There are none."""
+        """Do nothing: there are no copies."""
 
     def abandon(self) -> None:
-        """Nothing is fetched."""
+        """Do nothing: there are no fetches."""
 
     @property
     def is_waiting(self) -> bool:
         return False
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""

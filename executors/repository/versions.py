@@ -1,4 +1,4 @@
-"""Which versions of a model are served: version-directory names and the version policy (interface items C3, R1, R3)."""
+"""Selects the versions of a model to serve: names of version directories, and the version policy (C3, R1, R3)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from charonia.models.config_errors import InstanceError
 from protos.model_config_pb2 import ModelVersionPolicy
 
-# Versions travel as signed 64-bit integers; a directory beyond that cannot be asked for.
+# versions are signed 64-bit integers in the protocol: clients cannot name larger ones
 _MAX_VERSION = 2**63 - 1
 
 
 def version_of(directory_name: str) -> int | None:
-    """The version a directory name stands for: ASCII digits, above 0, no leading zero; `None` for any other name."""
+    """The version of a directory name: ASCII digits, above 0, no leading zero; None for any other name."""
     if not (directory_name.isascii() and directory_name.isdigit()) or directory_name.startswith("0"):
         return None
     if len(directory_name) > len(str(_MAX_VERSION)):
@@ -22,9 +22,9 @@ def version_of(directory_name: str) -> int | None:
 
 
 def select(policy: ModelVersionPolicy, available: Iterable[int], model_name: str) -> list[int]:
-    """The versions to serve, ascending, out of those that exist. An unset policy is the latest one (item C3).
+    """Return the existing versions that the policy selects, ascending. An unset policy selects the latest (C3).
 
-    Raises `InstanceError` when none is left.
+    Raises `InstanceError` when it selects none.
     """
     existing = sorted(set(available))
     choice = policy.WhichOneof("policy_choice")

@@ -1,8 +1,8 @@
-"""Asks the instances of a version that can tell whether they are well, and tells of changes (P6).
+"""Checks the health of a version's instances periodically and reports changes (P6).
 
-Nobody is asked per probe of a client: instances are asked every so often, whoever looks finds the last answer in the
-catalog. A version is well on an executor while each of its instances that can tell says so in time; one that executes
-a batch is not asked, its last answer holds. What that means for readiness is the catalog's to say.
+A client's readiness probe reads the last result from the catalog and calls no instance. A version is healthy on an
+executor while each of its instances with a health check answers yes in time. An instance that runs a batch is not
+checked; its last answer holds. The catalog derives readiness from the reports.
 """
 
 from __future__ import annotations
@@ -12,62 +12,65 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from charonia.backend import InstanceDied, ModelSource, SelfCheckingInstance
-from executors.configuration.ceilings import parameter_seconds
+from executors.configuration.time_parameters import parameter_seconds
 
 _log = logging.getLogger(__name__)
 
 INTERVAL = "charonia.health_interval_s"
 DEFAULT_INTERVAL_S = 2.0
 TIMEOUT_S = 5.0
-_LEAST_INTERVAL_S = 0.01
+_MIN_INTERVAL_S = 0.01
 
 
 def interval_s(source: ModelSource) -> float:
-    """How often a model is asked. Raises `InvalidArgument` for a value that is no time."""
-    return max(_LEAST_INTERVAL_S, parameter_seconds(source, INTERVAL, DEFAULT_INTERVAL_S))
+    """Return the period of a model's health checks in seconds. Raises `InvalidArgument` for a value that is no time."""
+    return max(_MIN_INTERVAL_S, parameter_seconds(source, INTERVAL, DEFAULT_INTERVAL_S))
 
 
 class HealthWatch:
-    """The health of one loaded version. `idle_instances` gives those that are not busy, by a name of their own."""
+    """Watches one loaded version. `idle_instances` returns (name, instance) pairs of the instances that run nothing.
+
+    `report` is awaited with the new state after each change.
+    """
 
     def __init__(
         self,
         name: str,
         idle_instances: Callable[[], Sequence[tuple[str, SelfCheckingInstance]]],
-        tell: Callable[[bool], Awaitable[None]],
-        every_s: float,
+        report: Callable[[bool], Awaitable[None]],
+        period_s: float,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self.well = True
+        self.healthy = True
         self._name = name
         self._idle_instances = idle_instances
-        self._tell = tell
-        self._every_s = every_s
+        self._report = report
+        self._period_s = period_s
         self._timeout_s = timeout_s
-        self._unwell: dict[str, str] = {}
+        self._complaints: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Ask until cancelled, at once for the first time."""
+        """Check at once and then every `period_s`, until cancelled."""
         while True:
-            await self.look()
-            await asyncio.sleep(self._every_s)
+            await self.check()
+            await asyncio.sleep(self._period_s)
 
-    async def look(self) -> None:
-        """Ask everybody once, and tell when the answer is another than before."""
+    async def check(self) -> None:
+        """Check all idle instances once; report when the version's state has changed."""
         asked = self._idle_instances()
         answers = await asyncio.gather(*(self._complaint(instance) for _, instance in asked))
         for (name, _), complaint in zip(asked, answers, strict=True):
-            self._unwell.pop(name, None)
+            self._complaints.pop(name, None)
             if complaint:
-                self._unwell[name] = complaint
-        if self.well == bool(self._unwell):
-            self.well = not self._unwell
-            reasons = "; ".join(f"{name}: {complaint}" for name, complaint in self._unwell.items())
+                self._complaints[name] = complaint
+        if self.healthy == bool(self._complaints):
+            self.healthy = not self._complaints
+            reasons = "; ".join(f"{name}: {complaint}" for name, complaint in self._complaints.items())
             _log.warning("%s is %s", self._name, f"not ready, {reasons}" if reasons else "ready again")
-            await self._tell(self.well)
+            await self._report(self.healthy)
 
     async def _complaint(self, instance: SelfCheckingInstance) -> str:
-        """Why an instance is not well, "" when it is; one that died is replaced, which is no matter of health."""
+        """Return why an instance is not healthy, "" when it is. A dead instance counts as healthy: it is replaced."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return "" if await instance.check_health() else "is_ready says no"

@@ -1,7 +1,7 @@
-"""The instances of one loaded model version: all take from one queue, so that none waits beside work.
+"""The instances of one loaded version. All take batches from one queue, so that none idles while a batch waits.
 
-Running a batch on an instance is `executors.running.workers`'; what a batch's end means for the log is
-`executors.intake`'s. Here a batch that outlasts its ceiling in a thread, which cannot be ended, is found and reported.
+`executors.running.workers` runs the batches, `executors.intake` settles them. The pool also detects batches that exceed
+their execution time limit in a thread: a thread cannot be ended, so such a batch is only reported.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from executors.batches.execution import Batch
 from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequences import Sequences
 
-from .handover import Handover
-from .job import Job, died, take_all
+from .resource_grants import RateLimitedQueue, ResourceGrants
 from .stream_workers import StreamWorker
-from .turns import Turns, Turnstile
+from .submitted_batch import SubmittedBatch, instance_died_error, take_all
+from .thread_queue import ThreadQueue
 from .workers import Instance, TaskWorker, ThreadWorker, Worker
 
 Create = Callable[[InstanceSpec], Awaitable[Instance]]
-Hung = Callable[[Job, Death], None]
+Hung = Callable[[SubmittedBatch, Death], None]
 
-_LEAST_LOOK_S = 0.01
+_MIN_WATCH_S = 0.01
 
 
 @dataclass(slots=True, eq=False)
 class InstancePool:
-    """The instances of one loaded version and their common queue. Made, used and closed in one event loop.
+    """The instances of one loaded version and their queue. Create, use and close it in one event loop.
 
-    A batch that a thread has run for `ceiling_s` (0: no limit) is handed to `on_hung`, once, and counts as finished
-    here: its thread is lost, so whoever listens must end the process soon. With a `turnstile`, a rate limiter says when
-    an instance may take the next batch (Q1-Q4). With `sequences` a batch is for one instance (S34).
+    When a thread has run a batch for `ceiling_s` seconds (0: no limit), `on_hung` is called once and the batch counts
+    as finished. Its thread is lost, so `on_hung` must bring the process to an end. With `resource_grants`, a rate
+    limiter decides when an instance may take the next batch (Q1-Q4). With `sequences`, each batch is bound to one
+    instance (S34).
     """
 
     interface: ModelInterface
@@ -55,99 +56,99 @@ class InstancePool:
     create: Create
     ceiling_s: float = 0.0
     on_hung: Hung | None = None
-    turnstile: Turnstile | None = None
+    resource_grants: ResourceGrants | None = None
     sequences: Sequences | None = None
     planner: Planner = field(init=False)
     unfinished: int = 0
     used_ns: int = 0
-    """When it was last given a batch; 0 for never."""
+    """Monotonic time of the last submitted batch; 0 for none."""
     streams: bool = False
-    """Its instances answer requests several times."""
+    """Whether its instances may give several responses to a request."""
     _workers: list[ThreadWorker | TaskWorker | StreamWorker] = field(default_factory=list)
-    _blocking: Handover = field(default_factory=Handover)
-    _cooperative: asyncio.Queue[Job | None] = field(default_factory=asyncio.Queue)
+    _blocking: ThreadQueue = field(default_factory=ThreadQueue)
+    _cooperative: asyncio.Queue[SubmittedBatch | None] = field(default_factory=asyncio.Queue)
     _idle: asyncio.Event | None = None
-    """Set when nothing is unfinished, for those who wait for it now."""
+    """Set when no batch is unfinished; made by the first call that waits for that."""
     _watch: asyncio.Task[None] | None = None
-    _turns: Turns | None = None
-    _kept: int = 0
-    """How many are to stay while others leave; 0 for all."""
+    _limited_queue: RateLimitedQueue | None = None
+    _target_count: int = 0
+    """The number of instances that stay while the pool shrinks; 0 when it does not."""
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.interface)
-        if self.turnstile is not None:
-            self._turns = Turns(self.turnstile, self._bound if self._is_bound else None)
+        if self.resource_grants is not None:
+            self._limited_queue = RateLimitedQueue(self.resource_grants, self._worker_of if self._is_bound else None)
 
     @property
     def _is_bound(self) -> bool:
-        """Whether batches are for one instance."""
+        """Whether each batch is bound to one instance."""
         return self.interface.sequence_batching is not None
 
-    def _bound(self, job: Job) -> ThreadWorker | TaskWorker | StreamWorker:
-        """The worker whose batch it is."""
+    def _worker_of(self, batch: SubmittedBatch) -> ThreadWorker | TaskWorker | StreamWorker:
+        """The worker of the instance that a batch is bound to."""
         active = [worker for worker in self._workers if not worker.passive]
-        places = job.header.sequences if job.header is not None else None
+        places = batch.header.sequences if batch.header is not None else None
         return active[places.instance % len(active) if places is not None else 0]
 
-    def steps(self, job: Job, life: int) -> BatchSteps | None:
-        """What a worker's instance, in this life, is told of the sequences of a batch."""
-        places = job.header.sequences if job.header is not None else None
+    def steps(self, batch: SubmittedBatch, generation: int) -> BatchSteps | None:
+        """The sequence steps of a batch for an instance of this generation; None without sequences."""
+        places = batch.header.sequences if batch.header is not None else None
         if self.sequences is None or places is None:
             return None
         if places.instance >= len(self._workers):
-            life = 0  # of an instance that has left, which nobody else remembers
-        return self.sequences.begin(places, job.records, life)
+            generation = 0  # of an instance that has left: no other remembers its sequences
+        return self.sequences.begin(places, batch.records, generation)
 
     @property
     def is_stateless(self) -> bool:
-        """Whether its instances say that they remember nothing from one execution to the next."""
+        """Whether all instances declare that they keep no state between executions."""
         return all(worker.is_stateless for worker in self._workers)
 
     @property
     def slots(self) -> int:
-        """Batches executed at once."""
-        return self._kept or sum(not worker.passive for worker in self._workers)
+        """How many batches can run at once."""
+        return self._target_count or sum(not worker.passive for worker in self._workers)
 
     @property
-    def turns(self) -> Turns | None:
-        """What waits for its turn; None without a rate limiter."""
-        return self._turns
+    def limited_queue(self) -> RateLimitedQueue | None:
+        """The queue behind the rate limiter; None without one."""
+        return self._limited_queue
 
     @property
     def waiting_requests(self) -> int:
-        """Requests that wait for their instance's turn; 0 without a rate limiter (M2)."""
-        return self._turns.waiting_requests if self._turns is not None else 0
+        """How many requests wait for resources; 0 without a rate limiter."""
+        return self._limited_queue.waiting_requests if self._limited_queue is not None else 0
 
     def add(self, spec: InstanceSpec, instance: Instance, group: InstanceGroup | None = None) -> None:
-        """Give a created instance of a group a worker. A passive one (C8) is held but never given work.
+        """Add a created instance of a group, with a worker. A passive instance (C8) gets no batches.
 
         Raises `InvalidArgument` when the rate limiter could never let it execute (Q3).
         """
         group = group or InstanceGroup(spec.name, 1, f"KIND_{spec.kind}")
         worker = self._worker_for(spec, instance, group)
         self._workers.append(worker)
-        if self._turns is not None:
-            self._turns.add(worker, group)
+        if self._limited_queue is not None:
+            self._limited_queue.add(worker, group)
 
     def _worker_for(
         self, spec: InstanceSpec, instance: Instance, group: InstanceGroup
     ) -> ThreadWorker | TaskWorker | StreamWorker:
         worker: ThreadWorker | TaskWorker | StreamWorker
         if isinstance(instance, BatchInstance):
-            jobs = self._blocking if self._turns is None and not self._is_bound else Handover()
-            worker = ThreadWorker(self, spec, instance, group.passive, jobs)
+            queue = self._blocking if self._limited_queue is None and not self._is_bound else ThreadQueue()
+            worker = ThreadWorker(self, spec, instance, group.passive, queue)
         elif isinstance(instance, StreamingInstance) and self._streams_on(instance):
-            own = self._cooperative if self._turns is None and not self._is_bound else asyncio.Queue()
+            own = self._cooperative if self._limited_queue is None and not self._is_bound else asyncio.Queue()
             worker = StreamWorker(self, spec, instance, group.passive, own)
             self.streams = True
         else:
             assert isinstance(instance, RequestInstance)
-            own = self._cooperative if self._turns is None and not self._is_bound else asyncio.Queue()
+            own = self._cooperative if self._limited_queue is None and not self._is_bound else asyncio.Queue()
             worker = TaskWorker(self, spec, instance, group.passive, own)
         return worker
 
     def _streams_on(self, instance: StreamingInstance) -> bool:
-        """Whether an instance answers requests one by one. Raises `Unsupported` when it must and the model cannot."""
+        """Whether an instance answers request by request. Raises `Unsupported` when the model forbids it."""
         if self.interface.decoupled:
             return True
         block = self.interface.dynamic_batching
@@ -162,91 +163,91 @@ class InstancePool:
         return not ordered and not self._is_bound and isinstance(instance, LateAnswering) and instance.answers_later
 
     def start(self) -> None:
-        """Start taking work. All instances of a version are of one kind: a backend's."""
+        """Start the workers. All instances of a version have one type: the backend's."""
         for worker in self._workers:
             if not worker.passive:
                 worker.start()
         if self.ceiling_s > 0 and any(isinstance(worker, ThreadWorker) for worker in self._workers):
             self._watch = asyncio.get_running_loop().create_task(self._watch_ceiling(), name="execution ceiling")
 
-    def submit(self, job: Job) -> None:
-        """Queue a batch for the next free instance."""
+    def submit(self, batch: SubmittedBatch) -> None:
+        """Queue a batch for the next free instance, or for the one it is bound to."""
         self.unfinished += 1
         self.used_ns = monotonic_ns()
-        if self._turns is not None:
-            self._turns.submit(job)
+        if self._limited_queue is not None:
+            self._limited_queue.submit(batch)
         elif self._is_bound:
-            self._bound(job).give(job)
+            self._worker_of(batch).submit(batch)
         elif self._workers and not isinstance(self._workers[0], ThreadWorker):
-            self._cooperative.put_nowait(job)
+            self._cooperative.put_nowait(batch)
         else:
-            self._blocking.put(job)
+            self._blocking.put(batch)
 
-    def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
-        """Requests of a batch were settled by somebody else: not begun, they are left out; running, they are told."""
-        job.unwanted |= ids
+    def cancel(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
+        """Cancel requests of a batch that were settled elsewhere: skip those not started, notify the others' model."""
+        batch.unwanted |= ids
         for worker in self._workers:
             if isinstance(worker, TaskWorker | StreamWorker):
-                worker.cancel(job, ids)
+                worker.cancel(batch, ids)
 
-    def allow(self, job: Job, request_id: bytes, count: int) -> None:
-        """Responses below index `count` of a request of a batch are wanted (S55)."""
-        if job.stream is None:
-            job.allowed[request_id] = max(count, job.allowed.get(request_id, 0))
+    def allow(self, batch: SubmittedBatch, request_id: bytes, count: int) -> None:
+        """Let a request of a batch send its responses below index `count`."""
+        if batch.stream is None:
+            batch.allowed[request_id] = max(count, batch.allowed.get(request_id, 0))
         for worker in self._workers:
             if isinstance(worker, StreamWorker):
-                worker.allow(job, request_id, count)
+                worker.allow(batch, request_id, count)
 
-    def take_back(self) -> list[Job]:
-        """The batches no instance has begun; they will not be executed here."""
-        taken = self._take_queued()
+    def take_queued(self) -> list[SubmittedBatch]:
+        """Remove and return the batches that no instance has started."""
+        taken = self._drain_queues()
         self._finished(len(taken))
         return taken
 
     def fail_queued(self, error: CharoniaError) -> None:
-        """Answer the batches no instance has begun with an error: there is no instance."""
-        for job in self._take_queued():
-            self.finish(job, Batch(self.planner, self.version, job.records, job.unwanted).fail_all(error))
+        """Answer the batches that no instance has started with an error, because no instance is left."""
+        for batch in self._drain_queues():
+            self.finish(batch, Batch(self.planner, self.version, batch.records, batch.unwanted).fail_all(error))
 
     async def idle(self) -> None:
-        """Wait until every submitted batch has been executed or taken back."""
+        """Wait until every submitted batch has been executed or taken out of the queue."""
         while self.unfinished:
             if self._idle is None:
                 self._idle = asyncio.Event()
             await self._idle.wait()
 
     async def close(self) -> None:
-        """Stop the workers after what is queued and unload the instances."""
+        """Stop the workers after the queued batches, and unload the instances."""
         try:
             await asyncio.gather(*(worker.close() for worker in self._workers))
         finally:
             if self._watch is not None:
                 self._watch.cancel()
-            if self._turns is not None:
-                self._turns.close()
+            if self._limited_queue is not None:
+                self._limited_queue.close()
 
     async def warm_up(
         self, batches: Sequence[Sequence[RequestRecord]]
     ) -> list[tuple[Sequence[RequestRecord], Executed]]:
-        """Run batches on every instance before `start`; what they did, to be counted (I12).
+        """Run batches on every instance before `start`, and return their results, which are counted (I12).
 
-        Raises the first request's error: a warm-up that fails, fails the load (C17).
+        Raises the first request's error: a failed warm-up fails the load (C17).
         """
         return [one for worker in self._workers for one in await _warm_up(worker, batches)]
 
-    # -- more and fewer instances (R23) -------------------------------------------------------------------------------
+    # -- adding and removing instances (R23) --------------------------------------------------------------------------
 
     @property
     def specs(self) -> list[InstanceSpec]:
-        """What its instances are made from, and made again when they die."""
+        """The specifications from which its instances are made, and replaced when they die."""
         return [worker.spec for worker in self._workers]
 
     async def grow(
         self, specs: Sequence[InstanceSpec], group: InstanceGroup, batches: Sequence[Sequence[RequestRecord]]
     ) -> list[tuple[Sequence[RequestRecord], Executed]]:
-        """Let more instances of a group take work once they are made and warmed up; what their warm-up did.
+        """Add instances of a group once they are made and warmed up, and return the results of their warm-up.
 
-        Not with a rate limiter. Raises what a load raises, then nothing has changed.
+        Not with a rate limiter. Raises what a load raises; the pool is then unchanged.
         """
         workers: list[ThreadWorker | TaskWorker | StreamWorker] = []
         try:
@@ -268,27 +269,27 @@ class InstancePool:
 
     @property
     def is_shrinking(self) -> bool:
-        return self._kept > 0
+        return self._target_count > 0
 
-    def keep(self, count: int) -> None:
-        """So many are to stay; `shrink` lets the others go."""
-        self._kept = count
+    def set_target(self, count: int) -> None:
+        """Set how many instances stay; `shrink` removes the others."""
+        self._target_count = count
 
     async def shrink(self) -> None:
-        """Let those go that are not kept, after what they have; returns when they are gone."""
+        """Remove instances down to the target after their current batches; returns when they are unloaded."""
         try:
             await (self._end_last() if self._is_bound else self._end_free())
         finally:
-            self._kept = 0
+            self._target_count = 0
 
     async def _end_last(self) -> None:
-        leaving = self._workers[self._kept :]
-        del self._workers[self._kept :]
+        leaving = self._workers[self._target_count :]
+        del self._workers[self._target_count :]
         await asyncio.gather(*(worker.close() for worker in leaving))
 
     async def _end_free(self) -> None:
-        """Whoever is free first: they share their queue."""
-        count = len(self._workers) - self._kept
+        """End the first workers that become free: they share one queue."""
+        count = len(self._workers) - self._target_count
         ends = {asyncio.ensure_future(worker.ended()): worker for worker in self._workers}
         for _ in range(count):
             if isinstance(self._workers[0], ThreadWorker):
@@ -308,43 +309,45 @@ class InstancePool:
                 end.cancel()
 
     def checking_instances(self) -> list[tuple[str, SelfCheckingInstance]]:
-        """Those that can tell whether they are well and are not busy, with their names (P6)."""
-        return [(worker.spec.name, instance) for worker in self._workers if (instance := worker.checking) is not None]
+        """(name, instance) of the idle instances that have a health check (P6)."""
+        return [
+            (worker.spec.name, instance) for worker in self._workers if (instance := worker.idle_self_check) is not None
+        ]
 
     def all_down(self) -> bool:
         return all(worker.down for worker in self._workers if not worker.passive)
 
-    def finish(self, job: Job, executed: Executed) -> None:
-        """A worker has executed a batch, or its instance died under it. In the event loop."""
-        if job.abandoned:
+    def finish(self, batch: SubmittedBatch, executed: Executed) -> None:
+        """Pass on the result of a batch that was executed or whose instance died. Called in the event loop."""
+        if batch.abandoned:
             return
         try:
-            job.done(job, executed)
+            batch.done(batch, executed)
         finally:
             self._finished(1)
-            if self._turns is not None:
-                self._turns.finished(job, died=executed.death is not None)
+            if self._limited_queue is not None:
+                self._limited_queue.finished(batch, died=executed.death is not None)
 
     def revived(self) -> None:
-        """A worker has an instance again."""
-        if self._turns is not None:
-            self._turns.look()
+        """Called when a worker has a new instance in place of a dead one."""
+        if self._limited_queue is not None:
+            self._limited_queue.request_grants()
 
-    def finish_stream(self, job: Job) -> None:
-        """A batch whose requests ended one by one has ended, all of which is told already."""
-        if not job.abandoned:
+    def finish_stream(self, batch: SubmittedBatch) -> None:
+        """Called when a streamed batch has ended. Its requests were settled one by one before."""
+        if not batch.abandoned:
             self._finished(1)
-        self.freed(job)
+        self.freed(batch)
 
-    def freed(self, job: Job) -> None:
-        """The batch's instance executes no more of it."""
-        if self._turns is not None:
-            self._turns.finished(job, died=False)
+    def freed(self, batch: SubmittedBatch) -> None:
+        """Called when the batch's instance can take another batch."""
+        if self._limited_queue is not None:
+            self._limited_queue.finished(batch, died=False)
 
-    def _take_queued(self) -> list[Job]:
-        taken: list[Job] = [] if self._turns is None else self._turns.take_all()
+    def _drain_queues(self) -> list[SubmittedBatch]:
+        taken: list[SubmittedBatch] = [] if self._limited_queue is None else self._limited_queue.take_all()
         if self._is_bound:
-            return taken + [job for worker in self._workers for job in worker.take_queued()]
+            return taken + [batch for worker in self._workers for batch in worker.take_queued()]
         return taken + self._blocking.take_all() + take_all(self._cooperative)
 
     def _finished(self, count: int) -> None:
@@ -353,17 +356,17 @@ class InstancePool:
             self._idle.set()
             self._idle = None
 
-    # -- the ceiling --------------------------------------------------------------------------------------------------
+    # -- the execution time limit -------------------------------------------------------------------------------------
 
     async def _watch_ceiling(self) -> None:
-        """Sleep until the oldest running batch would pass its ceiling; so nothing is paid per batch."""
+        """Sleep until the oldest running batch could exceed its limit, so that a batch costs no timer of its own."""
         wait_s = self.ceiling_s
         while True:
             await asyncio.sleep(wait_s)
             wait_s = self._check_ceiling(monotonic_ns())
 
     def _check_ceiling(self, now_ns: int) -> float:
-        """Tell of what hangs; seconds until something else could."""
+        """Report batches past their limit; return the seconds until the next one could be."""
         wait_s = self.ceiling_s
         for worker in self._workers:
             if not isinstance(worker, ThreadWorker):
@@ -371,17 +374,17 @@ class InstancePool:
             running = worker.running
             if running is None or running[0].abandoned:
                 continue
-            job, since_ns = running
+            batch, since_ns = running
             left_s = self.ceiling_s - (now_ns - since_ns) / 1e9
             if left_s > 0:
                 wait_s = min(wait_s, left_s)
                 continue
-            job.abandoned = True
+            batch.abandoned = True
             if self.on_hung is not None:
                 text = f"it exceeded max_execution_s ({self.ceiling_s:g} s)"
-                self.on_hung(job, Death(worker.spec.name, text, worker.stack()))
+                self.on_hung(batch, Death(worker.spec.name, text, worker.stack()))
             self._finished(1)
-        return max(wait_s, _LEAST_LOOK_S)
+        return max(wait_s, _MIN_WATCH_S)
 
 
 async def _warm_up(
@@ -392,7 +395,7 @@ async def _warm_up(
         try:
             executed = await worker.execute(records)
         except InstanceDied:
-            raise died(worker.spec.name) from None
+            raise instance_died_error(worker.spec.name) from None
         if executed.failures:
             raise executed.failures[0].error
         done.append((records, executed))

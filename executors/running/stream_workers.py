@@ -1,7 +1,7 @@
-"""The workers of versions whose requests have several responses: an instance that freed a batch gets the next one.
+"""Workers for streaming instances, whose requests may have several responses.
 
-Batches that were freed go on beside: each is a task until its requests have ended. What becomes of responses is
-`streamed_batch`'s and `responding`'s.
+An instance that frees its batch gets the next one. The freed batch continues as a task until its requests have ended.
+`executors.streams.streamed_batch` tracks the responses, `executors.settling.response_writer` writes them.
 """
 
 from __future__ import annotations
@@ -13,34 +13,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from charonia import failpoints
-from charonia.backend import (
-    InstanceDied,
-    InstanceSpec,
-    ModelRequest,
-    SelfCheckingInstance,
-    StreamingInstance,
-)
+from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, SelfCheckingInstance, StreamingInstance
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
 from executors.batches.accounting import OTHER, Death, Executed
 from executors.batches.assembly import request_inputs
 from executors.batches.execution import Batch, Planned, model_request
-from executors.streams.flow import Flow
+from executors.streams.flow_control import FlowControl
 from executors.streams.sequence_steps import execute_steps
 from executors.streams.streamed_batch import Outgoing, StreamedBatch, StreamRun
 
-from .job import Job, died, take_all
-from .workers import Pool, Worker, able_to_tell, finalize
+from .submitted_batch import SubmittedBatch, instance_died_error, take_all
+from .workers import Pool, Worker, close_instance_of, self_checking
 
 _log = logging.getLogger(__name__)
 
 _BUSY_GRACE_S = 5.0
-"""An instance that never freed its batch gets so much longer: a backend with processes ends them itself first."""
+"""Extra time for an instance that has not freed its batch: a backend with processes ends a silent one itself first."""
 
 
 class StreamWorker(Worker):
-    """A `StreamingInstance` and the tasks of its batches."""
+    """Runs the batches of one `StreamingInstance`, each in a task."""
 
     def __init__(
         self,
@@ -48,27 +42,27 @@ class StreamWorker(Worker):
         spec: InstanceSpec,
         instance: StreamingInstance,
         passive: bool,
-        jobs: asyncio.Queue[Job | None],
+        queue: asyncio.Queue[SubmittedBatch | None],
     ) -> None:
         super().__init__(pool, spec, passive)
-        self._jobs = jobs
+        self._queue = queue
         self._instance: StreamingInstance | None = instance
-        self._flow = Flow()
+        self._flow = FlowControl()
         self._task: asyncio.Task[None] | None = None
-        self._open: dict[asyncio.Task[None], Job] = {}
+        self._open: dict[asyncio.Task[None], SubmittedBatch] = {}
         self._dead = asyncio.Event()
-        self._in_company = False
+        self._shared_death = False
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"instance {self.spec.name}")
 
-    def give(self, job: Job) -> None:
-        self._jobs.put_nowait(job)
+    def submit(self, batch: SubmittedBatch) -> None:
+        self._queue.put_nowait(batch)
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
-        """A warm-up: what it answers goes nowhere."""
+        """Run a warm-up batch; its responses are discarded."""
         collector = _Collector(len(records))
-        streamed = StreamedBatch(self._warm_up(records), [1] * len(records), (), Flow(), collector)
+        streamed = StreamedBatch(self._warm_up(records), [1] * len(records), (), FlowControl(), collector)
         streamed.begin()
         await self._run(streamed)
         return streamed.part(collector.finals)
@@ -76,7 +70,7 @@ class StreamWorker(Worker):
     async def close(self) -> None:
         self._closing.set()
         if self._task is not None:
-            self._jobs.put_nowait(None)
+            self._queue.put_nowait(None)
             await self._task
         await self._unload()
         if self._open:
@@ -92,24 +86,24 @@ class StreamWorker(Worker):
         self._closing.set()
         await self._unload()
 
-    def take_queued(self) -> list[Job]:
-        return take_all(self._jobs)
+    def take_queued(self) -> list[SubmittedBatch]:
+        return take_all(self._queue)
 
-    def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
-        """Tell the model, if it has this batch, that these requests are no longer wanted."""
-        if job.stream is not None and job in self._open.values():
-            job.stream.cancel(ids, self._instance)
+    def cancel(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
+        """Notify the model that these requests are no longer wanted, if it runs this batch."""
+        if batch.stream is not None and batch in self._open.values():
+            batch.stream.cancel(ids, self._instance)
 
-    def allow(self, job: Job, request_id: bytes, count: int) -> None:
-        """So many responses of a request are wanted, if it is here."""
-        if job.stream is not None and job in self._open.values():
-            job.stream.allow(request_id, count)
+    def allow(self, batch: SubmittedBatch, request_id: bytes, count: int) -> None:
+        """Let a request send its responses below index `count`, if this instance runs its batch."""
+        if batch.stream is not None and batch in self._open.values():
+            batch.stream.allow(request_id, count)
 
     @property
-    def checking(self) -> SelfCheckingInstance | None:
-        """Not while it begins a batch; that responses are still to come keeps nobody from asking."""
-        beginning = any(job.stream is None or not job.stream.freed.is_set() for job in self._open.values())
-        return None if beginning else able_to_tell(self._instance)
+    def idle_self_check(self) -> SelfCheckingInstance | None:
+        """The instance's health check, unless it is starting a batch. Freed batches do not count."""
+        beginning = any(batch.stream is None or not batch.stream.freed.is_set() for batch in self._open.values())
+        return None if beginning else self_checking(self._instance)
 
     async def _create(self) -> None:
         created = await self._pool.create(self.spec)
@@ -119,28 +113,28 @@ class StreamWorker(Worker):
     async def _unload(self) -> None:
         instance, self._instance = self._instance, None
         if instance is not None:
-            await finalize(instance, self.spec.name)
+            await close_instance_of(instance, self.spec.name)
 
-    # -- taking --------------------------------------------------------------------------------------------------------
+    # -- taking batches ------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         while True:
-            job = await self._next()
-            if job is None and not self._dead.is_set():
+            batch = await self._next()
+            if batch is None and not self._dead.is_set():
                 return
-            if job is not None:
-                await self._begin(job)
-            if job is not None and not self._dead.is_set():
-                self._pool.freed(job)
+            if batch is not None:
+                await self._begin(batch)
+            if batch is not None and not self._dead.is_set():
+                self._pool.freed(batch)
             if self._dead.is_set():
                 while self._open:
                     await asyncio.wait(self._open)
                 self._dead.clear()
                 await self._replace()
 
-    async def _next(self) -> Job | None:
-        """The next batch; None at the end, and when the instance has died meanwhile."""
-        taking = asyncio.ensure_future(self._jobs.get())
+    async def _next(self) -> SubmittedBatch | None:
+        """Wait for the next batch; None at the end, and when the instance died while waiting."""
+        taking = asyncio.ensure_future(self._queue.get())
         dying = asyncio.ensure_future(self._dead.wait())
         try:
             await asyncio.wait({taking, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,26 +143,28 @@ class StreamWorker(Worker):
         if not taking.done():
             taking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            job = await taking
-            if job is None and self._dead.is_set():
-                self._jobs.put_nowait(None)  # for the turn after this one, which is the death's
-            return job
+            batch = await taking
+            if batch is None and self._dead.is_set():
+                self._queue.put_nowait(None)  # the caller handles the death first, and takes the end next time
+            return batch
         return None
 
-    async def _begin(self, job: Job) -> None:
-        """Start a batch and wait until the instance is free, or has died."""
-        batch = self._batch(job)
-        assert isinstance(batch, Batch)  # such a pool takes no waves
-        assert job.responses is not None
-        assert job.header is not None
-        streamed = StreamedBatch(batch, job.header.attempts, job.unwanted, self._flow, job.responses.writer)
-        job.stream = streamed
-        for request_id, count in job.allowed.items():
+    async def _begin(self, batch: SubmittedBatch) -> None:
+        """Start a batch, and wait until the instance is free or has died."""
+        execution = self._execution_of(batch)
+        assert isinstance(execution, Batch)  # such a pool takes no waves
+        assert batch.responses is not None
+        assert batch.header is not None
+        streamed = StreamedBatch(execution, batch.header.attempts, batch.unwanted, self._flow, batch.responses.writer)
+        batch.stream = streamed
+        for request_id, count in batch.allowed.items():
             streamed.allow(request_id, count)
-        job.responses.writer.open(streamed, job, job.responses.settle)
-        job.planned = batch.planned
-        task = asyncio.get_running_loop().create_task(self._carry(job, streamed), name=f"batch on {self.spec.name}")
-        self._open[task] = job
+        batch.responses.writer.open(streamed, batch, batch.responses.settle)
+        batch.planned = execution.planned
+        task = asyncio.get_running_loop().create_task(
+            self._run_to_end(batch, streamed), name=f"batch on {self.spec.name}"
+        )
+        self._open[task] = batch
         task.add_done_callback(self._open.pop)
         freed = asyncio.ensure_future(streamed.freed.wait())
         try:
@@ -176,12 +172,12 @@ class StreamWorker(Worker):
         finally:
             freed.cancel()
 
-    # -- running -------------------------------------------------------------------------------------------------------
+    # -- running batches -----------------------------------------------------------------------------------------------
 
-    async def _carry(self, job: Job, streamed: StreamedBatch) -> None:
-        """A batch from its beginning until all of it is in the log, or its instance's death is told."""
-        assert job.responses is not None
-        writer = job.responses.writer
+    async def _run_to_end(self, batch: SubmittedBatch, streamed: StreamedBatch) -> None:
+        """Run a batch until all its responses are in the log, or its instance's death is reported."""
+        assert batch.responses is not None
+        writer = batch.responses.writer
         death: InstanceDied | None = None
         try:
             streamed.begin()
@@ -189,26 +185,26 @@ class StreamWorker(Worker):
             await self._run(streamed)
         except InstanceDied as ended:
             death = ended
-        except Exception as error:  # ours, not the model's fault: the callers still get an answer
+        except Exception as error:  # our fault, not the model's: the callers still get an answer
             _log.exception("instance %s could not execute a batch", self.spec.name)
             streamed.fail_open(InternalError(f"{type(error).__name__}: {error}"))
         if death is not None and not self._dead.is_set():
-            self._in_company = sum(not job.stream.all_ended for job in self._open.values() if job.stream) > 1
+            self._shared_death = sum(not batch.stream.all_ended for batch in self._open.values() if batch.stream) > 1
             self._dead.set()
             _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
-        streamed.freed_now()
+        streamed.set_freed()
         await writer.written(streamed)
         writer.close(streamed)
         if death is None or streamed.all_ended:
-            self._pool.finish_stream(job)
+            self._pool.finish_stream(batch)
             return
         blameless = death.blameless or self._closing.is_set()
-        executed = Executed([b""] * len(job.records))
-        executed.death = Death(self.spec.name, str(death), death.stderr, blameless, self._in_company)
-        self._pool.finish(job, executed)
+        executed = Executed([b""] * len(batch.records))
+        executed.death = Death(self.spec.name, str(death), death.stderr, blameless, self._shared_death)
+        self._pool.finish(batch, executed)
 
     async def _run(self, streamed: StreamedBatch) -> None:
-        """Call the instance; returns when all requests have ended. Raises `InstanceDied`."""
+        """Call the instance and wait until all requests have ended. Raises `InstanceDied`."""
         runs = list(streamed.batch.runs())
         calls: list[asyncio.Task[None]] = []
         over = asyncio.ensure_future(streamed.over.wait())
@@ -225,7 +221,7 @@ class StreamWorker(Worker):
                 if call.done():
                     call.result()
                 if number == len(runs) - 1:
-                    streamed.freed_now()
+                    streamed.set_freed()
             await self._settle_calls(streamed, calls, over)
         finally:
             over.cancel()
@@ -235,7 +231,7 @@ class StreamWorker(Worker):
     async def _settle_calls(
         self, streamed: StreamedBatch, calls: list[asyncio.Task[None]], over: asyncio.Future[Any]
     ) -> None:
-        """Wait for all responses; a call that ends without them fails what it left open."""
+        """Wait for the calls until all requests have ended. A call that ends early fails the requests it left open."""
         while not streamed.all_ended:
             going = {call for call in calls if not call.done()}
             if not going:
@@ -246,27 +242,27 @@ class StreamWorker(Worker):
                     call.result()
 
     async def _until(self, streamed: StreamedBatch, run: StreamRun | None, waited: set[asyncio.Future[Any]]) -> None:
-        """Wait for the first of these, no longer than the instance may be silent."""
+        """Wait for the first of these. Fails the batch when the instance sends nothing for longer than its limit."""
         ceiling_s = self._pool.ceiling_s
         while True:
             wait_s = None
             if ceiling_s > 0:
                 most_s = ceiling_s + (_BUSY_GRACE_S if run is not None else 0.0)
-                wait_s = max(0.01, most_s - (monotonic_ns() - streamed.heard_ns) / 1e9)
+                wait_s = max(0.01, most_s - (monotonic_ns() - streamed.last_response_ns) / 1e9)
             done, _ = await asyncio.wait(waited, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return
             if self._flow.full or streamed.blocked:
-                streamed.heard_ns = monotonic_ns()  # who reads its responses is slow, not the model
-            elif (monotonic_ns() - streamed.heard_ns) / 1e9 >= most_s:
+                streamed.last_response_ns = monotonic_ns()  # the reader of its responses is slow, not the model
+            elif (monotonic_ns() - streamed.last_response_ns) / 1e9 >= most_s:
                 name = streamed.batch.interface.name
                 text = f"model '{name}' sent no response for {ceiling_s:g} s (charonia.max_execution_s)"
-                streamed.tell_cancelled(self._instance)
+                streamed.notify_cancelled(self._instance)
                 streamed.fail_open(InternalError(text))
                 return
 
     async def _call(self, streamed: StreamedBatch, run: StreamRun, planned: list[Planned]) -> None:
-        """One call of the instance. Raises `InstanceDied`; everything else becomes answers."""
+        """Call the instance once. Raises `InstanceDied`; every other error is answered to the callers."""
         interface, records = streamed.batch.interface, streamed.batch.records
         requests: list[ModelRequest] = []
         sent: list[int] = []
@@ -286,7 +282,7 @@ class StreamWorker(Worker):
         instance = self._instance
         run.begin(sent, requests, instance)
         if instance is None:
-            raise InstanceDied(died(self.spec.name).message, blameless=True)
+            raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
         failure: CharoniaError
         try:
             steps = streamed.batch.steps
@@ -294,7 +290,7 @@ class StreamWorker(Worker):
                 await instance.execute_stream(requests, run)
             else:
                 for index, request in zip(sent, requests, strict=True):
-                    steps.tell(index, request)
+                    steps.prepare(index, request)
                 await execute_steps(instance, steps, sent, requests, run)
             failure = InternalError(f"model '{interface.name}' ended without a final response")
         except InstanceDied:
@@ -308,7 +304,7 @@ class StreamWorker(Worker):
 
 
 class _Collector:
-    """Keeps final responses of a batch that nobody waits for."""
+    """Keeps the final responses of a warm-up batch."""
 
     def __init__(self, count: int) -> None:
         self.finals: dict[int, bytes] = {}
@@ -319,5 +315,5 @@ class _Collector:
         if outgoing.final:
             self.finals[outgoing.index] = outgoing.record
 
-    def freed(self, batch: StreamedBatch) -> None:
-        """Nobody waits for its slot."""
+    def freed(self, streamed: StreamedBatch) -> None:
+        """Do nothing: no batch waits for the slot of a warm-up."""

@@ -1,7 +1,7 @@
-"""The workers of one loaded version: each runs the batches of one instance, and makes the instance anew when it dies.
+"""Workers: each runs the batches of one instance, and replaces the instance when it dies.
 
-An instance over arrays has a thread of its own, in which joining, running, cutting and packing happen; the event loop
-only hears of finished batches. An instance over requests is a coroutine. Which worker gets what is `instance_pool`'s.
+An instance over arrays has its own thread, which joins, runs, cuts and packs a batch before the event loop hears of it.
+An instance over requests runs as a coroutine. `instance_pool` decides which worker gets a batch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.host.host_policy import restrict_thread
 
-from .handover import Handover, Seat
-from .job import Job, died, take_all
+from .submitted_batch import SubmittedBatch, instance_died_error, take_all
+from .thread_queue import ThreadQueue, WaitingThread
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _LAST_BACKOFF_S = 30.0
 
 
 class Pool(Protocol):
-    """What a worker needs of the pool it works for (`executors.running.instance_pool.InstancePool`)."""
+    """What a worker needs of its pool. Implemented by `executors.running.instance_pool.InstancePool`."""
 
     version: int
     ceiling_s: float
@@ -58,7 +58,7 @@ class Pool(Protocol):
     @property
     def create(self) -> Callable[[InstanceSpec], Awaitable[Instance]]: ...
 
-    def steps(self, job: Job, life: int) -> BatchSteps | None: ...
+    def steps(self, batch: SubmittedBatch, generation: int) -> BatchSteps | None: ...
 
     def all_down(self) -> bool: ...
 
@@ -66,50 +66,50 @@ class Pool(Protocol):
 
     def fail_queued(self, error: CharoniaError) -> None: ...
 
-    def finish(self, job: Job, executed: Executed) -> None: ...
+    def finish(self, batch: SubmittedBatch, executed: Executed) -> None: ...
 
-    def finish_stream(self, job: Job) -> None: ...
+    def finish_stream(self, batch: SubmittedBatch) -> None: ...
 
-    def freed(self, job: Job) -> None: ...
+    def freed(self, batch: SubmittedBatch) -> None: ...
 
 
 class Worker(ABC):
-    """One instance and what becomes of it. `down` while it has none to run on; a passive one (C8) is never started."""
+    """Runs batches on one instance. `down` while the instance is dead; a passive worker (C8) is never started."""
 
     def __init__(self, pool: Pool, spec: InstanceSpec, passive: bool) -> None:
         self.spec, self.passive, self.down = spec, passive, False
-        self.life = 1
-        """Counts the instances it has had: each has forgotten what the one before knew."""
+        self.generation = 1
+        """Counts its instances: a new one does not know the state of the one before."""
         self._pool = pool
         self._closing = asyncio.Event()
 
     @abstractmethod
     def start(self) -> None:
-        """Take batches from the pool's queue from now on."""
+        """Begin to take batches from the queue."""
 
     @abstractmethod
-    def give(self, job: Job) -> None:
-        """One batch for this worker alone: its queue is its own (`turns`)."""
+    def submit(self, batch: SubmittedBatch) -> None:
+        """Queue a batch for this worker alone, where the queue is its own."""
 
     @abstractmethod
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
-        """One batch outside the queue. Raises `InstanceDied`."""
+        """Run one warm-up batch, outside the queue. Raises `InstanceDied`."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop after what is queued before this call, then unload the instance."""
+        """Stop after the batches that are queued before this call, then unload the instance."""
 
     @abstractmethod
     async def ended(self) -> None:
-        """Returns when it takes no more batches: it was the one that found an end in a queue of several workers."""
+        """Wait until this worker takes no more batches: it took the end from a queue that several workers share."""
 
     @abstractmethod
     async def leave(self) -> None:
         """Unload the instance of a worker that takes no more batches, or never took one."""
 
     @property
-    def checking(self) -> SelfCheckingInstance | None:
-        """The instance, if it can tell whether it is well and has nothing else to do."""
+    def idle_self_check(self) -> SelfCheckingInstance | None:
+        """The instance, when it has a health check and runs nothing; else None."""
         return None
 
     @abstractmethod
@@ -118,45 +118,45 @@ class Worker(ABC):
 
     @abstractmethod
     async def _unload(self) -> None:
-        """Close the instance, if there is one; problems are logged."""
+        """Close the instance, if there is one. Errors are logged."""
 
     @property
     def is_stateless(self) -> bool:
-        """Whether the instance says that it remembers nothing from one execution to the next."""
+        """Whether the instance declares that it keeps no state between executions."""
         return False
 
-    def take_queued(self) -> list[Job]:
-        """The batches in its own queue, where it has one, which it will not get."""
+    def take_queued(self) -> list[SubmittedBatch]:
+        """Remove and return the batches in its own queue, if it has one."""
         return []
 
-    def _batch(self, job: Job) -> Batch | WaveBatch:
-        job.life = self.life
-        if job.waves:
-            return WaveBatch(self._pool.planner, self._pool.version, job.waves, job.put_columns)
-        job.steps = self._pool.steps(job, self.life)
-        return Batch(self._pool.planner, self._pool.version, job.records, job.unwanted, job.steps, job.put)
+    def _execution_of(self, batch: SubmittedBatch) -> Batch | WaveBatch:
+        batch.generation = self.generation
+        if batch.waves:
+            return WaveBatch(self._pool.planner, self._pool.version, batch.waves, batch.put_columns)
+        batch.steps = self._pool.steps(batch, self.generation)
+        return Batch(self._pool.planner, self._pool.version, batch.records, batch.unwanted, batch.steps, batch.put)
 
     def _warm_up(self, records: Sequence[RequestRecord]) -> Batch:
         sequences = self._pool.sequences
         steps = sequences.warm_up(len(records)) if sequences is not None else None
         return Batch(self._pool.planner, self._pool.version, records, steps=steps)
 
-    def _died(self, batch: Batch | WaveBatch, death: InstanceDied) -> Executed:
+    def _died(self, execution: Batch | WaveBatch, death: InstanceDied) -> Executed:
         _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
-        # while closing it was told to end, whatever it was doing
+        # while closing, the instance was ended by us
         blameless = death.blameless or self._closing.is_set()
-        batch.executed.death = Death(self.spec.name, str(death), death.stderr, blameless)
-        return batch.executed
+        execution.executed.death = Death(self.spec.name, str(death), death.stderr, blameless)
+        return execution.executed
 
-    def _failed(self, batch: Batch | WaveBatch, error: Exception) -> Executed:
-        """Ours, not the model's fault: the callers still get an answer."""
+    def _failed(self, execution: Batch | WaveBatch, error: Exception) -> Executed:
+        """Answer the callers after an error of ours, which is not the model's fault."""
         _log.error("instance %s could not execute a batch", self.spec.name, exc_info=error)
-        return batch.fail_all(InternalError(f"{type(error).__name__}: {error}"))
+        return execution.fail_all(InternalError(f"{type(error).__name__}: {error}"))
 
     async def _replace(self) -> None:
-        """Make the instance anew, with back-off, until it works or the pool closes."""
+        """Make a new instance, with back-off, until it works or the pool closes."""
         self.down = True
-        self.life += 1
+        self.generation += 1
         await self._unload()
         delay_s = _FIRST_BACKOFF_S
         while not await _set_within(self._closing, delay_s):
@@ -168,17 +168,17 @@ class Worker(ABC):
             except Exception as error:
                 _log.error("instance %s cannot be made again: %s", self.spec.name, error)
                 if self._pool.all_down():
-                    self._pool.fail_queued(died(self.spec.name))
+                    self._pool.fail_queued(instance_died_error(self.spec.name))
             delay_s = min(delay_s * 2, _LAST_BACKOFF_S)
 
 
-def able_to_tell(instance: object) -> SelfCheckingInstance | None:
-    """The instance, if it can tell whether it is well (P6)."""
+def self_checking(instance: object) -> SelfCheckingInstance | None:
+    """Return the instance if it has a health check (P6), else None."""
     return instance if isinstance(instance, SelfCheckingInstance) and instance.checks_health else None
 
 
-async def finalize(instance: RequestInstance | StreamingInstance, name: str) -> None:
-    """Close an instance that is a coroutine's; problems are logged."""
+async def close_instance_of(instance: RequestInstance | StreamingInstance, name: str) -> None:
+    """Close a cooperative instance. Errors are logged."""
     try:
         await instance.close_instance()
     except CharoniaError as error:
@@ -188,20 +188,15 @@ async def finalize(instance: RequestInstance | StreamingInstance, name: str) -> 
 
 
 class ThreadWorker(Worker):
-    """A `BatchInstance` and its thread. `running` is the batch it runs, since when (monotonic ns)."""
+    """Runs a `BatchInstance` in a thread. `running` is the current batch and its start (monotonic ns)."""
 
     def __init__(
-        self,
-        pool: Pool,
-        spec: InstanceSpec,
-        instance: BatchInstance,
-        passive: bool,
-        jobs: Handover,
+        self, pool: Pool, spec: InstanceSpec, instance: BatchInstance, passive: bool, queue: ThreadQueue
     ) -> None:
         super().__init__(pool, spec, passive)
-        self.running: tuple[Job, int] | None = None
-        self._jobs = jobs
-        self._seat = Seat()
+        self.running: tuple[SubmittedBatch, int] | None = None
+        self._queue = queue
+        self._waiting = WaitingThread()
         self._instance: BatchInstance | None = instance
         self._workspace = Workspace()
         self._loop = asyncio.get_running_loop()
@@ -213,15 +208,15 @@ class ThreadWorker(Worker):
         self._thread = threading.Thread(target=self._work, name=f"instance {self.spec.name}", daemon=True)
         self._thread.start()
 
-    def give(self, job: Job) -> None:
-        self._jobs.put(job)
+    def submit(self, batch: SubmittedBatch) -> None:
+        self._queue.put(batch)
 
     @property
     def is_stateless(self) -> bool:
         return bool(getattr(self._instance, "stateless", False))
 
-    def take_queued(self) -> list[Job]:
-        return self._jobs.take_all()
+    def take_queued(self) -> list[SubmittedBatch]:
+        return self._queue.take_all()
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         return await asyncio.to_thread(self._execute, self._warm_up(records))
@@ -229,7 +224,7 @@ class ThreadWorker(Worker):
     async def close(self) -> None:
         self._closing.set()
         if self._thread is not None:
-            self._jobs.put(None)
+            self._queue.put(None)
             await self._ended.wait()
         await self.leave()
 
@@ -243,7 +238,7 @@ class ThreadWorker(Worker):
         await self._unload()
 
     def stack(self) -> str:
-        """Where the thread is, innermost call last."""
+        """The thread's current stack as text, innermost call last."""
         frame = sys._current_frames().get(self._thread.ident or 0) if self._thread is not None else None
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
@@ -260,41 +255,41 @@ class ThreadWorker(Worker):
             except Exception:
                 _log.exception("instance %s failed to close", self.spec.name)
 
-    def _execute(self, batch: Batch | WaveBatch) -> Executed:
+    def _execute(self, execution: Batch | WaveBatch) -> Executed:
         if self._instance is None:
-            raise InstanceDied(died(self.spec.name).message, blameless=True)
-        return batch.run_on(self._instance, self._workspace)
+            raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
+        return execution.run_on(self._instance, self._workspace)
 
     def _work(self) -> None:
         restrict_thread(self.spec.cores)
         # the loop is gone only when the process ends without draining
         with contextlib.suppress(RuntimeError):
-            while (job := self._jobs.get(self._seat)) is not None:
-                executed = self._run(job)
-                if job.settler is not None and isinstance(executed, ExecutedWaves):
-                    job.settler.answer(job, executed)  # the event loop is a wake-up away
-                self._loop.call_soon_threadsafe(self._pool.finish, job, executed)
+            while (batch := self._queue.get(self._waiting)) is not None:
+                executed = self._run(batch)
+                if batch.settler is not None and isinstance(executed, ExecutedWaves):
+                    batch.settler.answer(batch, executed)  # the event loop is a wake-up away
+                self._loop.call_soon_threadsafe(self._pool.finish, batch, executed)
                 if executed.death is not None:
                     asyncio.run_coroutine_threadsafe(self._replace(), self._loop).result()
             self._loop.call_soon_threadsafe(self._ended.set)
 
-    def _run(self, job: Job) -> Executed:
-        batch = self._batch(job)
-        job.planned = batch.planned
-        self.running = (job, monotonic_ns())
+    def _run(self, batch: SubmittedBatch) -> Executed:
+        execution = self._execution_of(batch)
+        batch.planned = execution.planned
+        self.running = (batch, monotonic_ns())
         failpoints.hit("executor.executing")
         try:
-            return self._execute(batch)
+            return self._execute(execution)
         except InstanceDied as death:
-            return self._died(batch, death)
+            return self._died(execution, death)
         except Exception as error:
-            return self._failed(batch, error)
+            return self._failed(execution, error)
         finally:
             self.running = None
 
 
 class TaskWorker(Worker):
-    """A `RequestInstance` and its task."""
+    """Runs a `RequestInstance` in a task."""
 
     def __init__(
         self,
@@ -302,26 +297,26 @@ class TaskWorker(Worker):
         spec: InstanceSpec,
         instance: RequestInstance,
         passive: bool,
-        jobs: asyncio.Queue[Job | None],
+        queue: asyncio.Queue[SubmittedBatch | None],
     ) -> None:
         super().__init__(pool, spec, passive)
-        self._jobs = jobs
+        self._queue = queue
         self._instance: RequestInstance | None = instance
         self._task: asyncio.Task[None] | None = None
-        self._job: Job | None = None
+        self._current: SubmittedBatch | None = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"instance {self.spec.name}")
 
-    def give(self, job: Job) -> None:
-        self._jobs.put_nowait(job)
+    def submit(self, batch: SubmittedBatch) -> None:
+        self._queue.put_nowait(batch)
 
     @property
     def is_stateless(self) -> bool:
         return bool(getattr(self._instance, "stateless", False))
 
-    def take_queued(self) -> list[Job]:
-        return take_all(self._jobs)
+    def take_queued(self) -> list[SubmittedBatch]:
+        return take_all(self._queue)
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         return await self._execute(self._warm_up(records))
@@ -329,7 +324,7 @@ class TaskWorker(Worker):
     async def close(self) -> None:
         self._closing.set()
         if self._task is not None:
-            self._jobs.put_nowait(None)
+            self._queue.put_nowait(None)
             await self._task
         await self.leave()
 
@@ -342,13 +337,13 @@ class TaskWorker(Worker):
         await self._unload()
 
     @property
-    def checking(self) -> SelfCheckingInstance | None:
-        return None if self._job is not None else able_to_tell(self._instance)
+    def idle_self_check(self) -> SelfCheckingInstance | None:
+        return None if self._current is not None else self_checking(self._instance)
 
-    def cancel(self, job: Job, ids: frozenset[bytes]) -> None:
-        """Tell the model, if it runs this batch now, that these requests are no longer wanted."""
-        if job is self._job and job.batch is not None and self._instance is not None:
-            job.batch.cancel(ids, self._instance)
+    def cancel(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
+        """Notify the model that these requests are no longer wanted, if it runs this batch."""
+        if batch is self._current and batch.execution is not None and self._instance is not None:
+            batch.execution.cancel(ids, self._instance)
 
     async def _create(self) -> None:
         created = await self._pool.create(self.spec)
@@ -358,33 +353,33 @@ class TaskWorker(Worker):
     async def _unload(self) -> None:
         instance, self._instance = self._instance, None
         if instance is not None:
-            await finalize(instance, self.spec.name)
+            await close_instance_of(instance, self.spec.name)
 
-    async def _execute(self, batch: Batch | WaveBatch) -> Executed:
+    async def _execute(self, execution: Batch | WaveBatch) -> Executed:
         if self._instance is None:
-            raise InstanceDied(died(self.spec.name).message, blameless=True)
-        return await batch.run_requests_on(self._instance)
+            raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
+        return await execution.run_requests_on(self._instance)
 
     async def _work(self) -> None:
-        while (job := await self._jobs.get()) is not None:
-            executed = await self._run(job)
-            self._pool.finish(job, executed)
+        while (batch := await self._queue.get()) is not None:
+            executed = await self._run(batch)
+            self._pool.finish(batch, executed)
             if executed.death is not None:
                 await self._replace()
 
-    async def _run(self, job: Job) -> Executed:
-        batch = job.batch = self._batch(job)
-        self._job = job
-        job.planned = batch.planned
+    async def _run(self, batch: SubmittedBatch) -> Executed:
+        execution = batch.execution = self._execution_of(batch)
+        self._current = batch
+        batch.planned = execution.planned
         failpoints.hit("executor.executing")
         try:
-            return await self._execute(batch)
+            return await self._execute(execution)
         except InstanceDied as death:
-            return self._died(batch, death)
+            return self._died(execution, death)
         except Exception as error:
-            return self._failed(batch, error)
+            return self._failed(execution, error)
         finally:
-            self._job = job.batch = None
+            self._current = batch.execution = None
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a batch writes to the log: its beginning, its answers, its settlement, and what sequences keep.
+"""Writes to the log for batches: their starts, answers, settlements, and the states of sequences.
 
 May import `running` and below. Begin reading at `settler`, then `settlement`, the pure part.
 """

@@ -1,4 +1,4 @@
-"""Reports of batches to the owners that gave them out: through the log, or over the link to one in this process."""
+"""Sends reports on batches to the owners that dispatched them: through the log, or over a link in this process."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from executors.announcing import insist
 
 
 class OwnerReports:
-    """The reports of one executor. `link` leads to the batcher in this process, if there is one."""
+    """Sends one executor's reports. `link` leads to the batcher in this process, if there is one."""
 
     def __init__(self, log: Streams, link: LocalLink | None) -> None:
         self._log = log
         self._link = link
 
     async def send(self, header: BatchHeader, fields: Fields) -> None:
-        """Report facts, the fields of an entry, however long the log is away."""
+        """Report facts, given as fields of an entry, repeating until the log takes them."""
         if header.report_to:
             await insist(lambda: self._log.append(header.report_to, fields), "the report of a batch cannot be written")
         else:
             self.hand(header, fields)
 
     def hand(self, header: BatchHeader, fields: Fields) -> None:
-        """Report facts at once, to an owner in this process. A forged header that names no owner has none."""
+        """Report facts at once to an owner in this process. Does nothing for a forged header that names no owner."""
         if self._link is not None:
             self._link.reports[header.model].hand(fields)

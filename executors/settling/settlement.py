@@ -1,8 +1,7 @@
-"""What the end of a batch writes to the log: who is settled how, which answers go out with it and which after it.
+"""Makes the log records for the end of a batch: settlements, replies, and facts. Pure.
 
-Pure. A batch's keyless requests are answered in the write that settles them (ADR 0002), its jobs only once the
-settlement says that they were won (ADR 0004). Requests without an answer (left out, or their instance died) are in
-none.
+Keyless requests are answered in the write that settles them (ADR 0002), jobs only after the settlement was won
+(ADR 0004). Requests without an answer (left out, or their instance died) are in neither.
 """
 
 from __future__ import annotations
@@ -44,9 +43,11 @@ _NOT_JOURNALLED = b"-"
 
 @dataclass(slots=True)
 class Settlement:
-    """`indices` are the batch's requests that end here, in order; `requests`, `outcomes` are theirs.
+    """The requests of a batch that end.
 
-    `jobs` are the indices of jobs, and `ends` how they end, by id; `outcomes` is empty when nothing is journalled.
+    `indices` are their positions in the batch, in order; `requests` are (id, attempt) pairs and `outcomes` outcome
+    codes, both in the same order. `outcomes` is empty when nothing is journalled. `jobs` are the positions of jobs,
+    `ends` their ends by id.
     """
 
     indices: list[int] = field(default_factory=list)
@@ -55,8 +56,8 @@ class Settlement:
     ends: dict[bytes, JobEnd] = field(default_factory=dict)
     outcomes: bytes = b""
 
-    def parted(self) -> tuple[Settlement, Settlement]:
-        """The jobs, and all others, as settlements of their own."""
+    def split_jobs(self) -> tuple[Settlement, Settlement]:
+        """Return two settlements: that of the jobs, and that of all others."""
         return self._part(True), self._part(False)
 
     def _part(self, of_jobs: bool) -> Settlement:
@@ -74,7 +75,7 @@ class Settlement:
 def settlement(
     executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed, flags: int
 ) -> Settlement:
-    """How the requests of an executed batch end; `flags` are those of any of them."""
+    """Return the settlement of an executed batch. `flags` is the union of the records' flags."""
     if all(executed.answers):
         requests = [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)]
         found = Settlement(list(range(len(requests))), requests)
@@ -113,12 +114,12 @@ def _add_durable(
 def _state(failure: Failure | None) -> JobState:
     if failure is None:
         return JobState.SUCCEEDED
-    # nothing else is rejected here: it was past its deadline before it could run
+    # REJECTED means here that the deadline passed before the request could run
     return JobState.EXPIRED if failure.reason == REJECTED else JobState.FAILED
 
 
 def _timing(record: RequestRecord, execution: Execution | None, failure: Failure | None) -> Mapping[str, Any]:
-    """Times in us, `start_us` wall clock. A failed run is not timed (X4), so `queue_us` is then all its time here."""
+    """Times in us; `start_us` is wall clock. A failed run is not timed, so its `queue_us` is all its time."""
     if execution is not None:
         return {
             "batch_rows": execution.rows,
@@ -135,17 +136,17 @@ def _timing(record: RequestRecord, execution: Execution | None, failure: Failure
 
 
 def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices: Sequence[int]) -> list[Reply]:
-    """The answers of these requests: one entry per endpoint; who has no endpoint gets none."""
+    """The answers of these requests, one entry per endpoint. Requests without an endpoint get none."""
     whole = len(indices) == len(records)
     chosen = records if whole else [records[index] for index in indices]
     if len({record.endpoint for record in chosen}) == 1:  # nearly always
-        endpoint, told = chosen[0].endpoint, answers if whole else [answers[i] for i in indices]
-        return [Reply(keys.replies(endpoint), record_fields(told))] if endpoint else []
+        endpoint, sent = chosen[0].endpoint, answers if whole else [answers[i] for i in indices]
+        return [Reply(keys.replies(endpoint), record_fields(sent))] if endpoint else []
     return replies_of((records[index].endpoint, answers[index]) for index in indices)
 
 
-def timed(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
-    """The answers, with the durations of their execution where they are wanted (S56)."""
+def with_durations(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
+    """The answers, with the durations of their execution where requested (S56)."""
     answers = list(executed.answers)
     for execution in executed.executions:
         times = (execution.input_ns, execution.infer_ns, execution.output_ns)
@@ -156,21 +157,21 @@ def timed(records: Sequence[RequestRecord], executed: Executed) -> list[bytes]:
 
 
 def batch_finished(executor: str, batch_id: str, pairs: Iterable[tuple[str, bytes]] = ()) -> list[bytes]:
-    """The fact that frees a slot; (endpoint, answer) pairs are for the owner to release in order (S6)."""
+    """The fact that frees a slot. The owner releases its (endpoint, answer) pairs in order (S6)."""
     return [FIELD_FACT, pack_fact(BatchFinished(executor, batch_id, tuple(pairs)))]
 
 
 def batch_finished_here(executor: str, batch_id: str) -> list[bytes]:
-    """The same for an owner in this process, who gets the fact as it is."""
+    """The same for an owner in this process, which gets the fact unpacked."""
     fields: list[Any] = [FIELD_FACT, BatchFinished(executor, batch_id)]
     return fields
 
 
 def batch_died(executor: str, batch_id: str, death: Death, ids: Iterable[bytes]) -> list[bytes]:
-    """The fact that a batch took its instance with it, and which of its requests have no outcome."""
+    """The fact that an instance died under a batch. `ids` are the requests without an outcome."""
     stderr = "\n".join(death.stderr.rstrip().split("\n")[-KEPT_LINES:])[-_MAX_STDERR_CHARACTERS:]
     joined = b"".join(ids)
-    if death.in_company and not death.blameless:
+    if death.shared_instance and not death.blameless:
         shared = BatchDiedInCompany(executor, batch_id, death.reason, stderr, death.instance, joined)
         return [FIELD_FACT, pack_fact(shared)]
     fact = BatchDied(executor, batch_id, death.reason, stderr, death.blameless, death.instance, joined)
@@ -180,15 +181,15 @@ def batch_died(executor: str, batch_id: str, death: Death, ids: Iterable[bytes])
 def requests_rescheduled(
     executor: str, header: BatchHeader, records: Sequence[RequestRecord], executed: Executed
 ) -> list[bytes]:
-    """The fact that a model wants another turn of these requests (S41)."""
-    ids = b"".join(records[index].id for index in sorted(executed.again))
+    """The fact that a model rescheduled requests (S41)."""
+    ids = b"".join(records[index].id for index in sorted(executed.rescheduled))
     return [FIELD_FACT, pack_fact(RequestsRescheduled(executor, header.batch_id, ids))]
 
 
-def started(
+def start_entry(
     executor: str, header: BatchHeader, records: Sequence[RequestRecord], indices: Sequence[int]
 ) -> list[bytes]:
-    """The journal entry that says that these requests begin to run (`charonia.facts.journal`)."""
+    """The journal entry for the start of these requests (`charonia.facts.journal`)."""
     ids = [records[index].id for index in indices]
     attempts = [header.attempts[index] for index in indices]
     return [FIELD, pack_started(ids, attempts, executor, header.batch_id)]

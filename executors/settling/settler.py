@@ -1,8 +1,9 @@
-"""Settles executed batches in the log, however long that takes; what is written is `executors.settling.settlement`'s.
+"""Settles executed batches in the log, repeating until the log takes it. `executors.settling.settlement` makes the
+records.
 
-One write settles a batch, answers its keyless requests, counts and frees the slot (ADR 0002). Its jobs are answered
-after it, those that were won (ADR 0004). A settlement that was lost (another attempt, a cancel, a deadline was faster)
-is only counted.
+One write settles a batch, answers its keyless requests, adds to the statistics and frees the slot (ADR 0002). Jobs are
+answered afterwards, if their settlement was won (ADR 0004). A lost settlement (another attempt, a cancellation or a
+deadline was faster) is only counted.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from executors.announcing import insist
 from executors.batches.accounting import Executed, increments
 from executors.batches.batch_payloads import Payloads
 from executors.metrics import ExecutorMetrics
-from executors.running.incarnation import Incarnation
-from executors.running.job import Job
+from executors.running.loaded_version import LoadedVersion
+from executors.running.submitted_batch import SubmittedBatch
 
-from .beginnings import Beginnings
+from .journalled_starts import JournalledStarts
 from .owner_reports import OwnerReports
 from .settlement import (
     Settlement,
@@ -34,23 +35,23 @@ from .settlement import (
     replies,
     requests_rescheduled,
     settlement,
-    timed,
+    with_durations,
 )
-from .trace_reports import reported
+from .trace_reports import with_reports
 
 _log = logging.getLogger(__name__)
 
 Won = dict[int, bool]
-"""Whether this executor ended a request, by its index in the batch."""
+"""By index in the batch: whether this executor's settlement of the request was the first."""
 Outcome = list[bool] | CharoniaError
-"""What the log said to a settlement: which requests were won, or why it could not be made."""
+"""The log's answer to a settlement: which requests were won, or the error."""
 
 _SUCCEEDED = OUTCOME_CODES[JobState.SUCCEEDED]
 _SPECIAL = FLAG_JOB | FLAG_TIMED | FLAG_TRACED
 
 
 class Settler:
-    """The settlements of one executor."""
+    """Settles the batches of one executor."""
 
     def __init__(
         self,
@@ -58,11 +59,11 @@ class Settler:
         executor: str,
         metrics: ExecutorMetrics,
         payloads: Payloads,
-        beginnings: Beginnings,
+        starts: JournalledStarts,
         reports: OwnerReports,
     ) -> None:
         self._log = log
-        self._beginnings = beginnings
+        self._starts = starts
         self._payloads = payloads
         self._executor = executor
         self._metrics = metrics
@@ -70,186 +71,188 @@ class Settler:
 
     async def settle(
         self,
-        job: Job,
+        batch: SubmittedBatch,
         executed: Executed,
-        incarnation: Incarnation,
+        loaded: LoadedVersion,
         *,
         before: Sequence[tuple[str, bytes]] = (),
         last: bool = True,
         outcome: Outcome | None = None,
     ) -> None:
-        """Record the end of a batch and tell everybody whom it concerns. Returns when the log has all of it.
+        """Write the end of a batch, its replies and its facts. Returns when the log has all of it.
 
-        Of a batch whose requests end one by one: the end of some of them, with the (endpoint, record) responses that go
-        before theirs; `last` when with them all have ended. `outcome` is what `settle_plain` came to.
+        For a streamed batch: the end of some requests. `before` are (endpoint, record) responses to write first, `last`
+        says that all requests have ended. `outcome` is the outcome of an earlier `settle_plain`.
         """
-        header, records = job.header, job.records
+        header, records = batch.header, batch.records
         assert header is not None
-        ending = settlement(self._executor, header, records, executed, job.flags)
-        key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
+        ending = settlement(self._executor, header, records, executed, batch.flags)
+        key = keys.statistics(loaded.model, loaded.version, loaded.content_hash)
         counted = increments(records, executed)
         together: tuple[bytes, Mapping[str, int]] | None = (key, counted) if counted else None
         won: Won = {}
-        via_owner = header.via_owner and job.stream is None
-        ran = None if via_owner else self._beginnings.told_with(job, ending.indices)
-        await self._beginnings.tell(job)
+        via_owner = header.via_owner and batch.stream is None
+        ran = None if via_owner else self._starts.reported_with(batch, ending.indices)
+        await self._starts.report(batch)
         if via_owner:
-            if executed.death is not None:  # what has an answer already cannot be answered in order: it runs again
+            if executed.death is not None:  # answers would be out of order: all requests run again
                 ending, together = Settlement(), None
-            elif ending.jobs:  # only those that are won may be in the fact, which comes with the others' settlement
-                jobs, ending = ending.parted()
-                won = await self._write(job, executed, jobs, [], None)
+            elif ending.jobs:  # the fact, written with the others' settlement, may name only jobs that were won
+                jobs, ending = ending.split_jobs()
+                won = await self._write(batch, executed, jobs, [], None)
                 together = None
         answers: Sequence[bytes] = executed.answers
-        if job.flags & FLAG_TIMED:
-            answers = timed(records, executed)
-        if job.flags & FLAG_TRACED:
-            answers = reported(job, executed, answers, self._executor)
+        if batch.flags & FLAG_TIMED:
+            answers = with_durations(records, executed)
+        if batch.flags & FLAG_TRACED:
+            answers = with_reports(batch, executed, answers, self._executor)
         whole = answers
-        if job.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
-            answers = self._payloads.refer(records, answers) if job.referred is None else job.referred
+        if batch.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
+            answers = self._payloads.refer(records, answers) if batch.referred is None else batch.referred
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
-        # in one entry: an owner that heard only of the batch's end would take those for ended that go on
-        told = requests_rescheduled(self._executor, header, records, executed) if executed.again else []
+        # in one entry: an owner that read only the batch's end would take rescheduled requests for ended
+        fields = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
         if last:
-            told += self._fact(job, executed, answers, ending, won)
+            fields += self._fact(batch, executed, answers, ending, won)
         now = [*replies_of(before), *replies(records, answers, answered)]
-        won |= await self._write(job, executed, ending, now, together, told, ran, outcome)
-        if ran is not None and True not in won.values():  # then there is no fact of their end
-            job.untold = True
-            await self._beginnings.tell(job)
-        if job.steps is not None:
-            self._settle_sequences(job, won, incarnation)
+        won |= await self._write(batch, executed, ending, now, together, fields, ran, outcome)
+        if ran is not None and True not in won.values():  # then no end was written that reports the start
+            batch.start_unreported = True
+            await self._starts.report(batch)
+        if batch.steps is not None:
+            self._settle_sequences(batch, won, loaded)
         if together is None or False in won.values() or (counted and not ending.requests):
-            counted = await self._add_statistics(key, job, executed, won)
-        self._count(job, executed, incarnation, counted, won)
+            counted = await self._add_statistics(key, batch, executed, won)
+        self._count(batch, executed, loaded, counted, won)
         if not via_owner and ending.jobs:
             await self._append_all(replies(records, answers, [index for index in ending.jobs if won[index]]))
-        if job.flags & FLAG_TRACED:
+        if batch.flags & FLAG_TRACED:
             mine = [(records[index], whole[index]) for index, is_won in won.items() if is_won]
             await self._append_all(reports_to_gateways(mine))
 
     def settle_plain(
-        self, job: Job, executed: Executed, incarnation: Incarnation, done: Callable[[Outcome | None], None]
+        self, batch: SubmittedBatch, executed: Executed, loaded: LoadedVersion, done: Callable[[Outcome | None], None]
     ) -> bool:
-        """`settle` without a task, for a batch of which nothing is special. False: nothing was done.
+        """Settle a batch without special cases, and without a task. Returns False when it did nothing.
 
-        `done` is called when all of it is in the log; or with the outcome that `settle` has to go on from.
+        `done` is called with None when the log has all of it, else with the outcome from which `settle` must continue.
         """
-        header, records = job.header, job.records
+        header, records = batch.header, batch.records
         assert header is not None
-        special = executed.death is not None or executed.again or job.steps is not None or header.via_owner
-        if special or job.flags & _SPECIAL or job.stream is not None or not all(executed.answers):
+        special = executed.death is not None or executed.rescheduled or batch.steps is not None or header.via_owner
+        if special or batch.flags & _SPECIAL or batch.stream is not None or not all(executed.answers):
             return False
-        outcomes, ran, untold = b"", None, job.untold
-        if job.flags & FLAG_JOURNALLED:
+        outcomes, ran, start_unreported = b"", None, batch.start_unreported
+        if batch.flags & FLAG_JOURNALLED:
             if executed.failures or not all(record.journalled for record in records):
                 return False
             outcomes = _SUCCEEDED * len(records)
-            ran = self._beginnings.told_with(job, range(len(records)))
-            if job.untold:
+            ran = self._starts.reported_with(batch, range(len(records)))
+            if batch.start_unreported:
                 return False
         counted = increments(records, executed)
         answers: Sequence[bytes] = executed.answers
-        if job.flags & FLAG_REPLY_BY_REFERENCE:
-            # should this come to nothing, `settle` must not put them there once more: nobody would take those away
-            answers = job.referred = self._payloads.refer(records, answers)
+        if batch.flags & FLAG_REPLY_BY_REFERENCE:
+            # if this settlement fails, `settle` must not store them again: no reader would remove those
+            answers = batch.referred = self._payloads.refer(records, answers)
 
         here = not header.report_to
-        told = (batch_finished_here if here else batch_finished)(self._executor, header.batch_id)
+        fields = (batch_finished_here if here else batch_finished)(self._executor, header.batch_id)
 
         def settled(outcome: Outcome) -> None:
             if isinstance(outcome, CharoniaError) or False in outcome:
-                job.untold = untold
+                batch.start_unreported = start_unreported
                 done(outcome)
                 return
             try:
-                self._count(job, executed, incarnation, counted, outcome)
+                self._count(batch, executed, loaded, counted, outcome)
             finally:
                 done(None)
 
         def settled_here(outcome: Outcome) -> None:
             try:
                 settled(outcome)
-            finally:  # it is settled, whatever becomes of who settled it: the owner must hear of that
+            finally:  # it is settled even if `settled` has failed, so the owner must be notified
                 if isinstance(outcome, list):
-                    self._reports.hand(header, told)
+                    self._reports.hand(header, fields)
 
         written = self._log.settle_now(
             header.model,
             [(record.id, attempt) for record, attempt in zip(records, header.attempts, strict=True)],
-            (keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash), counted),
+            (keys.statistics(loaded.model, loaded.version, loaded.content_hash), counted),
             replies(records, answers, range(len(records))),
-            () if here else (Reply(header.report_to, told),),
+            () if here else (Reply(header.report_to, fields),),
             settled_here if here else settled,
             outcomes=outcomes,
             ran=ran,
         )
-        job.untold = job.untold or (untold and not written)
+        batch.start_unreported = batch.start_unreported or (start_unreported and not written)
         return written
 
     def _count(
         self,
-        job: Job,
+        batch: SubmittedBatch,
         executed: Executed,
-        incarnation: Incarnation,
+        loaded: LoadedVersion,
         counted: Mapping[str, int],
         won: Won | list[bool],
     ) -> None:
-        """For the metrics of this process; `counted` is what the statistics got."""
-        self._metrics.settled(incarnation.model, incarnation.version, counted)
+        """Update this process's metrics. `counted` are the increments that were added to the statistics."""
+        self._metrics.settled(loaded.model, loaded.version, counted)
         if self._metrics.measures:
-            told = dict(enumerate(won)) if isinstance(won, list) else won
-            self._metrics.observe(incarnation.model, incarnation.version, job.records, executed, told)
-        self._count_unawaited(job, executed, won)
+            by_index = dict(enumerate(won)) if isinstance(won, list) else won
+            self._metrics.observe(loaded.model, loaded.version, batch.records, executed, by_index)
+        self._count_unawaited(batch, executed, won)
 
     @staticmethod
-    def _settle_sequences(job: Job, won: Won, incarnation: Incarnation) -> None:
-        """What was not won has not happened: the log does not have it either."""
-        sequences = incarnation.pool.sequences
+    def _settle_sequences(batch: SubmittedBatch, won: Won, loaded: LoadedVersion) -> None:
+        """Roll back the sequences of requests that were not won, as the log has not recorded their steps."""
+        sequences = loaded.pool.sequences
         assert sequences is not None
-        lost = {index: known for index, known in job.before.items() if not won.get(index, False)}
-        sequences.go_back(job.records, lost)
-        # who was told of beforehand was cancelled, or too late
-        sequences.doubt(job.records, [index for index in lost if job.records[index].id not in job.unwanted])
-        if job.unsure:
-            sequences.forget(job.records, job.before)
+        lost = {index: known for index, known in batch.before.items() if not won.get(index, False)}
+        sequences.roll_back(batch.records, lost)
+        # requests that were reported as unwanted before were cancelled, or past their deadline
+        sequences.forget_if_logged(
+            batch.records, [index for index in lost if batch.records[index].id not in batch.unwanted]
+        )
+        if batch.unsure:
+            sequences.forget(batch.records, batch.before)
 
     def _fact(
-        self, job: Job, executed: Executed, answers: Sequence[bytes], ending: Settlement, won: Won
+        self, batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes], ending: Settlement, won: Won
     ) -> list[bytes]:
-        header, records = job.header, job.records
+        header, records = batch.header, batch.records
         assert header is not None
         if executed.death is not None:
             ended = set(ending.indices)
-            gone = job.unwanted | job.ended
+            gone = batch.unwanted | batch.ended
             left = [r.id for i, r in enumerate(records) if i not in ended and r.id not in gone]
             return batch_died(self._executor, header.batch_id, executed.death, left)
-        if not header.via_owner or job.stream is not None:
+        if not header.via_owner or batch.stream is not None:
             finished = batch_finished if header.report_to else batch_finished_here
             return finished(self._executor, header.batch_id)
-        told = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
-        return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in told))
+        answered = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
+        return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in answered))
 
     async def _write(
         self,
-        job: Job,
+        batch: SubmittedBatch,
         executed: Executed,
         ending: Settlement,
         keyless: Sequence[Reply],
         statistics: tuple[bytes, Mapping[str, int]] | None,
-        told: list[bytes] | None = None,
+        report: list[bytes] | None = None,
         ran: tuple[str, str] | None = None,
         outcome: Outcome | None = None,
     ) -> Won:
-        """One settlement; again until the log has answered. Without requests the replies and what is `told` alone.
+        """Write one settlement, repeating until the log answers. Without requests, write only the replies and `report`.
 
-        `outcome` is that of a first time.
+        `outcome` is the outcome of an earlier try.
         """
-        header = job.header
+        header = batch.header
         assert header is not None
-        facts = [Reply(header.report_to, told)] if told and header.report_to else []
-        here = told if told and not header.report_to and not isinstance(outcome, list) else None
+        facts = [Reply(header.report_to, report)] if report and header.report_to else []
+        here = report if report and not header.report_to and not isinstance(outcome, list) else None
         if not ending.requests:
             await self._append_all((*keyless, *facts))
             if here:
@@ -273,10 +276,10 @@ class Settler:
                     ends=ending.ends or None,
                     outcomes=ending.outcomes,
                     ran=ran,
-                    sequences=job.written or None,
+                    sequences=batch.written or None,
                 )
             except LogUnavailable:
-                unsure = job.unsure = True
+                unsure = batch.unsure = True
                 raise
 
         await insist(settle, f"batch {header.batch_id} of '{header.model}' cannot be settled")
@@ -286,11 +289,11 @@ class Settler:
             if unsure:
                 won = [w or await self._is_ours(header.model, ending, executed, i) for i, w in enumerate(won)]
             else:
-                self._count_fenced(job, ending, won)
+                self._count_fenced(batch, ending, won)
         return dict(zip(ending.indices, won, strict=True))
 
     async def _is_ours(self, model: str, ending: Settlement, executed: Executed, position: int) -> bool:
-        """Whether a job was ended by a settlement of ours that went unanswered: it lost its repetition to itself."""
+        """Whether a job was ended by an earlier try of this settlement that the log did not answer."""
         request_id = ending.requests[position][0]
         if request_id not in ending.ends:
             return False
@@ -302,38 +305,38 @@ class Settler:
         await insist(ask, "the result of a job cannot be read")
         return found[-1] == executed.answers[ending.indices[position]]
 
-    def _count_fenced(self, job: Job, ending: Settlement, won: Sequence[bool]) -> None:
+    def _count_fenced(self, batch: SubmittedBatch, ending: Settlement, won: Sequence[bool]) -> None:
         lost = [request_id for (request_id, _), is_won in zip(ending.requests, won, strict=True) if not is_won]
-        late = sum(request_id not in job.unwanted for request_id in lost)
-        if late and job.header is not None:
-            self._metrics.fenced(job.header.model, job.header.version, late)
-            _log.warning("%d requests of batch %s were settled by others first", late, job.header.batch_id)
+        late = sum(request_id not in batch.unwanted for request_id in lost)
+        if late and batch.header is not None:
+            self._metrics.fenced(batch.header.model, batch.header.version, late)
+            _log.warning("%d requests of batch %s were settled by others first", late, batch.header.batch_id)
 
-    async def _add_statistics(self, key: bytes, job: Job, executed: Executed, won: Won) -> dict[str, int]:
-        """Count what was won, where the settlement did not."""
-        mine = increments(job.records, executed, [won.get(index, False) for index in range(len(job.records))])
+    async def _add_statistics(self, key: bytes, batch: SubmittedBatch, executed: Executed, won: Won) -> dict[str, int]:
+        """Add the won requests to the statistics, where the settlement did not."""
+        mine = increments(batch.records, executed, [won.get(index, False) for index in range(len(batch.records))])
         if mine:
             await insist(lambda: self._log.add_statistics(key, mine), "statistics cannot be added")
         return mine
 
-    def _count_unawaited(self, job: Job, executed: Executed, won: Won | list[bool]) -> None:
-        """Jobs nobody waits for, steps of ensembles and models' own requests end here: no gateway counts them."""
-        endpoints = {record.endpoint for record in job.records}
+    def _count_unawaited(self, batch: SubmittedBatch, executed: Executed, won: Won | list[bool]) -> None:
+        """Count requests that no gateway counts: jobs without a waiting caller, ensemble steps, calls of models."""
+        endpoints = {record.endpoint for record in batch.records}
         if all(map(keys.counts_its_requests, endpoints)):
             return
         others = {endpoint for endpoint in endpoints if not keys.counts_its_requests(endpoint)}
-        mine = [i for i, record in enumerate(job.records) if record.endpoint in others]
-        assert job.header is not None
+        mine = [i for i, record in enumerate(batch.records) if record.endpoint in others]
+        assert batch.header is not None
         failed = {failure.index: failure.reason for failure in executed.failures}
         now_ns = wall_ns()
         for index in mine:
             if won[index] if isinstance(won, list) else won.get(index, False):
-                taken_ns = max(0, now_ns - job.records[index].accepted_ns)
-                self._metrics.unawaited(job.header.model, job.header.version, failed.get(index, ""), taken_ns)
+                taken_ns = max(0, now_ns - batch.records[index].accepted_ns)
+                self._metrics.unawaited(batch.header.model, batch.header.version, failed.get(index, ""), taken_ns)
 
     async def _append_all(self, entries: Iterable[Reply]) -> None:
         for one in entries:
             await self._append(one)
 
     async def _append(self, reply: Reply) -> None:
-        await insist(lambda: self._log.append(reply.stream, reply.fields), "the log does not take the end of a batch")
+        await insist(lambda: self._log.append(reply.stream, reply.fields), "the end of a batch cannot be written")

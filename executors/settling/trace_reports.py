@@ -1,7 +1,7 @@
-"""What this executor reports of traced requests with their answers (N3-N5). Pure.
+"""Adds trace reports of this executor to the answers of traced requests. Pure.
 
-Times are those of the execution that a request was part of; what its model called is in its record's `trace` already.
-Who writes traces down is the gateway that began them.
+Times are those of the execution that the request was part of. Calls made by its model are in the record's `trace`
+already. The gateway that began a trace writes it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from charonia.traces.reports import (
 )
 from charonia.wire import BatchHeader, RequestRecord, report_response, unpack_response
 from executors.batches.accounting import Executed, Execution, Failure
-from executors.running.job import Job
+from executors.running.submitted_batch import SubmittedBatch
 
 _log = logging.getLogger(__name__)
 
 
-def reported(job: Job, executed: Executed, answers: Sequence[bytes], executor: str) -> list[bytes]:
-    """The answers, with reports of their requests where these are traced."""
-    header, records = job.header, job.records
+def with_reports(batch: SubmittedBatch, executed: Executed, answers: Sequence[bytes], executor: str) -> list[bytes]:
+    """The answers, with a report for each request that is traced."""
+    header, records = batch.header, batch.records
     assert header is not None
     executions = {index: execution for execution in executed.executions for index in execution.indices}
     failures = {failure.index: failure for failure in executed.failures}
@@ -56,7 +56,7 @@ def reported(job: Job, executed: Executed, answers: Sequence[bytes], executor: s
         try:
             report = _report(header, record, found[index], execution, failures.get(index), tuple(about))
             found[index] = report_response(found[index], report)
-        except Exception:  # a trace less; the answer is none the worse
+        except Exception:  # a missing report must not cost the answer
             _log.exception("what happened to a request of '%s' cannot be reported", header.model)
     return found
 
@@ -100,11 +100,7 @@ def _stamps(record: RequestRecord, execution: Execution | None, failure: Failure
 
 
 def _tensors(record: RequestRecord, answer: bytes) -> tuple[ReportedTensor, ...]:
-    # what waits in the queue is what the model gets
+    # the queue holds the same tensors as the model gets
     inputs = inputs_of(record)
     outputs = unpack_response(answer).outputs
-    return (
-        *tensors_of(QUEUE_INPUT, inputs),
-        *tensors_of(BACKEND_INPUT, inputs),
-        *tensors_of(BACKEND_OUTPUT, outputs),
-    )
+    return (*tensors_of(QUEUE_INPUT, inputs), *tensors_of(BACKEND_INPUT, inputs), *tensors_of(BACKEND_OUTPUT, outputs))

@@ -1,4 +1,4 @@
-"""Batches whose requests have several responses: where each request stands.
+"""Tracks batches whose requests may have several responses.
 
 May import `batches`. Begin reading at `streamed_batch`.
 """

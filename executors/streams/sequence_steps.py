@@ -1,6 +1,6 @@
-"""Runs requests of sequences on a `StreamingInstance`: at their slots, with null requests between (S33, S34).
+"""Runs requests of sequences on a `StreamingInstance`: one per slot, with null requests in empty slots (S33, S34).
 
-What null requests are answered is nobody's; when all others have ended, nobody waits for them.
+Responses to null requests are discarded and not waited for.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ async def execute_steps(
     requests: Sequence[ModelRequest],
     responses: ResponseStream,
 ) -> None:
-    """`StreamingInstance.execute_stream` of requests that stand at `indices` of their batch. Raises what it raises."""
-    if steps.vacates:
-        steps.vacates = False
-        await _execute_nothing(instance, steps.nothing(requests[0]))
+    """Call `StreamingInstance.execute_stream` for the requests at `indices` of their batch. Raises what it raises."""
+    if steps.clears_slots:
+        steps.clears_slots = False
+        await _execute_null_requests(instance, steps.null_requests(requests[0]))
     spread = steps.spread(indices, requests)
     if len(spread) == len(requests):
         await instance.execute_stream(requests, responses)
         return
     places = {id(request): number for number, request in enumerate(requests)}
     numbers = [places.get(id(request)) for request in spread]
-    await instance.execute_stream(spread, _AtSlots(responses, numbers))
+    await instance.execute_stream(spread, _SlotResponses(responses, numbers))
 
 
-async def _execute_nothing(instance: StreamingInstance, requests: Sequence[ModelRequest]) -> None:
-    """Returns when the instance takes the next batch."""
-    nowhere = _Nowhere()
-    call = asyncio.ensure_future(instance.execute_stream(requests, nowhere))
-    freed = asyncio.ensure_future(nowhere.freed.wait())
+async def _execute_null_requests(instance: StreamingInstance, requests: Sequence[ModelRequest]) -> None:
+    """Run null requests; returns when the instance can take the next call."""
+    discarded = _DiscardedResponses()
+    call = asyncio.ensure_future(instance.execute_stream(requests, discarded))
+    freed = asyncio.ensure_future(discarded.freed.wait())
     try:
         await asyncio.wait({call, freed}, return_when=asyncio.FIRST_COMPLETED)
         if call.done():
             call.result()
     except InstanceDied:
         raise
-    except Exception as error:  # of requests that are none
+    except Exception as error:  # no request is affected
         _log.warning("empty slots could not be executed: %s", error)
     finally:
         for one in (call, freed):
@@ -56,8 +56,8 @@ async def _execute_nothing(instance: StreamingInstance, requests: Sequence[Model
             await call
 
 
-class _AtSlots:
-    """A `ResponseStream` over slots; `numbers` says which of the requests each is, None for a null request."""
+class _SlotResponses:
+    """A `ResponseStream` over slots. `numbers` maps a slot to the number of its request, None for a null request."""
 
     def __init__(self, responses: ResponseStream, numbers: Sequence[int | None]) -> None:
         self._responses = responses
@@ -83,8 +83,8 @@ class _AtSlots:
         self._responses.free()
 
 
-class _Nowhere:
-    """A `ResponseStream` nobody reads."""
+class _DiscardedResponses:
+    """A `ResponseStream` that drops all responses."""
 
     full = blocked = False
 

@@ -1,8 +1,8 @@
-"""One batch whose requests have several responses: where each request stands, and the records its responses become.
+"""A batch whose requests may have several responses: tracks each request and packs its responses.
 
-The instance hands responses over (`charonia.backend.ResponseStream`), `responding` writes them to the log; which
-instance runs a batch, and what its death means, is `stream_workers`'. A request ends with its final response, each at
-its own time; the batch ends with the last of them.
+The instance passes responses to a `StreamRun`; `executors.settling.response_writer` writes them to the log;
+`executors.running.stream_workers` runs the batch. A request ends with its final response, the batch with its last
+request.
 """
 
 from __future__ import annotations
@@ -12,13 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from charonia.backend import (
-    CancellableInstance,
-    ModelRequest,
-    ModelResponse,
-    StreamingInstance,
-    WindowedInstance,
-)
+from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, StreamingInstance, WindowedInstance
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted
 from charonia.wire import RequestRecord, pack_failure, pack_response
@@ -27,12 +21,12 @@ from executors.batches.answers import request_outputs
 from executors.batches.assembly import RequestPlan
 from executors.batches.execution import Batch, Planned
 
-from .flow import Flow
-from .response_order import MOST_HELD_BYTES, ResponseOrder
+from .flow_control import FlowControl
+from .response_order import MAX_HELD_BYTES, ResponseOrder
 
 
-class Answering:
-    """How far one request is."""
+class RequestProgress:
+    """The progress of one request."""
 
     __slots__ = (
         "attempt",
@@ -42,84 +36,85 @@ class Answering:
         "ended",
         "error",
         "first",
-        "heard_ns",
         "index",
-        "place",
+        "last_response_ns",
         "plan",
         "record",
         "request",
+        "response_index",
         "window",
     )
 
-    def __init__(self, index: int, plan: RequestPlan, record: RequestRecord, attempt: int, place: int) -> None:
+    def __init__(self, index: int, plan: RequestPlan, record: RequestRecord, attempt: int, response_index: int) -> None:
         self.index = index
         self.plan = plan
         self.record = record
         self.attempt = attempt
-        self.place = self.first = place
-        self.heard_ns = 0
-        """When it was given to the instance, or had its last response."""
+        self.response_index = self.first = response_index
+        self.last_response_ns = 0
+        """When it was passed to the instance, or had its last response (monotonic)."""
         self.window = record.window
-        """The first index that is not wanted yet; 0: all are (S55)."""
+        """The first response index that is not wanted yet; 0: all are wanted (S55)."""
         self.cancelled_ns = 0
-        """When it was given up while its instance had it."""
+        """When it was cancelled while its instance ran it (monotonic); 0: not cancelled."""
         self.begun = False
         self.ended = False
         self.cut = False
-        """It ended without its instance having said so."""
+        """Whether it ended without a final response from its instance."""
         self.error: CharoniaError | None = None
-        """Of the last response that said anything."""
+        """The error of the last response; None when that succeeded."""
         self.request: ModelRequest | None = None
 
     @property
     def blocked(self) -> bool:
-        """Whether it has given all responses that are wanted for now."""
-        return 0 < self.window <= self.place and not self.ended
+        """Whether it has sent all responses that are wanted for now."""
+        return 0 < self.window <= self.response_index and not self.ended
 
 
 @dataclass(slots=True)
 class Outgoing:
-    """One response on its way: of the request at `index` in its batch. `begins`: the first of several.
+    """One response to write, of the request at `index` in its batch. `begins`: it is the first of several.
 
-    An empty record says only that the request has ended: its caller has gone.
+    An empty record only ends the request: its caller has gone.
     """
 
     batch: StreamedBatch
     index: int
-    place: int
+    response_index: int
     record: bytes
     final: bool
     begins: bool = False
-    again: bool = False
-    """It has not ended: the model wants another turn (S41)."""
+    rescheduled: bool = False
+    """The request has not ended: the model rescheduled it (S41)."""
 
 
 class Writer(Protocol):
-    """Takes responses to where they go, in order."""
+    """Writes responses in order."""
 
     def put(self, outgoing: Outgoing) -> None: ...
 
     def freed(self, batch: StreamedBatch) -> None:
-        """The batch's instance is free although the batch has not ended."""
+        """Called when the batch's instance is free although the batch has not ended."""
 
 
 class StreamedBatch:
     """The requests of one batch until each has had its final response.
 
-    `over` is set then, `freed` when its instance takes another batch. `heard_ns` is when a response came last.
+    `over` is set then; `freed` is set when its instance takes another batch. `last_response_ns` is the time of the last
+    response (monotonic).
     """
 
     def __init__(
-        self, batch: Batch, attempts: Iterable[int], unwanted: Collection[bytes], flow: Flow, writer: Writer
+        self, batch: Batch, attempts: Iterable[int], unwanted: Collection[bytes], flow: FlowControl, writer: Writer
     ) -> None:
         self.batch = batch
         self.flow = flow
         self.over = asyncio.Event()
         self.freed = asyncio.Event()
-        self.heard_ns = monotonic_ns()
+        self.last_response_ns = monotonic_ns()
         self.several = batch.interface.decoupled
         self.on_first: Callable[[RequestRecord], None] | None = None
-        """Told of each request's first response, unless that is only the final flag."""
+        """Called for each request's first response, unless that is only the final flag."""
         self._unwanted = set(unwanted)
         self._writer = writer
         self._open = len(batch.records)
@@ -127,93 +122,97 @@ class StreamedBatch:
         self.ordered = self.several and block is not None and block.preserve_ordering
         self._order: ResponseOrder[Outgoing] | None = ResponseOrder(len(batch.records)) if self.ordered else None
         self._counted: set[int] = set()
-        """Runs, by their start, that are counted with a request already."""
+        """The runs, by start time, that were counted with one of their requests."""
         self.reports = False
-        """Whether its single responses are counted (X5)."""
+        """Whether its single responses are counted."""
         self.instance: object = None
-        """Which has been called with its requests."""
+        """The instance that was called with its requests."""
         self._allowed = asyncio.Event()
         numbers = list(attempts)
         steps = batch.steps
-        self._answering: dict[int, Answering] = {
-            index: Answering(
-                index, plan, batch.records[index], numbers[index], steps.steps[index].given if steps is not None else 0
+        self._requests: dict[int, RequestProgress] = {
+            index: RequestProgress(
+                index,
+                plan,
+                batch.records[index],
+                numbers[index],
+                steps.steps[index].responses_sent if steps is not None else 0,
             )
             for index, plan in batch.planned
         }
 
     def begin(self) -> None:
-        """Pass on what ended before it could run: refused, left out, past its deadline."""
+        """Pass on the requests that ended before they could run: rejected, left out, or past their deadline."""
         for index, answer in enumerate(self.batch.executed.answers):
-            if index not in self._answering:
+            if index not in self._requests:
                 self._end(index, 0, answer)
 
     def begun_ids(self) -> list[bytes]:
-        """The requests that had a response and no final one."""
-        return [one.record.id for one in self._answering.values() if one.begun and not one.ended]
+        """The ids of requests that had a response but no final one."""
+        return [one.record.id for one in self._requests.values() if one.begun and not one.ended]
 
     def wanted(self, index: int) -> bool:
         return self.batch.records[index].id not in self._unwanted
 
     def cancel(self, ids: Collection[bytes], instance: StreamingInstance | None) -> None:
-        """These requests are settled by somebody else: their responses are wanted no more, and the model is told."""
+        """Cancel requests that were settled elsewhere, and notify the model."""
         self._unwanted.update(ids)
-        self._look_again()
-        self.tell_cancelled(instance, ids)
-        for one in self._answering.values():
+        self._notify_windows()
+        self.notify_cancelled(instance, ids)
+        for one in self._requests.values():
             if one.record.id not in ids or one.ended:
                 continue
             if one.request is not None:
                 one.cancelled_ns = one.cancelled_ns or monotonic_ns()
             else:  # it will not start
                 one.cut = True
-                self._end_answering(one, b"")
+                self._end_request(one, b"")
 
-    def tell_cancelled(self, instance: StreamingInstance | None, ids: Collection[bytes] | None = None) -> None:
-        """Tell the model of open requests (all, or these) that nobody waits for them."""
-        found = [one for one in self._answering.values() if not one.ended and (ids is None or one.record.id in ids)]
+    def notify_cancelled(self, instance: StreamingInstance | None, ids: Collection[bytes] | None = None) -> None:
+        """Notify the model that open requests (all, or these) are cancelled."""
+        found = [one for one in self._requests.values() if not one.ended and (ids is None or one.record.id in ids)]
         requests = [one.request for one in found if one.request is not None]
         if requests and isinstance(instance, CancellableInstance):
             instance.cancel_requests(requests)
 
     def allow(self, request_id: bytes, count: int) -> None:
-        """Responses below index `count` of a request are wanted (S55)."""
-        for one in self._answering.values():
+        """Let a request send its responses below index `count` (S55)."""
+        for one in self._requests.values():
             if one.record.id == request_id and count > one.window > 0:
                 one.window = count
-                self._tell_window(one)
-        self._look_again()
+                self._notify_window(one)
+        self._notify_windows()
 
-    def _tell_window(self, one: Answering) -> None:
-        """The instance counts what it gives, from the first response of this turn on."""
+    def _notify_window(self, one: RequestProgress) -> None:
+        """Pass the window on to the instance, which counts responses from the first of this execution."""
         if one.request is not None and one.window:
             one.request.window = one.window - one.first
             if isinstance(self.instance, WindowedInstance):
                 self.instance.allow_responses(one.request, one.request.window)
 
-    def _look_again(self) -> None:
+    def _notify_windows(self) -> None:
         allowed, self._allowed = self._allowed, asyncio.Event()
         allowed.set()
 
     @property
     def blocked(self) -> bool:
-        """Whether an open request waits until more of it is wanted."""
-        return any(one.blocked for one in self._answering.values())
+        """Whether an open request waits until more responses are wanted."""
+        return any(one.blocked for one in self._requests.values())
 
-    async def unblocked(self, answering: Collection[Answering]) -> None:
-        """Wait until none of these does."""
-        while any(one.blocked and self.wanted(one.index) for one in answering):
+    async def unblocked(self, requests: Collection[RequestProgress]) -> None:
+        """Wait until none of these requests does."""
+        while any(one.blocked and self.wanted(one.index) for one in requests):
             await self._allowed.wait()
 
     def is_open(self, index: int) -> bool:
-        return not self._answering[index].ended
+        return not self._requests[index].ended
 
     def run_of(self, run: list[Planned]) -> StreamRun:
-        return StreamRun(self, {index: self._answering[index] for index, _ in run})
+        return StreamRun(self, {index: self._requests[index] for index, _ in run})
 
     def fail_open(self, error: CharoniaError, indices: Collection[int] | None = None, *, reason: str = BACKEND) -> None:
-        """Give open requests (all, or these) a final failure."""
-        for one in list(self._answering.values()):
+        """Fail open requests (all, or these)."""
+        for one in list(self._requests.values()):
             if not one.ended and (indices is None or one.index in indices):
                 one.error, one.cut = error, True
                 self._count_failure(one, error, reason)
@@ -221,28 +220,28 @@ class StreamedBatch:
 
     # -- for runs ------------------------------------------------------------------------------------------------------
 
-    def respond(self, one: Answering, response: ModelResponse | None, *, final: bool) -> bool:
-        """One response of a request that is open; whether it was the final one."""
-        since_ns, self.heard_ns = one.heard_ns, monotonic_ns()
-        one.heard_ns = self.heard_ns
+    def respond(self, one: RequestProgress, response: ModelResponse | None, *, final: bool) -> bool:
+        """Take one response of an open request; return whether it was the final one."""
+        since_ns, self.last_response_ns = one.last_response_ns, monotonic_ns()
+        one.last_response_ns = self.last_response_ns
         final = final or not self.several
         if not self.wanted(one.index):
             if final:
                 self._count_cancel(one)
-                self._end_answering(one, b"")
+                self._end_request(one, b"")
             return final
         if response is not None:
             one.error = response.error
-            if self.on_first is not None and one.place == 0:
+            if self.on_first is not None and one.response_index == 0:
                 self.on_first(one.record)
         try:
             if response is not None and response.again:
-                self._turn(one)
+                self._reschedule(one)
                 return False
             if response is not None and not self._is_for_caller(one, response):
                 if not final:
                     one.first -= 1
-                    self._tell_window(one)
+                    self._notify_window(one)
                     return False
                 response = None
             record = self._packed(one, response, final=final)
@@ -253,20 +252,22 @@ class StreamedBatch:
             kind: Literal["success", "fail", "empty"] = "success" if response.outputs else "empty"
             counts = self.batch.executed.responses.setdefault(one.index, {})
             count_response(
-                *(counts, one.place, kind if one.error is None else "fail"),
-                *(self.heard_ns - since_ns, monotonic_ns() - self.heard_ns),
+                *(counts, one.response_index, kind if one.error is None else "fail"),
+                *(self.last_response_ns - since_ns, monotonic_ns() - self.last_response_ns),
             )
         if final and one.error is not None:
             self._count_failure(one, one.error)
         self._answer(one, record, final=final)
         return final
 
-    def _packed(self, one: Answering, response: ModelResponse | None, *, final: bool) -> bytes:
+    def _packed(self, one: RequestProgress, response: ModelResponse | None, *, final: bool) -> bytes:
         record, interface = one.record, self.batch.interface
         if response is None:
             if not self.several:
                 raise InternalError(f"model '{interface.name}' gave no response")
-            return pack_response(record.id, interface.name, self.batch.version, [], {}, place=(one.attempt, one.place))
+            return pack_response(
+                record.id, interface.name, self.batch.version, [], {}, place=(one.attempt, one.response_index)
+            )
         if response.error is not None:
             return self._failure(one, response.error, final=final)
         tensors = request_outputs(interface, one.plan, response.outputs)
@@ -277,92 +278,92 @@ class StreamedBatch:
             tensors,
             response.parameters,
             final=final,
-            place=self._place(one),
+            place=self._wire_place(one),
         )
 
-    def _failure(self, one: Answering, error: CharoniaError, *, final: bool) -> bytes:
+    def _failure(self, one: RequestProgress, error: CharoniaError, *, final: bool) -> bytes:
         error.__traceback__ = None
         name, version = self.batch.interface.name, self.batch.version
-        return pack_failure(one.record.id, name, version, error, final=final, place=self._place(one))
+        return pack_failure(one.record.id, name, version, error, final=final, place=self._wire_place(one))
 
-    def _is_for_caller(self, one: Answering, response: ModelResponse) -> bool:
-        """Keep the states that a response brings; whether there is more in it. Raises `InternalError`."""
+    def _is_for_caller(self, one: RequestProgress, response: ModelResponse) -> bool:
+        """Keep the states of a response; return whether it holds more for the caller. Raises `InternalError`."""
         steps = self.batch.steps
         if steps is None or response.error is not None:
             return True
         if self.several:
-            return steps.keep_one_of(one.index, response)
+            return steps.keep_from_response(one.index, response)
         steps.keep(one.index, response)
         return True
 
-    def _turn(self, one: Answering) -> None:
-        """The model wants another turn of this request (S41). Raises `InternalError` where there are none."""
+    def _reschedule(self, one: RequestProgress) -> None:
+        """End this execution of a request that the model reschedules (S41). Raises `InternalError` if it may not."""
         self.batch.check_again()
         if self.batch.steps is not None:
-            self.batch.steps.keep_turn(one.index)
-            self.batch.steps.steps[one.index].given = one.place
-        self.batch.executed.again.add(one.index)
+            self.batch.steps.keep_partial(one.index)
+            self.batch.steps.steps[one.index].responses_sent = one.response_index
+        self.batch.executed.rescheduled.add(one.index)
         one.ended = True
-        self._put(Outgoing(self, one.index, one.place, b"", True, again=True))
+        self._put(Outgoing(self, one.index, one.response_index, b"", True, rescheduled=True))
 
-    def _place(self, one: Answering) -> tuple[int, int] | None:
-        return (one.attempt, one.place) if self.several else None
+    def _wire_place(self, one: RequestProgress) -> tuple[int, int] | None:
+        return (one.attempt, one.response_index) if self.several else None
 
-    def _answer(self, one: Answering, record: bytes, *, final: bool) -> None:
+    def _answer(self, one: RequestProgress, record: bytes, *, final: bool) -> None:
         if not self.wanted(one.index):
             record = b""
         if record and self._too_much(one, record):
             return
         if final:
-            self._end_answering(one, record)
+            self._end_request(one, record)
         elif record:
-            self._put(Outgoing(self, one.index, one.place, record, False, not one.begun))
+            self._put(Outgoing(self, one.index, one.response_index, record, False, not one.begun))
             one.begun = True
-        one.place += 1
+        one.response_index += 1
 
-    def _end_answering(self, one: Answering, record: bytes) -> None:
+    def _end_request(self, one: RequestProgress, record: bytes) -> None:
         one.ended = True
         if one.window:
-            self._look_again()
-        self._end(one.index, one.place, record)
+            self._notify_windows()
+        self._end(one.index, one.response_index, record)
 
-    def _end(self, index: int, place: int, record: bytes) -> None:
-        self._put(Outgoing(self, index, place, record, True))
+    def _end(self, index: int, response_index: int, record: bytes) -> None:
+        self._put(Outgoing(self, index, response_index, record, True))
 
     def _put(self, outgoing: Outgoing) -> None:
-        """It goes to the log, when it is its turn; the batch may be over with it."""
+        """Pass a response to the writer, or hold it back for order. The batch may be over with it."""
         self._open -= outgoing.final
         out = [outgoing]
         if self._order is not None:
             out = self._order.put(outgoing.index, outgoing, len(outgoing.record), final=outgoing.final)
         for one in out:
-            self.flow.add(one.record)  # what is held slows nobody: those before it may be of the same instance
+            self.flow.add(one.record)  # held responses do not count: those they wait for may be of the same instance
             self._writer.put(one)
         if self._open == 0:
             self.over.set()
 
-    def _too_much(self, one: Answering, record: bytes) -> bool:
-        """Whether a response cannot be held until it is its turn: then its request has ended."""
+    def _too_much(self, one: RequestProgress, record: bytes) -> bool:
+        """End the request and return True when a response cannot be held back because too many bytes are."""
         order = self._order
-        if order is None or not order.holds_back(one.index) or order.held_bytes + len(record) <= MOST_HELD_BYTES:
+        if order is None or not order.holds_back(one.index) or order.held_bytes + len(record) <= MAX_HELD_BYTES:
             return False
-        one.place -= order.drop(one.index)
+        one.response_index -= order.drop(one.index)
         one.cut = True
-        text = f"more than {MOST_HELD_BYTES} bytes of responses wait for those of requests before (preserve_ordering)"
+        text = f"more than {MAX_HELD_BYTES} bytes of responses wait for those of requests before (preserve_ordering)"
         one.error = ResourceExhausted(text)
         self._count_failure(one, one.error)
-        self._end_answering(one, self._failure(one, one.error, final=True))
+        self._end_request(one, self._failure(one, one.error, final=True))
         return True
 
-    def _count_cancel(self, one: Answering) -> None:
-        """Its instance has let go of a request that was given up."""
+    def _count_cancel(self, one: RequestProgress) -> None:
+        """Count a cancelled request that its instance has ended."""
         if self.reports and one.cancelled_ns:
             executed = self.batch.executed
             counts = executed.responses.setdefault(one.index, {})
-            count_cancel(counts, one.place, monotonic_ns() - one.cancelled_ns)
-            executed.given_up.add(one.index)
+            count_cancel(counts, one.response_index, monotonic_ns() - one.cancelled_ns)
+            executed.cancelled.add(one.index)
 
-    def _count_failure(self, one: Answering, error: CharoniaError, reason: str = BACKEND) -> None:
+    def _count_failure(self, one: RequestProgress, error: CharoniaError, reason: str = BACKEND) -> None:
         self.batch.executed.failures.append(Failure(one.index, error, reason, wall_ns()))
 
     # -- for the writer ------------------------------------------------------------------------------------------------
@@ -372,14 +373,14 @@ class StreamedBatch:
         return self._open == 0
 
     def part(self, ended: dict[int, bytes]) -> Executed:
-        """These requests' end, to be settled and counted; every request is in one part.
+        """Return the results of requests that have ended, to settle and count. Every request is in one part.
 
-        Of those that nobody wants any more what they were given is counted, as far as they were cancelled.
+        Of requests that are no longer wanted, only the responses are counted, if they were cancelled while they ran.
         """
         executed = self.batch.executed
         finals = {index: record for index, record in ended.items() if self.wanted(index)}
         part = Executed([b""] * len(self.batch.records))
-        part.again = executed.again & finals.keys()
+        part.rescheduled = executed.rescheduled & finals.keys()
         for index, record in finals.items():
             part.answers[index] = record
         part.failures = [failure for failure in executed.failures if failure.index in finals]
@@ -390,13 +391,13 @@ class StreamedBatch:
                 part.executions.append(replace(one, first=one.start_ns not in self._counted))
                 self._counted.add(one.start_ns)
         executed.executions = [one for one in executed.executions if one.indices[0] not in finals]
-        part.given_up = executed.given_up & ended.keys()
-        told = [index for index in executed.responses if index in finals or index in part.given_up]
-        part.responses = {index: executed.responses.pop(index) for index in told}
+        part.cancelled = executed.cancelled & ended.keys()
+        counted = [index for index in executed.responses if index in finals or index in part.cancelled]
+        part.responses = {index: executed.responses.pop(index) for index in counted}
         return part
 
-    def freed_now(self) -> None:
-        """The instance takes another batch."""
+    def set_freed(self) -> None:
+        """Record that the instance can take another batch."""
         if not self.freed.is_set():
             self.freed.set()
             if not self.all_ended:
@@ -404,13 +405,13 @@ class StreamedBatch:
 
 
 class StreamRun:
-    """The responses of one call of an instance (`charonia.backend.ResponseStream`)."""
+    """Takes the responses of one call of an instance. Implements `charonia.backend.ResponseStream`."""
 
-    def __init__(self, batch: StreamedBatch, planned: dict[int, Answering]) -> None:
+    def __init__(self, batch: StreamedBatch, planned: dict[int, RequestProgress]) -> None:
         self._batch = batch
         self._windows = False
         self._planned = planned
-        self._answering: list[Answering] = []
+        self._requests: list[RequestProgress] = []
         self._start_ns = wall_ns()
         self._started_ns = monotonic_ns()
         self._begun_ns = self._started_ns
@@ -418,23 +419,23 @@ class StreamRun:
         self.freed = asyncio.Event()
 
     def begin(self, indices: list[int], requests: list[ModelRequest], instance: object = None) -> None:
-        """The instance is called with these requests now, which stand at `indices` of the batch."""
+        """Called just before the instance gets these requests, which are at `indices` of the batch."""
         self._batch.instance = instance
         self._batch.reports = self._batch.several and getattr(instance, "reports_responses", True)
-        self._answering = [self._planned[index] for index in indices]
-        for one, request in zip(self._answering, requests, strict=True):
+        self._requests = [self._planned[index] for index in indices]
+        for one, request in zip(self._requests, requests, strict=True):
             one.request = request
-            one.heard_ns = monotonic_ns()
+            one.last_response_ns = monotonic_ns()
             if one.window:
                 request.window = one.window - one.first
                 self._windows = not isinstance(instance, WindowedInstance)
-        self._rows = sum(one.plan.rows for one in self._answering)
-        self._batch.heard_ns = self._begun_ns = monotonic_ns()
+        self._rows = sum(one.plan.rows for one in self._requests)
+        self._batch.last_response_ns = self._begun_ns = monotonic_ns()
 
     def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
         if response is None and not final:
             raise ValueError("neither a response nor a final flag")
-        one = self._answering[index]
+        one = self._requests[index]
         if one.ended:
             if not one.cut and self._batch.several:
                 raise InternalError("a response came after the final one of its request")
@@ -448,17 +449,17 @@ class StreamRun:
 
     @property
     def blocked(self) -> bool:
-        return any(one.blocked for one in self._answering)
+        return any(one.blocked for one in self._requests)
 
     async def drain(self) -> None:
-        await self._batch.flow.room()
+        await self._batch.flow.wait_for_capacity()
         if self._windows:
-            await self._batch.unblocked(self._answering)
+            await self._batch.unblocked(self._requests)
 
     def free(self) -> None:
         self.freed.set()
 
-    def _count(self, one: Answering) -> None:
+    def _count(self, one: RequestProgress) -> None:
         now_ns = monotonic_ns()
         execution = Execution(
             (one.index,),

@@ -1,5 +1,5 @@
-"""Waves in an executor: requests alike that were run as columns are answered and settled together.
+"""Answers and settles waves: similar requests that were executed together as columns.
 
-May import `settling`, `running` and below; waves are run by `executors.batches.wave_execution`. Begin reading at
+May import `settling`, `running` and below. `executors.batches.wave_execution` runs the waves. Begin reading at
 `wave_settler`.
 """

@@ -1,8 +1,6 @@
-"""What executed waves add to their model's statistics: added up here, as `executors.batches.accounting` counts
-requests. Pure.
+"""Sums up what executed waves add to their model's statistics. Pure.
 
-The names and meanings of the increments are `executors.batches.accounting`'s; a wave counts as its requests (X1-X4,
-M1).
+The increments are those of `executors.batches.accounting`; a wave counts as its requests.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from executors.batches.accounting import Execution, Failure
 
 
 class WaveCounts:
-    """Of one loaded version, since they were taken last. Times in ns."""
+    """The counts of one loaded version since the last `take`. Times in ns."""
 
     __slots__ = (
         "_count",
@@ -45,9 +43,9 @@ class WaveCounts:
     def executed(
         self, execution: Execution, waves: Sequence[Wave], failed: dict[int, int], share: dict[int, int] | None = None
     ) -> None:
-        """One execution of waves, or of those of their requests that `share` has (`ExecutedWaves`).
+        """Count one execution of waves, or with `share` (`ExecutedWaves.shares`) of some of their requests.
 
-        `failed` says how many requests of a wave failed.
+        `failed` is the number of failed requests by wave.
         """
         start, end = execution.start_ns, execution.end_ns
         total = 0
@@ -75,7 +73,7 @@ class WaveCounts:
         self._last_ms = max(self._last_ms, start // 1_000_000)
 
     def failed(self, failures: Sequence[Failure], waves: Sequence[Wave]) -> None:
-        """Requests that failed; a failure's index is that of its wave."""
+        """Count failed requests. A failure's index is that of its wave."""
         counts = self._failures
         for failure in failures:
             waited_ns = max(0, failure.end_ns - waves[failure.index].accepted_ns)
@@ -83,7 +81,7 @@ class WaveCounts:
                 counts[name] = counts.get(name, 0) + amount
 
     def take(self) -> dict[str, int]:
-        """The increments so far, which begin at nothing again."""
+        """Return the increments so far, and start again from zero."""
         taken = dict(self._failures)
         if self._executions:
             count = self._count
@@ -112,7 +110,7 @@ class WaveCounts:
 
 
 def merge(totals: dict[str, int], increments: dict[str, int]) -> None:
-    """Add increments to others; `last_*` are maxima."""
+    """Add increments to totals; of `last_*`, keep the maximum."""
     for name, amount in increments.items():
         known = totals.get(name, 0)
         totals[name] = max(known, amount) if name.startswith("last_") else known + amount

@@ -1,7 +1,7 @@
-"""The short way of replies: a Unix socket of each gateway on this machine (docs/adr/0016).
+"""Sends replies through Unix sockets of the gateways on this machine (docs/adr/0016).
 
-A gateway that shares the payload directory listens in its part of it. What it cannot be sent at once goes through its
-stream of the log, which is always the way out: no reply depends on a socket.
+A gateway that shares the payload directory listens in its part of it. A reply that cannot be sent at once goes through
+the gateway's stream of the log: no reply depends on a socket.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 _SIZE = Struct("<I")
 _TRY_AGAIN_NS = 1_000_000_000
 _MOST_UNSENT_BYTES = 1 << 20
-"""A gateway that reads so slowly gets its replies through the log, which holds them for it."""
+"""A gateway with more unread bytes gets its replies through the log, which stores them."""
 
 
 class _Peer:
-    """One gateway's socket. Instances and the event loop write to it; the loop writes what it did not take."""
+    """One gateway's socket. Instances' threads and the event loop write to it; the loop writes the rest of a reply."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
@@ -35,7 +35,7 @@ class _Peer:
         self._loop.add_reader(sock.fileno(), self._read)
 
     def send(self, reply: bytes) -> bool:
-        """Write one reply; False when nothing of it was written. From any thread."""
+        """Write one reply; False when nothing of it was written. May be called in any thread."""
         data = _SIZE.pack(len(reply)) + reply
         with self._lock:
             if self.is_closed or len(self._unsent) > _MOST_UNSENT_BYTES:
@@ -58,11 +58,11 @@ class _Peer:
 
     @property
     def is_sent(self) -> bool:
-        """Whether nothing is left that it could still be sent."""
+        """Whether no unwritten bytes are left, or the socket is closed."""
         return self.is_closed or not self._unsent
 
     def close(self) -> None:
-        """In the event loop."""
+        """Close the socket. Called in the event loop."""
         with self._lock:
             self.is_closed = True
             if self._socket.fileno() >= 0:
@@ -89,7 +89,7 @@ class _Peer:
             self.close()
 
     def _read(self) -> None:
-        """A gateway says nothing, so it has gone."""
+        """Close the socket: a gateway sends nothing, so readable means that it has gone."""
         try:
             if self._socket.recv(4096):
                 return
@@ -101,7 +101,7 @@ class _Peer:
 
 
 class ReplySockets:
-    """The sockets of one executor to gateways, by endpoint."""
+    """One executor's sockets to gateways, by endpoint."""
 
     def __init__(self, directory: PayloadDirectory) -> None:
         self._directory = directory
@@ -110,12 +110,12 @@ class ReplySockets:
         self._connecting: dict[str, asyncio.Task[None]] = {}
 
     def send(self, endpoint: str, reply: bytes) -> bool:
-        """Write a reply to a gateway's socket; False when it has to go through the log. From any thread."""
+        """Write a reply to a gateway's socket; False when it must go through the log. May be called in any thread."""
         peer = self._peers.get(endpoint)
         return peer is not None and peer.send(reply)
 
     def seek(self, endpoint: str) -> None:
-        """A reply could not be sent to this gateway: see whether it has a socket here."""
+        """Connect to a gateway to which a reply could not be sent, if it has a socket on this machine."""
         peer = self._peers.get(endpoint)
         now_ns = monotonic_ns()
         if peer is not None and not peer.is_closed:
@@ -132,9 +132,9 @@ class ReplySockets:
         self._connecting[endpoint] = asyncio.get_running_loop().create_task(self._connect(endpoint, path))
 
     def is_sent(self, endpoint: str) -> bool:
-        """Whether the system has all that was written to a gateway: then it arrives, whatever becomes of this process.
+        """Whether the kernel has all that was written to a gateway, so that it arrives even if this process ends.
 
-        True for one that is gone as well: it waits for nothing.
+        Also true for a gateway that has gone.
         """
         peer = self._peers.get(endpoint)
         return peer is None or peer.is_sent
@@ -153,7 +153,7 @@ class ReplySockets:
             self._peers[endpoint] = _Peer(sock)
         except BaseException as error:
             sock.close()
-            if not isinstance(error, OSError):  # a gateway of another machine, or one that is gone
+            if not isinstance(error, OSError):  # OSError: a gateway on another machine, or one that has gone
                 raise
         finally:
             self._connecting.pop(endpoint, None)

@@ -1,9 +1,8 @@
 """Answers and settles executed waves (docs/adr/0015).
 
-The replies of a wave are written first, to its gateway's socket or its stream; then its entry is deleted, which settles
-it. Deletions of answered waves are gathered for a moment, and their statistics are written with them: a process that is
-killed takes no more counts along than it has waves that will run again. A gateway that asks for statistics makes them
-be written first (`fold`).
+The replies of a wave are written first, to its gateway's socket or stream; then its entry is deleted, which settles it.
+Deletions of answered waves are gathered for a moment, and their statistics are written with them: a process that is
+killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written (`fold`).
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
 from executors.announcing import insist
 from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import ExecutorMetrics
-from executors.running.incarnation import Incarnation
-from executors.running.job import Job
+from executors.running.loaded_version import LoadedVersion
+from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.owner_reports import OwnerReports
 from executors.settling.settlement import batch_died, batch_finished, batch_finished_here
 
@@ -32,18 +31,18 @@ from .reply_sockets import ReplySockets
 _log = logging.getLogger(__name__)
 
 _Answered = tuple[bytes, Wave, BatchHeader]
-"""A wave that has its reply: the id of its entry, itself, and the batch it was in."""
+"""A wave that has its reply: the id of its entry, the wave, and the header of its batch."""
 
 _GATHER_S = 0.01
-"""Waves answered within so long are settled together: one by one it costs the log server as much as accepting
-them. What was answered and not settled runs again should this process die, and those answers find no caller."""
+"""Waves answered within this time are settled together: one by one would cost the log server as much as accepting
+them. Waves that were answered but not settled run again if this process dies; those answers find no caller."""
 _FOLD_S = 1.0
 _RETRY_S = 0.2
 _UNCOUNTED_S = 0.001
 
 
 class WaveSettler:
-    """The settlements of one executor's waves. `spawn` runs what has to be done again until the log takes it."""
+    """Settles one executor's waves. `spawn` runs writes that are repeated until the log takes them."""
 
     def __init__(
         self,
@@ -62,23 +61,23 @@ class WaveSettler:
         self._reports = reports
         self._gathered: dict[bytes, list[_Answered]] = {}
         self._told: set[str] = set()
-        """The endpoints that those gathered were answered through their sockets."""
+        """The endpoints to whose sockets the gathered waves were answered."""
         self._timer: asyncio.TimerHandle | None = None
-        self._counts: dict[Incarnation, WaveCounts] = {}
+        self._counts: dict[LoadedVersion, WaveCounts] = {}
         self._unwritten: dict[bytes, dict[str, int]] = {}
-        """Increments by statistics key that the log does not have."""
+        """By statistics key: the increments that are not in the log yet."""
         metrics.before_collecting = self.count
         self._fold_timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Future[None]] = set()
-        """Statistics on their way to the log."""
-        self._uncounted: set[Job] = set()
-        """Batches that instances' threads have answered, whose ends are on their way to the event loop."""
+        """The pending writes of statistics."""
+        self._uncounted: set[SubmittedBatch] = set()
+        """Batches that instances' threads have answered, and that `settle` has not got yet."""
         self.unsettled = 0
-        """Deletions under way."""
+        """The number of pending deletions."""
         self._quiet: asyncio.Event | None = None
 
-    def answer(self, job: Job, executed: ExecutedWaves) -> None:
-        """Answer over gateways' sockets, in the instance's thread; `settle` follows in the event loop."""
+    def answer(self, job: SubmittedBatch, executed: ExecutedWaves) -> None:
+        """Answer through gateways' sockets, in the instance's thread; `settle` follows in the event loop."""
         if job.abandoned:
             return
         failpoints.hit("executor.executed")
@@ -88,11 +87,11 @@ class WaveSettler:
             for index, answer in enumerate(executed.answers):
                 if answer and self._sockets.send(job.waves[index].endpoint, answer):
                     sent.add(index)
-        except Exception:  # the thread goes on, and the event loop answers the others
+        except Exception:  # the thread continues, and the event loop answers the others
             _log.exception("waves could not be answered from their instance's thread")
 
-    def settle(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
-        """Answer the waves of a batch that have no answer yet, settle all and tell their owner of its end."""
+    def settle(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
+        """Answer the waves of a batch that have no answer yet, settle all, and report its end to their owner."""
         header = job.header
         assert header is not None
         self._uncounted.discard(job)
@@ -121,8 +120,8 @@ class WaveSettler:
             self._flush(through_log, replies)
         self._tell(job, executed, left)
 
-    def _tell(self, job: Job, executed: ExecutedWaves, left: list[bytes]) -> None:
-        """Tell the owner that the batch has ended, or how it died."""
+    def _tell(self, job: SubmittedBatch, executed: ExecutedWaves, left: list[bytes]) -> None:
+        """Report to the owner that the batch has ended, or how its instance died."""
         header = job.header
         assert header is not None
         if executed.death is not None:
@@ -142,9 +141,9 @@ class WaveSettler:
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
 
     def _flush(self, answered: dict[bytes, list[_Answered]] | None = None, replies: Sequence[Reply] = ()) -> None:
-        """Settle the gathered waves and those `answered` by `replies`, and write what was counted, all in one go.
+        """Settle the gathered waves and those `answered` by `replies`, and write the statistics, in one write.
 
-        An executor that is killed has then settled and counted a wave, or neither.
+        So an executor that is killed has either settled and counted a wave, or neither.
         """
         ending = answered or {}
         if self._timer is not None:
@@ -158,7 +157,7 @@ class WaveSettler:
             self._gathered = {}
             self._told.clear()
         elif self._gathered:
-            # what is still in this process would be lost with it, and the waves then have to run again
+            # replies that this process has not sent would be lost with it, and their waves must then run again
             self._timer = asyncio.get_running_loop().call_later(_GATHER_S, self._flush)
         self.count()
         unwritten, self._unwritten = self._unwritten, {}
@@ -169,7 +168,7 @@ class WaveSettler:
             replies = ()
 
     def _end(self, stream: bytes, answered: list[_Answered], replies: Sequence[Reply]) -> None:
-        """Settle waves, again until the log has answered."""
+        """Settle waves, repeating until the log answers."""
         entry_ids = [entry_id for entry_id, _, _ in answered]
         unsure = False
 
@@ -180,7 +179,7 @@ class WaveSettler:
                 _log.warning("%d waves cannot be settled, trying again: %s", len(entry_ids), result)
                 asyncio.get_running_loop().call_later(_RETRY_S, attempt)
                 return
-            if result < len(entry_ids):  # an owner took them apart, or they were settled by a repetition of this
+            if result < len(entry_ids):  # an owner has burst some, or an earlier attempt has settled them
                 self._spawn(self._settle_burst(answered, len(entry_ids) - result, unsure))
             else:
                 self._ended()
@@ -199,10 +198,10 @@ class WaveSettler:
             self._quiet = None
 
     async def _settle_burst(self, answered: list[_Answered], missing: int, unsure: bool) -> None:
-        """Settle what is left of waves some of which an owner took apart after they had been given out.
+        """Settle the rest of answered waves, some of which an owner has burst after dispatching them.
 
-        Their callers have their answers. Requests that have ended by now are fenced: those of `missing` waves, which
-        may be any of these, unless an earlier attempt of ours has deleted them (`unsure`).
+        Requests that have ended by now count as fenced: those of `missing` waves, which may be any of these, unless an
+        earlier attempt of ours has deleted them (`unsure`).
         """
         late = sum([wave.count for _, wave, _ in answered]) * missing // len(answered)
         try:
@@ -216,7 +215,7 @@ class WaveSettler:
             _log.warning("%d requests of %d waves were settled by others first", late, missing)
 
     async def _settle_requests(self, model: str, wave: Wave) -> int:
-        """Settle what is unsettled of a wave's requests, and tell their owner; how many that were."""
+        """Settle a wave's unsettled requests and report them to their owner; return how many there were."""
         ids = wave.ids()
         ended = Reply(keys.facts(model), [FIELD_FACT, pack_fact(RequestsEnded(b"".join(ids)))])
         won = 0
@@ -230,7 +229,7 @@ class WaveSettler:
         return won
 
     async def settled(self) -> None:
-        """Wait until everything answered is settled and counted."""
+        """Wait until all answered waves are settled and counted."""
         while self._gathered or self.unsettled:
             if self._gathered:
                 self._flush()
@@ -238,12 +237,12 @@ class WaveSettler:
                 self._quiet = self._quiet or asyncio.Event()
                 await self._quiet.wait()
             elif self._gathered:
-                await asyncio.sleep(_GATHER_S)  # a gateway reads slowly
+                await asyncio.sleep(_GATHER_S)  # a gateway is reading slowly
         await self.fold()
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 
-    def _account(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
+    def _account(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
         metrics, model, version = self._metrics, incarnation.model, incarnation.version
         metrics.executed(model, version, executed)
         counts = self._counts.get(incarnation)
@@ -258,7 +257,7 @@ class WaveSettler:
         self._arm()
 
     def count(self) -> None:
-        """Tell this process's metrics what was counted so far, and keep it for the log."""
+        """Add the counts so far to this process's metrics, and keep them for the log."""
         for incarnation, counts in self._counts.items():
             if not counts:
                 continue
@@ -267,7 +266,7 @@ class WaveSettler:
             key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
             merge(self._unwritten.setdefault(key, {}), increments)
 
-    def _measure(self, job: Job, executed: ExecutedWaves, incarnation: Incarnation) -> None:
+    def _measure(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
         for place, execution in enumerate(executed.executions):
             for index in execution.indices:
                 wave = job.waves[index]
@@ -291,7 +290,7 @@ class WaveSettler:
             self._keep(key, increments, LogUnavailable("the event log takes nothing now"))
 
     def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError) -> None:
-        """Statistics that could not be written are written later."""
+        """Keep statistics that could not be written, to write them later."""
         _log.warning("statistics cannot be written, trying again: %s", error)
         merge(self._unwritten.setdefault(key, {}), increments)
         self._arm()
@@ -306,7 +305,7 @@ class WaveSettler:
         self._flush()
 
     async def fold(self) -> None:
-        """Write what was answered so far; returns when the log has it, or cannot have it now."""
+        """Write the statistics of all answered waves; returns when the log has them, or is unavailable."""
         answered = self._uncounted.copy()
         while any(not job.abandoned for job in answered & self._uncounted):  # noqa: ASYNC110  (a moment, and rare)
             await asyncio.sleep(_UNCOUNTED_S)

@@ -15,11 +15,9 @@ QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"")
 """Names, and what others say in their words."""
 EXAMPLES = ("docs/style.md",)
 """Pages that show what not to write."""
-NOT_YET = ("executors",)
-"""Packages whose docstrings are still to be rewritten. None is added here."""
 
 
-@pytest.mark.parametrize("place", [*(name for name in PRODUCT if name not in NOT_YET), "loadtest", "docs", ""])
+@pytest.mark.parametrize("place", [*PRODUCT, "loadtest", "docs", ""])
 def test_words_that_are_not_used(place: str) -> None:
     """`place` "" stands for the pages beside the folders."""
     found = []

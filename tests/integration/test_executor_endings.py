@@ -101,7 +101,7 @@ async def test_what_is_fetched_while_its_model_is_loaded_anew_is_given_back(tmp_
         assert (await bench.request("load", "m")).error == ""
         await bench.service._deployment._retirement.idle()
         log.answer.set()
-        assert "loaded anew" in (await bench.finished("m", batch_id, BatchReturned)).reason
+        assert "reloaded" in (await bench.finished("m", batch_id, BatchReturned)).reason
         again = await bench.dispatch("m", [record])
         await bench.finished("m", again)
 

@@ -318,7 +318,7 @@ async def test_of_a_hanging_batch_its_next_owner_is_told_when_the_batcher_ends_a
         await bench.service.drain(10)
         await bench.service.close(0.1)
         assert [f for f in Follower(bench.log, keys.facts("endless")).facts() if isinstance(f, BatchDied)] == []
-        await bench.service.say_last_words()
+        await bench.service.report_hung_batches()
         await Follower(bench.log, keys.facts("endless")).fact(BatchDied)
     threads_end()
 

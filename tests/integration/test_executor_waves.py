@@ -95,8 +95,8 @@ async def test_who_asks_for_statistics_finds_what_was_answered(tmp_path: Path) -
         await bench.log.append(keys.batches(ME), [FIELD_FACT, pack_fact(wanted)])
         written = await Follower(bench.log, keys.replies("asker")).fact(StatisticsWritten)
         assert (written.executor, written.token) == (ME, "token")
-        (incarnation,) = bench.service._deployment.incarnations()
-        counted = await bench.log.statistics(keys.statistics(MODEL, 1, incarnation.content_hash))
+        (loaded,) = bench.service._deployment.loaded_versions()
+        counted = await bench.log.statistics(keys.statistics(MODEL, 1, loaded.content_hash))
         assert counted["success_count"] == 3
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from executor_bench import ME, linear, running, x
 
-import executors.deployment.room
+import executors.deployment.memory_budget
 from charonia import keys
 from charonia.errors import StartupError
 from charonia.facts.events import (
@@ -80,7 +80,7 @@ async def test_what_is_announced_is_complete_and_not_loaded(models: Path) -> Non
 
 async def test_the_least_recently_used_idle_one_makes_room(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # else the one that was loaded first may have to make room because the other one must still stay
-    monkeypatch.setattr(executors.deployment.room, "LEAST_STAY_NS", 0)
+    monkeypatch.setattr(executors.deployment.memory_budget, "MIN_STAY_NS", 0)
     async with running(models, max_loaded_models=2) as bench:
         await want(bench, "a")
         await until_held(bench, ("a", True))
@@ -158,7 +158,7 @@ async def test_files_that_changed_since_are_no_version_of_the_model(models: Path
         linear(models / "a" / "1" / "model.onnx", np.ones((16, 3), np.float32))
         await want(bench, "a")
         failed = await bench.control.fact(VersionFailed, model="a")
-        assert failed.message == "Internal: its files are others than when it was announced"
+        assert failed.message == "Internal: its files have changed since it was announced"
 
 
 async def test_what_is_not_placed_here_is_not_announced(models: Path) -> None:

@@ -134,7 +134,7 @@ async def test_nothing_is_kept_of_what_has_ended(load: Load) -> None:
     gc.collect()
     child = instance._child
     assert not (child._streams)
-    assert not (child._heard_s)
+    assert not (child._last_response_s)
     assert not (child._timers)
     assert not (instance._executing)
 

@@ -178,7 +178,9 @@ def test_requests_are_signed_by_whom_the_file_or_the_environment_names(
                 store.close()
 
         assert listed({"": bad, bucket.url()[:-1]: good}) == ["config.pbtxt"]
-        with pytest.raises(RemoteError, match=r"access to the bucket 'models' was denied \(\w+\); whoever ") as refused:
+        with pytest.raises(
+            RemoteError, match=r"access to the bucket 'models' was denied \(\w+\); the identity "
+        ) as refused:
             listed({"": good, bucket.url()[:-1]: bad})
         assert "guessed" not in str(refused.value)
         # a profile of AWS's own files, and the variables

@@ -22,7 +22,7 @@ from charonia.eventlog.port import Entry
 from charonia.facts.events import BatchDied
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, unpack_request
-from executors.settling.beginnings import Beginnings
+from executors.settling.journalled_starts import JournalledStarts
 from executors.settling.settler import Settler
 
 pytestmark = pytest.mark.integration
@@ -130,7 +130,7 @@ async def test_what_was_read_and_overlooked_is_found(cluster: Cluster, monkeypat
     [
         (Settler, "settle_plain", 0),  # where an instance tells of an execution
         (Settler, "settle", FLAG_JOB),  # in a task
-        (Beginnings, "watch", FLAG_JOURNALLED),  # before an instance has it
+        (JournalledStarts, "watch", FLAG_JOURNALLED),  # before an instance has it
     ],
 )
 async def test_a_batch_that_cannot_be_ended_is_told_of(
@@ -157,7 +157,7 @@ async def test_who_hands_a_batch_over_does_not_stumble_with_its_executor(
     linear(tmp_path / "m" / "1" / "model.onnx")
     async with running(tmp_path, hosts_batcher=True) as bench:
         assert bench.link is not None
-        Stumble(monkeypatch, Beginnings, "watch")
+        Stumble(monkeypatch, JournalledStarts, "watch")
         request_id, record = await bench.accept("m", [Tensor.of("x", x(1))], flags=FLAG_JOURNALLED)
         told: asyncio.Queue[Any] = asyncio.Queue()
         bench.link.reports["m"].follow(told.put_nowait)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executors.backends.python.protocol.frames import ALIGNMENT, FrameReader, Kind, pack, places
+from executors.backends.python.protocol.frames import ALIGNMENT, FrameReader, Kind, pack, tensor_offsets
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=20) | st.binary(max_size=20)
 CONTENT = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4), max_leaves=10)
@@ -39,6 +39,6 @@ def test_frames_come_out_as_they_went_in(frames: list, cuts: list[int]) -> None:
     for frame, (kind, call, content, sizes) in zip(received, frames, strict=True):
         assert (frame.kind, frame.call, frame.content()) == (kind, call, content)
         assert not frame.data.readonly
-        for index, (size, offset) in enumerate(zip(sizes, places(sizes), strict=True)):
+        for index, (size, offset) in enumerate(zip(sizes, tensor_offsets(sizes), strict=True)):
             assert offset % ALIGNMENT == 0
             assert frame.data[offset : offset + size] == bytes([index + 1]) * size

@@ -63,8 +63,8 @@ class Limiting(RuleBasedStateMachine):
 
     @rule()
     def grant(self) -> None:
-        first = min(((self.limiter.turn(key), key) for key in self.waiting), default=None)
-        ties = {key for key in self.waiting if first is not None and self.limiter.turn(key) == first[0]}
+        first = min(((self.limiter.scaled_executions(key), key) for key in self.waiting), default=None)
+        ties = {key for key in self.waiting if first is not None and self.limiter.scaled_executions(key) == first[0]}
         free = self._free()
         granted = self.limiter.grant()
         assert set(granted) <= self.waiting

@@ -19,7 +19,7 @@ from executors.batches.assembly import Planner, groups
 from executors.batches.execution import Batch
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
-from executors.streams.flow import Flow
+from executors.streams.flow_control import FlowControl
 from executors.streams.streamed_batch import Outgoing, StreamedBatch
 
 CONFIG = """
@@ -85,7 +85,7 @@ def test_every_request_ends_once_and_its_places_count_up(
         gone = {records[number].id for number in unwanted}
         batch = Batch(Planner(interface), 1, records, gone)
         writer = Kept()
-        streamed = StreamedBatch(batch, [3] * 5, gone, Flow(), writer)
+        streamed = StreamedBatch(batch, [3] * 5, gone, FlowControl(), writer)
         streamed.begin()
         (planned,) = groups(interface, batch.planned)
         run = streamed.run_of(planned)

@@ -1,5 +1,5 @@
-"""Models that call models, with the schedulers, the turnstiles and the judge of the real thing, and no time but what is
-told: what is in nobody's way runs at once, and a batch ends when all calls of its requests are answered.
+"""Models that call models, with the schedulers, the rate limiters and the judge of the real thing, and no time but what
+is told: what is in nobody's way runs at once, and a batch ends when all calls of its requests are answered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from charonia.models.interface import InstanceGroup, ModelInterface, ResourceNee
 from charonia.wire import SequenceMark
 from executors.configuration.config import normalise
 from executors.running.rate_limiter import RateLimiter
-from executors.running.turns import Turns, Turnstile
+from executors.running.resource_grants import RateLimitedQueue, ResourceGrants
 from protos.model_config_pb2 import ModelConfig
 
 
@@ -54,7 +54,7 @@ class Asked:
 
 @dataclass(eq=False)
 class Running:
-    """A batch at an executor. With the parts of a `Job` that turns look at."""
+    """A batch at an executor, with the fields of a `SubmittedBatch` that a `RateLimitedQueue` reads."""
 
     model: str
     batch: DispatchBatch
@@ -75,8 +75,8 @@ class Seat:
     def __init__(self, name: str, model: ModelInterface) -> None:
         self.spec = InstanceSpec(name, "CPU", -1, None, model)  # type: ignore[arg-type]
 
-    def give(self, job: Any) -> None:
-        job.begun = True
+    def submit(self, batch: Any) -> None:
+        batch.begun = True
 
 
 class World:
@@ -96,8 +96,8 @@ class World:
         self.batches: list[Running] = []
         self.schedulers: dict[str, ModelScheduler | SequenceScheduler] = {}
         self.limited = needs is not None
-        self.turnstiles = {executor: Turnstile(RateLimiter()) for executor in instances}
-        self.turns: dict[tuple[str, str], Turns] = {}
+        self.turnstiles = {executor: ResourceGrants(RateLimiter()) for executor in instances}
+        self.turns: dict[tuple[str, str], RateLimitedQueue] = {}
         for model in models:
             sequential = model.sequence_batching is not None
             for executor, counts in instances.items():
@@ -115,7 +115,7 @@ class World:
         def bound(job: Any) -> Any:
             return seats[job.batch.sequences.instance]
 
-        turns = Turns(self.turnstiles[executor], bound if model.sequence_batching is not None else None)
+        turns = RateLimitedQueue(self.turnstiles[executor], bound if model.sequence_batching is not None else None)
         for index, seat in enumerate(seats):
             group = InstanceGroup(model.name, 1, "KIND_CPU", resources=tuple(needs[index % len(needs)]))
             turns.add(seat, group)  # type: ignore[arg-type]
@@ -210,10 +210,10 @@ class World:
         return Situation(instances, tuple(holders), calls, slots, self.notes())
 
     def notes(self, number: int = 0) -> dict[str, TurnsNote]:
-        """As executors tell it (`executors.settling.turn_notes`)."""
+        """As executors tell it (`executors.settling.wait_reports`)."""
         found: dict[str, TurnsNote] = {}
         for executor, turnstile in self.turnstiles.items() if self.limited else ():
-            told = [turns.told(model, 1) for (where, model), turns in self.turns.items() if where == executor]
+            told = [turns.snapshot(model, 1) for (where, model), turns in self.turns.items() if where == executor]
             found[executor] = TurnsNote(
                 number,
                 turnstile.limiter.counts(),

@@ -18,7 +18,7 @@ from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, ResponseRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.accounting import Executed
 from executors.running.instance_pool import InstancePool
-from executors.running.job import Job
+from executors.running.submitted_batch import SubmittedBatch
 from protos.model_config_pb2 import ModelConfig
 
 MODEL = ModelInterface(
@@ -110,13 +110,15 @@ class Pool:
         self.pool.start()
 
     def run(self, *values: float) -> asyncio.Future[Executed]:
-        return self.run_job([record(value, i) for i, value in enumerate(values)])[1]
+        return self.run_batch([record(value, i) for i, value in enumerate(values)])[1]
 
-    def run_job(self, records: Sequence[RequestRecord], **fields: Any) -> tuple[Job, asyncio.Future[Executed]]:
+    def run_batch(
+        self, records: Sequence[RequestRecord], **fields: Any
+    ) -> tuple[SubmittedBatch, asyncio.Future[Executed]]:
         future: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
-        job = Job(records, lambda _job, executed: future.set_result(executed), **fields)
-        self.pool.submit(job)
-        return job, future
+        batch = SubmittedBatch(records, lambda _batch, executed: future.set_result(executed), **fields)
+        self.pool.submit(batch)
+        return batch, future
 
     async def submit(self, *values: float) -> list[ResponseRecord]:
         return [unpack_response(answer) for answer in (await self.run(*values)).answers]

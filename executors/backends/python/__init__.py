@@ -1,13 +1,12 @@
-"""The `python` backend: models written as a `TritonPythonModel` class, an instance is a process.
+"""The `python` backend: models written as a `TritonPythonModel` class, with one process per instance.
 
-Two halves that share only `protocol`:
+It has two halves that share only `protocol`:
 
     executor side   python_backend, python_instance, child_process    asyncio; knows the kernel and protobuf
     model side      stub, api                                         blocking; imports little: NumPy, msgpack
 
-The model side runs as `executors.backends.python.stub.model_process`, which imports this package first; so the backend
-class is looked up only when asked for. May import `configuration`, `repository` and `host`. Begin reading at
-`python_instance`.
+The model side runs as `executors.backends.python.stub.model_process`, which imports this package first, so the backend
+class is imported lazily. May import `configuration`, `repository` and `host`. Begin reading at `python_instance`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The executor's ends of a model process's socket and output pipe; what comes through them is `child_process`'s."""
+"""asyncio protocols for the executor's ends of a model process's socket and output pipe."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 from .protocol.frames import Frame, FrameError, FrameReader
 
 
-class Child(Protocol):
-    """Who is told."""
+class PipeEvents(Protocol):
+    """Gets the events of both pipes. Implemented by `child_process.ChildProcess`."""
 
     def frame_received(self, frame: Frame) -> None:
-        """Raises `FrameError`, or what else bytes of another form lead to."""
+        """Handle one frame. Raises `FrameError`, or other exceptions for malformed content."""
 
     def may_write(self, writable: bool) -> None: ...
 
@@ -26,9 +26,9 @@ class Child(Protocol):
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
-    """The socket."""
+    """Reads frames from the socket."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: PipeEvents) -> None:
         self._child = child
         self._reader = FrameReader()
 
@@ -53,9 +53,9 @@ class FrameProtocol(asyncio.BufferedProtocol):
 
 
 class OutputProtocol(asyncio.Protocol):
-    """What it prints."""
+    """Reads the output of the process."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: PipeEvents) -> None:
         self._child = child
 
     def data_received(self, data: bytes) -> None:

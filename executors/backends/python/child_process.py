@@ -1,7 +1,7 @@
-"""One model process as its executor sees it: spawn, calls over the socket, output, time-outs, death.
+"""The executor's side of one model process: spawn, calls over the socket, output, time-outs, death.
 
-What the calls mean is left to `python_instance`. A call ends with its reply frame or with `InstanceDied`. A waiter
-may give up at any time, and other calls go on.
+A call ends with its reply frame or with `InstanceDied`. A waiting caller may be cancelled at any time; other calls
+continue. `python_instance` makes the calls.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
 _SOCKET_BUFFER_BYTES = 1 << 20
 _DRAIN_S = 0.5
-"""How long to wait, once a process has ended, for what it had sent and printed: its own children may hold the pipes."""
+"""Time to read what an ended process has sent and printed: child processes of its own may keep the pipes open."""
 
 _TRACEBACK_S = 0.2
-"""How long a process that is to be killed gets to print its traceback; it takes some milliseconds."""
+"""Time for a process to print its traceback before it is killed; it takes some milliseconds."""
 
-_ASKED = (Kind.CALL, Kind.GIVE_UP, Kind.CONTROL)
+_MODEL_REQUESTS = (Kind.CALL, Kind.GIVE_UP, Kind.CONTROL)
 _LOG_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
 
 
-class StreamOf(Protocol):
-    """Who takes the responses of one call: RESPONSE frames, before its reply and after."""
+class ResponseSink(Protocol):
+    """Takes the RESPONSE frames of one call, before and after its reply."""
 
     def response(self, frame: Frame) -> None: ...
 
@@ -50,14 +50,14 @@ class StreamOf(Protocol):
 
 
 class ChildProcess:
-    """Made by `spawn`. `call` is the only way in; after `InstanceDied` every further call raises it as well."""
+    """A model process, made by `spawn`. After `InstanceDied`, every further call raises it too."""
 
     def __init__(
         self, model: str, instance: str, board: Board | None = None, slots: ExecutorSlots | None = None
     ) -> None:
         self.name = instance
         self.slots = slots
-        """The memory it shares with the process."""
+        """The memory that is shared with the process."""
         self._board = board
         self._log = logging.getLogger(f"charonia.model.{model}")
         self._loop = asyncio.get_running_loop()
@@ -66,16 +66,16 @@ class ChildProcess:
         self._open_streams = 2
         self._calls: dict[int, asyncio.Future[Frame]] = {}
         self._checks: set[int] = set()
-        """Calls that ask for the model's health: a process that ends over one does so for no batch's sake."""
+        """The numbers of health checks: when the process ends during one, no batch is the cause."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._next_call = 1
         self._asked: Callable[[Frame], None] | None = None
         self._gone: Callable[[], None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self._streams: dict[int, StreamOf] = {}
-        self._heard_s: dict[int, float] = {}
-        """When an unfinished call gave its last response."""
+        self._streams: dict[int, ResponseSink] = {}
+        self._last_response_s: dict[int, float] = {}
+        """By unfinished call: when it sent its last response (monotonic seconds)."""
         self._unread = False
         self._ready: asyncio.Future[Frame] = self._loop.create_future()
         self._closing = False
@@ -96,15 +96,14 @@ class ChildProcess:
         board: Board | None = None,
         slots: ExecutorSlots | None = None,
     ) -> ChildProcess:
-        """Start the process and wait until it answers; it is killed when it does not within the time (0: no limit).
+        """Start the process and wait for its first answer; kill it after `start_timeout_s` seconds (0: no limit).
 
-        It runs on `cores` alone, unless there are none, keeps its metrics on `board`, which is closed when it ends, and
-        may get and give columns in `slots`.
-        Raises `InstanceDied` (P18), `OSError` when there is no process.
+        It is restricted to `cores`, unless empty. It writes its metrics to `board`, which is closed when it ends, and
+        exchanges columns in `slots`. Raises `InstanceDied` (P18), and `OSError` when no process can be started.
         """
         child = ChildProcess(model, instance, board, slots)
         await child._start(model, interpreter)
-        if cores:  # before it has threads: what it starts later runs there too
+        if cores:  # before it has threads: later threads inherit the cores
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(child.pid, cores)
         timer = None
@@ -132,7 +131,7 @@ class ChildProcess:
         return self._death
 
     def last_lines(self) -> str:
-        """What the process printed last."""
+        """The last lines that the process printed."""
         return self._output.last_lines()
 
     async def call(
@@ -140,19 +139,19 @@ class ChildProcess:
     ) -> Frame:
         """Send a verb and wait for its DONE or FAILED.
 
-        After `ceiling_s` (0: never) the process is killed, whether or not anybody still waits; `ceiling` names the
-        setting. Raises `InstanceDied`.
+        The process is killed after `ceiling_s` seconds (0: never), even if the caller no longer waits; `ceiling` names
+        the setting. Raises `InstanceDied`.
         """
         return await self.begin(kind, content, data, ceiling_s=ceiling_s, ceiling=ceiling)[1]
 
     def begin(
         self, kind: Kind, content: Any, data: Iterable[Buffer] = (), *, ceiling_s: float = 0, ceiling: str = ""
     ) -> tuple[int, asyncio.Future[Frame]]:
-        """`call`, without the wait: the call's number and its reply to come."""
+        """`call` without waiting: return the call's number and the future of its reply."""
         if self._death is not None:
-            # whatever killed it, it was not this call
+            # this call did not kill it
             raise InstanceDied(str(self._death), self._death.stderr, blameless=True)
-        if self._transport.is_closing():  # it has ended, and we have not been told yet how
+        if self._transport.is_closing():  # the process has ended, but its exit status is not known yet
             raise InstanceDied("its process has ended", self.last_lines(), blameless=True)
         number = self._next_call
         self._next_call = number + 1 if number < 0xFFFFFFFF else 1
@@ -167,22 +166,22 @@ class ChildProcess:
         return number, reply
 
     def _write(self, buffers: Iterable[Buffer]) -> None:
-        """A process that ends meanwhile is told of as such in a moment: what is in flight ends with that."""
+        """Write buffers. Errors are ignored: when the process ends, all its calls end with `InstanceDied`."""
         with contextlib.suppress(RuntimeError, OSError):
             for buffer in buffers:
                 self._transport.write(buffer)
 
-    def tell(self, kind: Kind, call: int, content: Any) -> None:
-        """Say something about a call in flight that gets no reply; nothing when it is over."""
+    def notify(self, kind: Kind, call: int, content: Any) -> None:
+        """Send a frame without reply about a call in flight; do nothing when the call is over."""
         if self._death is None and (call in self._calls or call in self._streams):
             self._write(pack(kind, call, content))
 
-    def asks(self, asked: Callable[[Frame], None], gone: Callable[[], None]) -> None:
-        """Who takes what the model asks for (CALL, GIVE_UP, CONTROL), and is told of the end of the process."""
+    def on_model_requests(self, asked: Callable[[Frame], None], gone: Callable[[], None]) -> None:
+        """Set the handlers of the model's requests (CALL, GIVE_UP, CONTROL), and of the end of the process."""
         self._asked, self._gone = asked, gone
 
     def answer(self, kind: Kind, number: int, content: Any, data: Iterable[Buffer] = ()) -> None:
-        """Answer what the model asked for under this number; nothing when the process is gone."""
+        """Answer the model's request with this number; do nothing when the process is gone."""
         if self._death is None:
             self._write(pack(kind, number, content, data))
 
@@ -190,8 +189,8 @@ class ChildProcess:
         """Wait until the process has read most of what was written to it."""
         await self._writable.wait()
 
-    def stream(self, call: int, stream: StreamOf | None) -> None:
-        """Who takes the responses of a call from now on; None for nobody any more."""
+    def stream(self, call: int, stream: ResponseSink | None) -> None:
+        """Set the handler of a call's responses; None: drop them."""
         if stream is None:
             self._streams.pop(call, None)
         elif self._death is not None:
@@ -200,7 +199,7 @@ class ChildProcess:
             self._streams[call] = stream
 
     def read(self, reading: bool) -> None:
-        """Whether to read what the process sends: when it is not, the process waits once the socket is full."""
+        """Pause or resume reading from the process. While paused, it blocks once the socket is full."""
         self._unread = not reading
         with contextlib.suppress(RuntimeError):
             if reading:
@@ -209,14 +208,14 @@ class ChildProcess:
                 self._transport.pause_reading()
 
     def kill(self, reason: str) -> None:
-        """End the process at once; calls in flight end with `InstanceDied` that gives the reason."""
+        """Kill the process. Calls in flight end with `InstanceDied` and this reason."""
         if self._death is None and self._process.returncode is None:
             self._kill_reason = self._kill_reason or reason
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def close(self, finalize_timeout_s: float) -> None:
-        """Let the model finalize, then end the process, by force after the time. Returns when it is gone (P5)."""
+        """Finalize the model, then end the process, by force after the time-out. Returns when it has ended (P5)."""
         if not self._closing and self._death is None:
             self._closing = True
             timer = self._loop.call_later(
@@ -277,13 +276,13 @@ class ChildProcess:
         self._watch = self._loop.create_task(self._until_gone(), name=f"watch {self.name}")
 
     def _expire(self, call: int, ceiling_s: float, ceiling: str) -> None:
-        """End a call that takes too long, after the process has printed where it hangs.
+        """Kill the process because of a call that takes too long, after it has printed its tracebacks.
 
-        One that gives responses is given time anew with each; and it cannot while nobody reads them.
+        Each response restarts the time limit, which does not run while the responses are not read.
         """
         stream = self._streams.get(call)
         waits = self._unread or (stream is not None and stream.blocked)
-        heard_s = self._loop.time() if waits else self._heard_s.get(call, 0.0)
+        heard_s = self._loop.time() if waits else self._last_response_s.get(call, 0.0)
         left_s = heard_s + ceiling_s - self._loop.time()
         if left_s > 0:
             self._timers[call] = self._loop.call_later(left_s, self._expire, call, ceiling_s, ceiling)
@@ -296,7 +295,7 @@ class ChildProcess:
 
     async def _until_gone(self) -> None:
         code = await self._process.wait()
-        # Its last reply and last words may still be on their way.
+        # its last reply and output may still be in the pipes
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._streams_ended.wait(), _DRAIN_S)
         self._output.end()
@@ -308,7 +307,7 @@ class ChildProcess:
         self._death = InstanceDied(
             f"Stub process '{self.name}' is not healthy. The process (pid {self._process.pid}) {self._ending(code)}.",
             self._output.last_lines(),
-            # a stop from outside, or ours that crossed a call, or what it was doing was no batch
+            # stopped from outside, or by us during a call, or while it ran no batch
             blameless=self._closing or code == -signal.SIGTERM or next(iter(self._calls), 0) in self._checks,
         )
         for call in [self._ready, *self._calls.values()]:
@@ -342,21 +341,21 @@ class ChildProcess:
             if not self._ready.done():
                 self._ready.set_result(frame)
             return
-        if frame.kind in _ASKED:
+        if frame.kind in _MODEL_REQUESTS:
             if self._asked is not None:
                 self._asked(frame)
             return
         if frame.kind is Kind.RESPONSE:
             stream = self._streams.get(frame.call)
             if frame.call in self._timers:
-                self._heard_s[frame.call] = self._loop.time()
+                self._last_response_s[frame.call] = self._loop.time()
             if stream is not None:
                 stream.response(frame)
             return
         timer = self._timers.pop(frame.call, None)
         if timer is not None:
             timer.cancel()
-            self._heard_s.pop(frame.call, None)
+            self._last_response_s.pop(frame.call, None)
         self._checks.discard(frame.call)
         reply = self._calls.pop(frame.call, None)
         if reply is not None and not reply.done():
@@ -377,7 +376,7 @@ class ChildProcess:
             self._streams_ended.set()
 
     def connection_ended(self) -> None:
-        # Without its socket the process is of no use, even if it still runs.
+        # without its socket the process is useless, even if it still runs
         if not self._closing:
             self._loop.call_later(_DRAIN_S, self.kill, "it closed its connection")
         self.stream_ended()

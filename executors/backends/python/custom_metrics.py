@@ -1,8 +1,8 @@
-"""The custom metrics of all python models of an executor, from the boards of their processes, as one page (P16, M10).
+"""Merges the custom metrics of all python models of an executor, from the boards of their processes (P16).
 
-Equal series of several instances are one: counters and histograms add up; of a gauge the last value set counts, with
-what was added to it by those who never set it. What an instance counted stays when its process ends, while another of
-the model lives or takes its place, so that no counter goes back; with the last one that ends in order it is forgotten.
+Equal series of several instances are merged: counters and histograms are summed; a gauge has the last value that was
+set, plus what instances that never set it have added. The counts of an ended process are kept while the model has other
+instances or gets a new one, so that no counter decreases; they are dropped when the last one ends in order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Model = tuple[str, int]
 
 
 class Board:
-    """The board of one model process; `descriptor` is handed to it. Made by `CustomMetrics.open`."""
+    """The board of one model process, which inherits `descriptor`. Made by `CustomMetrics.open`."""
 
     def __init__(self, model: Model, metrics: CustomMetrics) -> None:
         self.model = model
@@ -34,12 +34,12 @@ class Board:
         self._metrics = metrics
 
     def close(self, *, died: bool) -> None:
-        """Its process is gone, or there will be none; a second call does nothing."""
+        """Close the board when its process has ended or could not start. A second call does nothing."""
         self._metrics.close(self, died=died)
 
 
 class CustomMetrics:
-    """The boards of an executor. Event loop only."""
+    """The boards of an executor. Used in the event loop only."""
 
     def __init__(self) -> None:
         self._boards: list[Board] = []
@@ -47,13 +47,13 @@ class CustomMetrics:
         self._complained: set[str] = set()
 
     def open(self, source: ModelSource) -> Board:
-        """A board for a new process of a model."""
+        """Make a board for a new process of a model."""
         board = Board((source.name, source.version), self)
         self._boards.append(board)
         return board
 
     def close(self, board: Board, *, died: bool) -> None:
-        """What `Board.close` does."""
+        """Implements `Board.close`."""
         if board not in self._boards:
             return
         self._boards.remove(board)
@@ -67,7 +67,7 @@ class CustomMetrics:
                 _add(carried, series)
 
     def render(self) -> bytes:
-        """The text exposition of all series; of two families of one name that differ, the first that came."""
+        """Return all series in the text format. Of two differing families with one name, the first is kept."""
         merged: dict[Key, Series] = {}
         for series in self._all():
             known = merged.get((series.family, series.labels))
@@ -115,7 +115,7 @@ def _sum(one: Iterable[float], other: Iterable[float]) -> tuple[float, ...]:
 
 
 def _latest(one: Series, other: Series) -> tuple[float, ...]:
-    """What an instance added before another one set the gauge is over; what was never set adds up."""
+    """Merge gauges: the last set value wins, and includes no earlier additions; gauges that were never set add up."""
     (value, at, added), (other_value, other_at, other_added) = one.values, other.values
     if not at or not other_at:
         return (value + other_value, max(at, other_at), added + other_added)

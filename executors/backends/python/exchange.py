@@ -1,4 +1,4 @@
-"""The forms of frame content, and the executor's side of them: kernel requests and tensors to frames and back.
+"""The content of frames, and the executor's side of it: converts requests and tensors to frames and back.
 
     AUTO_COMPLETE  {location, config}                 DONE  JSON text or nil
     INITIALIZE     {location, args, outputs}          DONE  whether the model has a health function
@@ -8,7 +8,7 @@
                                                       DONE  [[[code, message] or nil, parameters, tensors, again] or
                                                       nil, ...], nil for what RESPONSEs answer; nil of decoupled models
                                                       RESPONSE  [index, final, one of DONE's or nil for no response];
-                                                      a final one with `again` asks for another turn
+                                                      a final one with `again` reschedules the request
     EXECUTE_COLUMNS
                    [how many requests, outputs, parameters, timeout us, [id, ...] or nil, columns, input slot, output
                    slot], a slot as [index, generation] (`shared_slots`), nil for none
@@ -47,11 +47,11 @@ from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.contexts import Context
 
-from .protocol.frames import Frame, FrameError, places
+from .protocol.frames import Frame, FrameError, tensor_offsets
 
 
 def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[Buffer]]:
-    """Content and data of EXECUTE."""
+    """Return content and data of an EXECUTE."""
     content: list[Any] = []
     data = []
     for request in requests:
@@ -76,9 +76,9 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
 
 
 def columns_content(columns: RequestColumns) -> tuple[list[Any], list[Buffer]]:
-    """Content, without the slots, and data of EXECUTE_COLUMNS.
+    """Return content, without the slots, and data of an EXECUTE_COLUMNS.
 
-    Raises `ValueError` for columns that are not of so many requests.
+    Raises `ValueError` for columns with another number of requests.
     """
     if columns.client_ids is not None and len(columns.client_ids) != columns.count:
         raise ValueError(f"{len(columns.client_ids)} ids of {columns.count} requests")
@@ -102,7 +102,7 @@ def _is_of(count: int, column: ColumnInput) -> bool:
 def outputs_of(
     frame: Frame, count: int, in_slot: Callable[[Sequence[int]], Sequence[memoryview]]
 ) -> list[ColumnOutput]:
-    """The outputs of a COLUMNS in answer to so many requests, as views of the frame, or of `in_slot` by their sizes.
+    """Return the outputs of a COLUMNS for `count` requests, as views of the frame, or of `in_slot(sizes)`.
 
     Raises `FrameError`.
     """
@@ -123,19 +123,19 @@ def outputs_of(
 
 
 def _parts(frame: Frame, sizes: Sequence[int]) -> list[memoryview]:
-    return [frame.data[at : at + size] for at, size in zip(places(sizes), sizes, strict=True)]
+    return [frame.data[at : at + size] for at, size in zip(tensor_offsets(sizes), sizes, strict=True)]
 
 
 def _traced(context: Context) -> tuple[bytes, str | None]:
-    """Its span, and the propagation context of OpenTelemetry as JSON text (P17)."""
+    """The span id, and OpenTelemetry's propagation context as JSON text (P17)."""
     carrier = context.carrier()
     return context.span_id, json.dumps(carrier) if carrier else None
 
 
 def responses_of(frame: Frame) -> list[ModelResponse | None]:
-    """The responses of an EXECUTE's DONE; tensors are views of the frame. Raises `FrameError`.
+    """Return the responses of an EXECUTE's DONE; tensors are views of the frame. Raises `FrameError`.
 
-    None stands for one that comes, or came, as a RESPONSE.
+    None stands for a response that is sent as a RESPONSE frame, before or after.
     """
     try:
         return _responses(frame, frame.content())
@@ -144,7 +144,7 @@ def responses_of(frame: Frame) -> list[ModelResponse | None]:
 
 
 def response_of(frame: Frame) -> tuple[int, bool, ModelResponse | None]:
-    """(index, final, response) of a RESPONSE; tensors are views of the frame. Raises `FrameError`."""
+    """Return (index, final, response) of a RESPONSE; tensors are views of the frame. Raises `FrameError`."""
     try:
         index, final, reply = frame.content()
         (response,) = _responses(frame, [reply])
@@ -154,7 +154,7 @@ def response_of(frame: Frame) -> tuple[int, bool, ModelResponse | None]:
 
 
 def _responses(frame: Frame, replies: Sequence[Any]) -> list[ModelResponse | None]:
-    offsets = iter(places([size for reply in replies if reply is not None for _, _, _, size in reply[2]]))
+    offsets = iter(tensor_offsets([size for reply in replies if reply is not None for _, _, _, size in reply[2]]))
     responses: list[ModelResponse | None] = []
     for reply in replies:
         if reply is None:
@@ -177,7 +177,7 @@ def _responses(frame: Frame, replies: Sequence[Any]) -> list[ModelResponse | Non
 
 
 def failure_of(frame: Frame) -> CharoniaError:
-    """The error of a FAILED. Raises `FrameError`."""
+    """Return the error of a FAILED. Raises `FrameError`."""
     try:
         code, message = frame.content()
         return CharoniaError.of(code, message)
@@ -189,10 +189,10 @@ _SEQUENCE_START, _SEQUENCE_END = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A CALL. `execute_call` is the number of the last EXECUTE; it is `surely` made for that one, or only perhaps.
+class CallFrame:
+    """A decoded CALL. `execute_call` is the number of the last EXECUTE; `surely`: the call belongs to it for certain.
 
-    `blocks`: that EXECUTE cannot return before it is answered, and has answered nothing yet.
+    `blocks`: that EXECUTE cannot return before the call is answered, and has sent no response yet.
     """
 
     execute_call: int
@@ -201,11 +201,11 @@ class Asked:
     request: InferenceRequest
     decoupled: bool
     span_id: bytes = b""
-    """Of the traced request that it is part of (P17)."""
+    """The span of the traced request that the call belongs to (P17)."""
 
 
-def asked_of(frame: Frame) -> Asked:
-    """What a CALL asks; tensors are views of the frame. Raises `FrameError`."""
+def call_of(frame: Frame) -> CallFrame:
+    """Decode a CALL; tensors are views of the frame. Raises `FrameError`."""
     try:
         execute_call, surely, blocks, model, version, outputs, request_id, *rest = frame.content()
         sequence, flags, timeout_us, parameters, decoupled, tensors, *span_ids = rest
@@ -221,13 +221,13 @@ def asked_of(frame: Frame) -> Asked:
             sequence_start=bool(flags & _SEQUENCE_START),
             sequence_end=bool(flags & _SEQUENCE_END),
         )
-        return Asked(int(execute_call), bool(surely), bool(blocks), request, bool(decoupled), b"".join(span_ids))
+        return CallFrame(int(execute_call), bool(surely), bool(blocks), request, bool(decoupled), b"".join(span_ids))
     except (ValueError, TypeError, IndexError, AttributeError, CharoniaError) as error:
         raise FrameError(f"the call of a model process cannot be read: {error}") from None
 
 
 def answer_content(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:
-    """Content and data of an ANSWER."""
+    """Return content and data of an ANSWER."""
     if response.error is not None:
         return [[int(response.error.code), response.error.message], response.parameters, []], []
     described = [(t.name, t.datatype.number, t.shape, len(t.data)) for t in response.outputs]
@@ -235,9 +235,9 @@ def answer_content(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:
 
 
 def files_of(frame: Frame, described: Sequence[Sequence[Any]]) -> dict[str, bytes]:
-    """The files of a "load", by path. Raises `FrameError`."""
+    """Return the files of a "load" by path. Raises `FrameError`."""
     try:
-        offsets = places([size for _, size in described])
+        offsets = tensor_offsets([size for _, size in described])
         return {path: bytes(frame.data[at : at + size]) for (path, size), at in zip(described, offsets, strict=True)}
     except (ValueError, TypeError) as error:
         raise FrameError(f"the files of a model process cannot be read: {error}") from None
@@ -245,7 +245,9 @@ def files_of(frame: Frame, described: Sequence[Sequence[Any]]) -> dict[str, byte
 
 def _tensors(frame: Frame, described: Sequence[Sequence[Any]]) -> list[Tensor]:
     tensors = []
-    for (name, number, shape, size), at in zip(described, places([size for *_, size in described]), strict=True):
+    for (name, number, shape, size), at in zip(
+        described, tensor_offsets([size for *_, size in described]), strict=True
+    ):
         data = frame.data[at : at + size]
         if len(data) != size:
             raise FrameError("a model process describes more bytes than it sent")

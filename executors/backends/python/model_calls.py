@@ -1,6 +1,6 @@
-"""What a model process asks of its executor while it runs: calls of other models (P13), and loads and unloads (P14).
+"""Handles a model process's calls of other models (P13), and its loads and unloads (P14).
 
-Reads the frames, words what P13 words, and answers. How a call gets to its model is `charonia.backend.ModelCalls`'.
+It decodes the frames, makes the calls through `charonia.backend.ModelCalls`, and answers, with Triton's error texts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from charonia.errors import (
 from charonia.traces.contexts import Traced
 
 from .child_process import ChildProcess
-from .exchange import Asked, answer_content, asked_of, files_of
+from .exchange import CallFrame, answer_content, call_of, files_of
 from .protocol.frames import Frame, FrameError, Kind
 
 _log = logging.getLogger(__name__)
@@ -31,8 +31,8 @@ _log = logging.getLogger(__name__)
 Batch = Sequence[ModelRequest] | RequestColumns
 """The requests of one EXECUTE."""
 
-MOST_OPEN = 4096
-"""Calls and loads of one model process at once."""
+MAX_OPEN = 4096
+"""The limit of concurrent calls and loads of one model process."""
 
 NOT_READY = "Failed for execute the inference request. Model '{model}' is not ready."
 DECOUPLED = (
@@ -41,33 +41,27 @@ DECOUPLED = (
 )
 
 
-class AskedByModel:
-    """What one model process has asked for and not got yet.
+class PendingModelCalls:
+    """The pending calls and loads of one model process.
 
-    `batches` are the requests of every EXECUTE that is not over, by its number.
+    `batches` are the requests of each running EXECUTE, by its number.
     """
 
-    def __init__(
-        self,
-        child: ChildProcess,
-        model: str,
-        calls: ModelCalls | None,
-        batches: Mapping[int, Batch],
-    ) -> None:
+    def __init__(self, child: ChildProcess, model: str, calls: ModelCalls | None, batches: Mapping[int, Batch]) -> None:
         self._child = child
         self._model = model
         self._calls = calls
         self._batches = batches
         self._open: dict[int, asyncio.Task[None]] = {}
         self._made_by: dict[int, set[int]] = {}
-        child.asks(self._asked, self._process_gone)
+        child.on_model_requests(self._asked, self._process_gone)
 
     @property
     def open_calls(self) -> int:
         return len(self._open)
 
     def cancel_those_of(self, execute_call: int) -> None:
-        """Nobody wants the answers of an EXECUTE any more: nor those of the calls that its model has open."""
+        """Cancel the open calls of an EXECUTE whose answers are no longer wanted."""
         for number in list(self._made_by.get(execute_call, ())):
             self._open[number].cancel()
 
@@ -76,7 +70,7 @@ class AskedByModel:
             task.cancel()
 
     def _asked(self, frame: Frame) -> None:
-        """In the event loop, with each frame of these kinds. Raises `FrameError`."""
+        """Handle a frame of the model's. Called in the event loop. Raises `FrameError`."""
         number = frame.call
         if frame.kind is Kind.GIVE_UP:
             if number in self._open:
@@ -84,13 +78,13 @@ class AskedByModel:
             return
         if number in self._open:
             raise FrameError(f"call {number} is open already")
-        if len(self._open) >= MOST_OPEN:
-            error = ResourceExhausted(f"model '{self._model}' has {MOST_OPEN} calls open")
+        if len(self._open) >= MAX_OPEN:
+            error = ResourceExhausted(f"model '{self._model}' has {MAX_OPEN} calls open")
             self._answer(number, frame.kind, error)
             return
         parent = 0
         if frame.kind is Kind.CALL:
-            asked = asked_of(frame)
+            asked = call_of(frame)
             parent = self._made_for(asked)
             work = self._call(number, asked, self._batches.get(parent, ()))
         else:
@@ -106,23 +100,23 @@ class AskedByModel:
         if not made:
             del self._made_by[parent]
         if task.cancelled():
-            # here, as one that is cancelled before it began says nothing itself
+            # here, because a task that is cancelled before it starts cannot answer
             self._answer(number, kind, Cancelled(""))
         elif (error := task.exception()) is not None:
             _log.error("a call of model %s failed", self._model, exc_info=error)
 
     # -- calls of models ----------------------------------------------------------------------------------------------
 
-    def _made_for(self, asked: Asked) -> int:
-        """The number of the EXECUTE that a call is made for, 0 where that cannot be told.
+    def _made_for(self, asked: CallFrame) -> int:
+        """The number of the EXECUTE that a call belongs to, 0 when that is unknown.
 
-        A wrong one would be worse than none: calls are cancelled with it, and it may seem to wait for itself.
+        A wrong one would be worse than none: the call would be cancelled with it, or be taken for a deadlock.
         """
         if asked.surely or (len(self._batches) == 1 and asked.execute_call in self._batches):
             return asked.execute_call
         return 0
 
-    async def _call(self, number: int, asked: Asked, made_for: Batch) -> None:
+    async def _call(self, number: int, asked: CallFrame, made_for: Batch) -> None:
         call: OpenCall | None = None
         caller = self._traced(asked.span_id) if asked.span_id else None
         if caller is not None:
@@ -148,14 +142,14 @@ class AskedByModel:
                 caller.add(asked.request.trace.report)
 
     def _traced(self, span_id: bytes) -> Traced | None:
-        """The trace of the request under way whose span this is."""
+        """The trace of the running request with this span."""
         for batch in self._batches.values():
             for one in () if isinstance(batch, RequestColumns) else batch:
                 if one.trace is not None and one.trace.context.span_id == span_id:
                     return one.trace
         return None
 
-    async def _opened(self, asked: Asked, made_for: Batch) -> OpenCall:
+    async def _opened(self, asked: CallFrame, made_for: Batch) -> OpenCall:
         if self._calls is None:
             raise Unsupported("models cannot be called here")
         request = asked.request

@@ -1,4 +1,4 @@
-"""The entry point of the `python` backend: what the executor calls. All work is in `python_instance`."""
+"""The entry point of the `python` backend, which the executor calls. `python_instance` does the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .python_instance import PythonInstance, completed_config, load_instance
 
 
 class PythonBackend:
-    """Every instance is a process of its own (P1); here is what they have in common: the page of their metrics."""
+    """Makes instances, each with its own process (P1), and renders the metrics of all."""
 
     name = "python"
 
@@ -22,13 +22,14 @@ class PythonBackend:
         self._metrics = CustomMetrics()
 
     def render_metrics(self) -> bytes:
-        """The custom metrics of the models, as text exposition (P16)."""
+        """Return the models' custom metrics in the text format (P16)."""
         return self._metrics.render()
 
     async def probe(self, source: ModelSource) -> ModelConfig | None:
-        """The configuration completed by the model's `auto_complete_config`, `None` if it has none (P2).
+        """Return the configuration completed by the model's `auto_complete_config`; None if it has none (P2).
 
-        Raises `InternalError` with what the model raised, conflicts included; `InstanceError` when it went round them.
+        Raises `InternalError` with what the model raised, conflicts included; `InstanceError` for conflicts that the
+        model's process did not detect.
         """
         text = await completed_config(source)
         if text is None:

@@ -1,6 +1,6 @@
-"""A python model's instance: the `RequestInstance`, `ColumnInstance` and `StreamingInstance` over one model process.
+"""A python model's instance: a `RequestInstance`, `ColumnInstance` and `StreamingInstance` over one model process.
 
-How its load is worded when it fails is here too.
+It also makes the error texts of failed loads.
 """
 
 from __future__ import annotations
@@ -25,61 +25,61 @@ from charonia.backend import (
 )
 from charonia.errors import CharoniaError, InternalError
 from charonia.models.json_form import to_json
-from executors.configuration.ceilings import MAX_EXECUTION
+from executors.configuration.time_parameters import MAX_EXECUTION
 
 from .child_process import ChildProcess
 from .custom_metrics import Board, CustomMetrics
 from .environments.environments import interpreter
 from .exchange import columns_content, failure_of, outputs_of, requests_content, responses_of
-from .model_calls import AskedByModel, Batch
+from .model_calls import Batch, PendingModelCalls
 from .protocol.frames import Buffer, Frame, FrameError, Kind
 from .protocol.shared_slots import ExecutorSlots
-from .response_streams import SingleResponses, Stream
+from .response_streams import SingleResponses, StreamedResponses
 from .runtime_file import code_file, mentions
 from .time_limits import Limits
 
 _log = logging.getLogger(__name__)
 
 _HEALTH_CEILING_S = 60.0
-"""An `is_ready` that takes longer hangs; it keeps batches waiting, and they are not to blame for it."""
+"""A longer `is_ready` counts as hung. Batches wait for it, and do not cause it."""
 
 
 class PythonInstance:
-    """Created by `load_instance`. Calls may overlap; the process takes them one after another."""
+    """An instance, made by `load_instance`. Calls may overlap; the process runs them one after another."""
 
     def __init__(self, child: ChildProcess, limits: Limits, model: str = "", calls: ModelCalls | None = None) -> None:
         self._child = child
         self._limits = limits
         self.answers_later = False
-        """Whether its code has response senders, whose responses may come after `execute` has returned."""
+        """Whether its code uses response senders, whose responses may come after `execute` has returned."""
         self.reports_responses = False
-        """Triton's python backend does not tell of single responses (X5)."""
+        """False: Triton's python backend has no statistics of single responses."""
         self.checks_health = False
-        """Whether the model has a function that tells of its health."""
+        """Whether the model has an `is_ready` function."""
         self.decoupled = False
-        """Whether its requests are answered through response senders only."""
+        """Whether its requests are answered by response senders only."""
         self._check: asyncio.Future[Frame] | None = None
         self._batches: dict[int, Batch] = {}
         self._wanted: dict[int, int] = {}
-        """By call: how many of its requests are not cancelled; kept of those of which some are."""
-        self._asked = AskedByModel(child, model, calls, self._batches)
+        """By call with cancelled requests: how many of its requests are not cancelled."""
+        self._asked = PendingModelCalls(child, model, calls, self._batches)
         self._executing: dict[int, tuple[int, int]] = {}
-        """(call, index) of the requests being executed, by their identity."""
+        """By `id` of a running request: (call, index)."""
         self._columns: dict[int, int] = {}
-        """The calls of the columns being executed, by their identity."""
+        """By `id` of running columns: the call."""
 
     @property
     def pid(self) -> int:
-        """The model process."""
+        """The id of the model process."""
         return self._child.pid
 
     @property
     def takes_columns(self) -> bool:
-        """Whether its requests may come as columns: not when responses come in other ways than from `execute`."""
+        """Whether its requests may be sent as columns: only when all responses are returned by `execute`."""
         return not (self.decoupled or self.answers_later)
 
     async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
-        """One response per request (P4). A failure of the whole batch is an error in each (P12).
+        """Return one response per request (P4). A failure of the whole batch is an error in each (P12).
 
         Raises `InstanceDied` when the process crashes or runs longer than `charonia.max_execution_s` (P19).
         """
@@ -94,7 +94,7 @@ class PythonInstance:
             self._end_requests(call, requests)
 
     async def execute_columns(self, columns: RequestColumns) -> list[ColumnOutput] | Sequence[ModelResponse]:
-        """The outputs as columns when the answers are alike, else as `execute_requests`. Raises as above."""
+        """Return the outputs as columns when all answers have one form, else as `execute_requests`. Raises as above."""
         content, data = columns_content(columns)
         slots = self._child.slots
         put = expected = None
@@ -118,18 +118,18 @@ class PythonInstance:
                 slots.drop(expected[0])
 
     async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
-        """Returns when every request has had its final response, of senders (P11) or returned. Raises as above.
+        """Run until every request had its final response, sent (P11) or returned. Raises as above.
 
-        A failure of `execute` is raised; it is that of the requests without a final response (P12).
+        A failure of `execute` is raised; it fails the requests without a final response (P12).
         """
         call, reply = self._begin_requests(requests)
-        stream = Stream(self._child, responses, len(requests))
+        stream = StreamedResponses(self._child, responses, len(requests))
         self._child.stream(call, stream)
         try:
             frame = await reply
             if frame.kind is Kind.FAILED:
                 raise failure_of(frame)
-            if frame.content() is not None:  # of a model that is not decoupled
+            if frame.content() is not None:  # the model is not decoupled
                 stream.returned(responses_of(frame))
             responses.free()
             await stream.ended
@@ -167,7 +167,7 @@ class PythonInstance:
         self._wanted.pop(call, None)
 
     async def _responses(self, frame: Frame, count: int, sent: SingleResponses) -> Sequence[ModelResponse]:
-        """The responses to a batch of so many requests, of its reply and of senders. Raises `FrameError`."""
+        """The responses to a batch of `count` requests, from its reply and from senders. Raises `FrameError`."""
         if frame.kind is Kind.FAILED:
             failure = failure_of(frame)
             return [sent.get(index) or ModelResponse(error=failure) for index in range(count)]
@@ -181,7 +181,7 @@ class PythonInstance:
     async def _with_sent(
         self, responses: Sequence[ModelResponse | None], sent: SingleResponses
     ) -> Sequence[ModelResponse]:
-        """The responses with those of senders, some of which may be still to come."""
+        """Fill in the responses of senders, waiting for those that are missing."""
         missing = {index for index, response in enumerate(responses) if response is None}
         try:
             async with asyncio.timeout(self._limits.max_execution_s or None):
@@ -196,9 +196,9 @@ class PythonInstance:
         return InstanceDied(f"Stub process '{self._child.name}' is not healthy. {error}.", self._child.last_lines())
 
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
-        """Let `is_cancelled()` of these requests be true from now on.
+        """Make `is_cancelled()` of these requests return true from now on.
 
-        Calls that the model has open for a batch are cancelled with the last of its requests.
+        The model's open calls for a batch are cancelled with the last of its requests.
         """
         indices: dict[int, list[int]] = {}
         for request in requests:
@@ -209,13 +209,13 @@ class PythonInstance:
             self._cancel(call, cancelled)
 
     def cancel_columns(self, columns: RequestColumns, indices: Sequence[int]) -> None:
-        """The same for some requests of columns that are being executed; each at most once."""
+        """The same for some requests of running columns; each at most once."""
         call = self._columns.get(id(columns))
         if call is not None:
             self._cancel(call, indices)
 
     def _cancel(self, call: int, cancelled: Sequence[int]) -> None:
-        self._child.tell(Kind.CANCEL, call, list(cancelled))
+        self._child.notify(Kind.CANCEL, call, list(cancelled))
         batch = self._batches[call]
         count = batch.count if isinstance(batch, RequestColumns) else len(batch)
         left = self._wanted[call] = self._wanted.get(call, count) - len(cancelled)
@@ -223,13 +223,13 @@ class PythonInstance:
             self._asked.cancel_those_of(call)
 
     def allow_responses(self, request: ModelRequest, count: int) -> None:
-        """Let its senders give so many responses; those that wait for it go on."""
+        """Let a request's senders send responses below index `count`; waiting ones continue."""
         at = self._executing.get(id(request))
         if at is not None:
-            self._child.tell(Kind.WINDOW, at[0], [[at[1], count]])
+            self._child.notify(Kind.WINDOW, at[0], [[at[1], count]])
 
     async def check_health(self) -> bool:
-        """What `is_ready` says. An answer that does not come is waited for on, no second question is asked meanwhile.
+        """Return what `is_ready` returns. While one check is unanswered, later calls wait for the same one.
 
         Raises what the model raised, and `InstanceDied`.
         """
@@ -241,19 +241,15 @@ class PythonInstance:
         return frame.content() is True
 
     async def close_instance(self) -> None:
-        """Finalize the model and end its process; a second call waits for the first."""
+        """Finalize the model and end its process. A second call waits for the first."""
         await self._child.close(self._limits.finalize_s)
 
 
 async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonInstance:
-    """Start a process and initialise the model in it. Raises a `CharoniaError` with the reason when that fails (P3)."""
+    """Start a process and initialise the model in it. Raises a `CharoniaError` with the reason (P3)."""
     source = spec.source
     limits = Limits.of(source)
-    content = {
-        "location": location(source),
-        "args": initialize_args(spec),
-        "outputs": list(spec.interface.outputs),
-    }
+    content = {"location": location(source), "args": initialize_args(spec), "outputs": list(spec.interface.outputs)}
     slots = None if spec.interface.decoupled else _slots()
     child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source), slots)
     instance = PythonInstance(child, limits, source.name, spec.calls)
@@ -268,7 +264,7 @@ async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonIns
 
 
 async def completed_config(source: ModelSource) -> str | None:
-    """What the model's `auto_complete_config` made, as JSON text; `None` if it has no such function (P2)."""
+    """Return the result of the model's `auto_complete_config` as JSON text; None if it has no such function (P2)."""
     limits = Limits.of(source)
     child = await _spawn(source, f"{source.name}_autocomplete", limits)
     content = {"location": location(source), "config": json.dumps(to_json(source.config))}
@@ -283,7 +279,7 @@ async def completed_config(source: ModelSource) -> str | None:
 
 
 def location(source: ModelSource) -> list[str]:
-    """Where the model process finds the code."""
+    """The location of the model's code, for the model process."""
     return [source.name, str(source.version), str(source.directory.absolute()), str(code_file(source))]
 
 
@@ -335,7 +331,7 @@ async def _load_call(child: ChildProcess, kind: Kind, content: Any, limits: Limi
 
 
 def _slots() -> ExecutorSlots | None:
-    """Memory to share with a process; without it columns travel in frames."""
+    """Memory to share with a process; without it, columns are sent in frames."""
     try:
         return ExecutorSlots()
     except OSError as error:

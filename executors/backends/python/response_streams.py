@@ -1,7 +1,7 @@
-"""The responses of one EXECUTE as they come from a model process, for the executor's side (`exchange`).
+"""Handlers of the RESPONSE frames of one EXECUTE, on the executor's side.
 
-`Stream` hands them on as they come. `SingleResponses` gathers those of an EXECUTE that is answered as a whole: there a
-response that comes after `execute` has returned is waited for.
+`Stream` passes responses on at once. `SingleResponses` gathers them for an EXECUTE that is answered as a whole, and
+waits for those that come after `execute` has returned.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .exchange import response_of
 from .protocol.frames import Frame, FrameError
 
 
-class Stream:
-    """Hands responses on; `ended` is done when each request has had its final one, or the process has died."""
+class StreamedResponses:
+    """Passes responses on. `ended` is done when each request had its final one, or the process has died."""
 
     def __init__(self, child: ChildProcess, responses: ResponseStream, count: int) -> None:
         loop = asyncio.get_running_loop()
@@ -29,7 +29,7 @@ class Stream:
         self._waiting: asyncio.Task[None] | None = None
 
     def response(self, frame: Frame) -> None:
-        """Raises `FrameError`."""
+        """Take one response. Raises `FrameError`."""
         index, final, response = response_of(frame)
         if index not in self._open:
             raise FrameError(f"a response to request {index}, which has had its final one")
@@ -50,7 +50,7 @@ class Stream:
         return self._responses.blocked
 
     def returned(self, responses: Sequence[ModelResponse | None]) -> None:
-        """What `execute` of a model that is not decoupled returned; None stands for what a sender answers.
+        """Take the responses that `execute` of a model that is not decoupled returned. None: a sender answers.
 
         Raises `FrameError`.
         """
@@ -83,7 +83,7 @@ class Stream:
 
 
 class SingleResponses:
-    """The responses that senders of a model that is not decoupled gave: at most one to each request."""
+    """Gathers the responses of senders of a model that is not decoupled: at most one per request."""
 
     def __init__(self) -> None:
         self._found: dict[int, ModelResponse] = {}
@@ -91,7 +91,7 @@ class SingleResponses:
         self._changed: Callable[[], None] | None = None
 
     def response(self, frame: Frame) -> None:
-        """Raises `FrameError`."""
+        """Take one response. Raises `FrameError`."""
         index, _, response = response_of(frame)
         if response is None:
             raise FrameError("a response that is none")
@@ -108,7 +108,7 @@ class SingleResponses:
         return self._found.get(index)
 
     async def wait_for(self, indices: set[int]) -> None:
-        """Return when all of these have a response. Raises `InstanceDied`."""
+        """Wait until all of these have a response. Raises `InstanceDied`."""
         while not indices <= self._found.keys():
             if self._death is not None:
                 raise self._death

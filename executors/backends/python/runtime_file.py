@@ -1,4 +1,4 @@
-"""Which file holds the code of a model: its own `model.py`, or that of the python-based backend it names (P1, P20)."""
+"""Finds the file with a model's code: its own `model.py`, or that of its python-based backend (P1, P20)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ BACKEND_DIRECTORY = "backend-directory"
 
 
 def python_based(source: ModelSource) -> Path | None:
-    """The `model.py` that serves a model of another backend word: the version's, the model's, else the backend's own.
-
-    `None` when there is none of them.
-    """
+    """The `model.py` of a python-based backend: the version's, the model's, or the backend's; None without any."""
     word = source.config.backend
     places = [source.version_directory, source.directory]
     directory = source.backend_config.get(BACKEND_DIRECTORY, "")
@@ -29,14 +26,14 @@ def python_based(source: ModelSource) -> Path | None:
 
 
 def code_file(source: ModelSource) -> Path:
-    """The file to run; whether it exists is the model process's to say."""
+    """Return the file to run. The model process checks that it exists."""
     if source.config.backend not in ("", OWN_BACKEND):
         return python_based(source) or source.version_directory.absolute() / RUNTIME
     return source.version_directory.absolute() / (source.config.default_model_filename or RUNTIME)
 
 
 def mentions(source: ModelSource, word: str) -> bool:
-    """Whether the model's code, or a file beside it, has a word in it."""
+    """Whether the model's code, or a file in the same directory, contains a word."""
     for path in code_file(source).parent.glob("*.py"):
         try:
             if word in path.read_text("utf-8", "replace"):

@@ -1,4 +1,4 @@
-"""The time limits of a python model's processes, read from its configuration and the backend's settings (item P18)."""
+"""The time limits of a python model's processes, from its configuration and the backend's settings (P18)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from charonia.backend import ModelSource
 from charonia.errors import InvalidArgument
-from executors.configuration.ceilings import max_execution_s, number, parameter_seconds
+from executors.configuration.time_parameters import max_execution_s, number, parameter_seconds
 
 from .environments.environments import CACHE_DIRECTORY
 
@@ -31,7 +31,7 @@ FINALIZE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds; 0 is no limit.
+    """Time limits in seconds; 0: no limit.
 
     `start_s` is from spawn to the first answer (`stub-timeout-seconds`), `load_s` for auto-complete and initialize
     (`charonia.max_load_s`), `max_execution_s` for one batch, `finalize_s` for an orderly end.
@@ -44,7 +44,7 @@ class Limits:
 
     @staticmethod
     def of(source: ModelSource) -> Limits:
-        """Raises `InvalidArgument` for values that cannot be."""
+        """Read a model's limits. Raises `InvalidArgument` for malformed values."""
         settings = source.backend_config
         _check(source)
         return Limits(
@@ -56,7 +56,7 @@ class Limits:
 
 
 def _check(source: ModelSource) -> None:
-    """Settings that are taken for Triton's sake: shared memory takes what it needs, and inputs lie in host memory."""
+    """Check settings of Triton's that have no effect: shared memory grows as needed, inputs are in host memory."""
     settings, parameters = source.backend_config, source.config.parameters
     size = settings.get("shm-default-byte-size")
     if size is not None and number("shm-default-byte-size", size) < _MIB:

@@ -1,5 +1,5 @@
-"""Model repositories in object stores (interface item R7): listed there, copied here, read like any other.
+"""Model repositories in object stores (R7): their models are listed, copied to this machine, and read like local ones.
 
 May import the rest of `repository`; a provider's library is imported when a repository needs it. Begin reading at
-`root`; `store` is what a provider's adapter must do.
+`root`, then `store`, the interface of a provider's adapter.
 """

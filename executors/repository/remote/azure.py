@@ -1,4 +1,4 @@
-"""A repository in Azure Blob Storage, by azure-storage-blob; azure-identity where no account key is given."""
+"""The adapter for Azure Blob Storage, with azure-storage-blob, and azure-identity when there is no account key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AzureStore:
     """One repository in a container."""
 
     def __init__(self, address: RemoteAddress, credentials: Credentials, environ: Mapping[str, str]) -> None:
-        """Asks nobody yet. Raises `StartupError` where azure-identity is needed and missing, or the key is none."""
+        """Makes no request yet. Raises `StartupError` when azure-identity is needed and missing, or the key is bad."""
         self._address = address
         try:
             self._client: Any = ContainerClient(
@@ -41,7 +41,7 @@ class AzureStore:
                 read_timeout=_READ_S,
                 retry_policy=LinearRetry(backoff=_BACKOFF_S, retry_total=_RETRIES, random_jitter_range=0),
             )
-        except ValueError:  # the library's text may have the key in it
+        except ValueError:  # the library's text may contain the key
             why = "its account key is malformed" if credentials["account_key"] else "identities need an https endpoint"
             raise StartupError(f"the model repository '{address.url}' cannot be used: {why}") from None
 
@@ -52,7 +52,7 @@ class AzureStore:
                 if isinstance(blob, BlobPrefix):
                     continue
                 name = blob.name.removeprefix(prefix)
-                # accounts with a hierarchical namespace list their directories, too
+                # accounts with a hierarchical namespace also list directories
                 marked = (blob.metadata or {}).get("hdi_isfolder", "").lower() == "true"
                 yield RemoteObject(name.rstrip("/"), int(blob.size), blob.etag, marked or name.endswith("/"))
         except AzureError as error:
@@ -81,7 +81,7 @@ class AzureStore:
             why = f"{self._address.endpoint} cannot be reached; check the account's name and the network"
         elif isinstance(error, ClientAuthenticationError) or getattr(error, "status_code", 0) in (401, 403):
             why = (
-                f"access to the container '{container}' was denied; whoever AZURE_STORAGE_ACCOUNT and "
+                f"access to the container '{container}' was denied; the identity that AZURE_STORAGE_ACCOUNT and "
                 "AZURE_STORAGE_KEY, AZURE_STORAGE_AUTH_TYPE or TRITON_CLOUD_CREDENTIAL_PATH name must be allowed to "
                 "list and read it"
             )
@@ -93,7 +93,7 @@ class AzureStore:
 
 
 def _credential(address: RemoteAddress, credentials: Credentials) -> Any:
-    """An account's key, an identity, or None for a container that is public."""
+    """An account key, an identity, or None for a public container."""
     if credentials["account_key"]:
         return {
             "account_name": credentials["account_str"] or address.account,

@@ -1,13 +1,12 @@
-"""The copies of one remote repository's models that lie on this machine, for one process.
+"""One process's local copies of a remote repository's models.
 
-    <directory>/<repository>-<n>/lock                      held by the process for as long as it lives
-    <directory>/<repository>-<n>/<copy>/<model>/...        complete, and never written to again
+    <directory>/<repository>-<n>/lock                      held by the process while it lives
+    <directory>/<repository>-<n>/<copy>/<model>/...        complete, and never changed again
     <directory>/<repository>-<n>/partial-<copy>/<model>/   being fetched
 
-`<repository>` and `<copy>` are digests: of the URL, and of the names, sizes and stamps of the files in the copy. A
-model that changes gets a new copy, which shares what did not change with the last one by hard links, so that what is
-served from the old one goes on reading what it was loaded from. A process that comes after one that was killed takes
-its directory over, copies included.
+`<repository>` is a digest of the URL, `<copy>` one of the files' names, sizes and stamps. A changed model gets a new
+copy, with hard links to unchanged files of the last one, so that served versions keep the files they were loaded from.
+A new process takes over the directory, with its copies, of a process that was killed.
 """
 
 from __future__ import annotations
@@ -31,36 +30,35 @@ from .store import ObjectChanged, RemoteError, RemoteObject, Sink
 
 _log = logging.getLogger(__name__)
 
-_AT_ONCE = 4
+_MAX_CONCURRENT = 4
 _TRIES = 3
-_MOST_PROCESSES = 1024
+_MAX_PROCESSES = 1024
 _PARTIAL, _GONE = "partial-", "gone-"
-_LONGEST_NAME_BYTES = 255
+_MAX_NAME_BYTES = 255
 
 Copy = Callable[[RemoteObject, Sink], None]
-"""Writes the content of an object. Raises `RemoteError`, and what the sink does."""
+"""Writes the content of an object to a sink. Raises `RemoteError`, and what the sink raises."""
 
 
 class Copies:
-    """`directory` is made when it is not there; None: a part of the system's temporary directory, the user's own.
-
-    `stay`: what is there when the process ends stays for the next one.
+    """Makes and removes local copies. `directory` is created if missing; None: the user's own one below the system's
+    temporary directory. `stay`: copies stay for the next process.
     """
 
     def __init__(self, directory: Path | None, url: str, *, stay: bool) -> None:
-        """Raises `StartupError` when the directory cannot be used."""
+        """Raise `StartupError` when the directory cannot be used."""
         self._url = url
         self._stay = stay
         self._abandoned = threading.Event()
         self._locks: dict[str, threading.Lock] = {}
         self._contents: dict[Path, dict[str, tuple[str, int]]] = {}
-        """What is in a copy that this process made or took over: stamp and size by file."""
+        """By copy that this process made or took over: stamp and size by file."""
         self._latest: dict[str, Path] = {}
         root = directory or Path(tempfile.gettempdir()) / f"charonia-repositories-{os.getuid()}"
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if directory is None and (root.is_symlink() or root.stat().st_uid != os.getuid()):
-                raise StartupError(f"'{root}', for copies of remote models, is somebody else's: set TMPDIR")
+                raise StartupError(f"'{root}', for copies of remote models, belongs to another user: set TMPDIR")
             self._root, self._lock = _claim(root, hashlib.blake2b(url.encode(), digest_size=6).hexdigest())
             for left in (*self._root.glob(f"{_PARTIAL}*"), *root.glob(f"{_GONE}*")):
                 shutil.rmtree(left, ignore_errors=True)
@@ -70,15 +68,15 @@ class Copies:
             ) from None
 
     def fetch(self, model: str, objects: Sequence[RemoteObject], copy: Copy) -> Path:
-        """The directory of a model that has these files, named relative to it. Raises `RemoteError`.
+        """Return a directory of the model with these files, whose names are relative to it. Raises `RemoteError`.
 
-        What is here already is not fetched again. Blocks; one fetch of a model at a time.
+        Existing files are not fetched again. Blocks; one fetch of a model runs at a time.
         """
         with self._locks.setdefault(model, threading.Lock()):
             contents = {found.name: (found.stamp, found.size_bytes) for found in objects if not found.is_directory}
             name = hashlib.blake2b(repr((model, sorted(contents.items()))).encode(), digest_size=12).hexdigest()
             path = self._root / name / model
-            # of its own copies files may have been tidied away, or be larger now by what the model writes
+            # in its own copies, files may have been removed by the system, or changed in size by the model
             if not _complete(path, contents, sizes=path not in self._contents):
                 self._make(path, model, objects, copy)
             self._contents[path] = contents
@@ -86,15 +84,15 @@ class Copies:
             return path
 
     def take(self, copy: Copy, found: RemoteObject, file: IO[bytes]) -> None:
-        """Write an object into a file: whole, and no more than it was listed with. Raises `RemoteError`."""
+        """Write an object to a file, and check that it has its listed size. Raises `RemoteError`."""
         sink = _Measured(file, found, self._abandoned)
         copy(found, sink)
         sink.finish()
 
     def release(self, model: str, keep: Collection[Path], *, latest: bool) -> None:
-        """Remove the copies of a model, but those to `keep` and, if so, the one that was fetched last.
+        """Remove the copies of a model, except those in `keep` and, with `latest`, the last one fetched.
 
-        After `abandon` nothing is done for a model whose fetch still waits for its server: the end does not wait.
+        After `abandon`, does nothing for a model whose fetch still waits for its server, so as not to delay the end.
         """
         lock = self._locks.setdefault(model, threading.Lock())
         if not lock.acquire(blocking=not self._abandoned.is_set()):
@@ -110,18 +108,18 @@ class Copies:
             lock.release()
 
     def models(self) -> set[str]:
-        """The models of which there are copies."""
+        """The models that have copies."""
         return {path.name for path in self._root.glob("*/*") if path.is_dir()}
 
     def abandon(self) -> None:
-        """Break off what is being fetched, and fetch nothing more."""
+        """Cancel fetches in progress, and fetch nothing more."""
         self._abandoned.set()
 
     def close(self) -> None:
-        """Give the directory back."""
+        """Release the directory, and remove it unless copies stay."""
         self.abandon()
         if not self._stay:
-            # a successor may begin in its place while this goes on
+            # a successor may use its name while this is being removed
             gone = self._root.with_name(f"{_GONE}{os.getpid()}-{self._root.name}")
             with contextlib.suppress(OSError):
                 self._root.rename(gone)
@@ -137,8 +135,8 @@ class Copies:
             shutil.rmtree(partial, ignore_errors=True)
             (partial / model).mkdir(parents=True)
             wanted = [found for found in objects if not self._link(partial / model, before, found)]
-            self._check_room(model, sum(found.size_bytes for found in wanted))
-            with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as pool:
+            self._check_free_space(model, sum(found.size_bytes for found in wanted))
+            with ThreadPoolExecutor(_MAX_CONCURRENT, thread_name_prefix="fetch") as pool:
                 list(pool.map(lambda found: self._copy(copy, found, partial / model / found.name), wanted))
             shutil.rmtree(path.parent, ignore_errors=True)
             partial.rename(path.parent)
@@ -159,7 +157,7 @@ class Copies:
         )
 
     def _link(self, directory: Path, before: Path | None, found: RemoteObject) -> bool:
-        """Whether nothing needs to be fetched: a directory is made, a file that did not change is linked."""
+        """Make a directory, or link an unchanged file; return False when the file must be fetched."""
         target = directory / found.name
         if found.is_directory:
             target.mkdir(parents=True, exist_ok=True)
@@ -169,11 +167,11 @@ class Copies:
             return False
         try:
             os.link(before / found.name, target)
-        except OSError:  # a file system without links, or somebody tidied up
+        except OSError:  # a file system without links, or a file that was removed
             return False
         return True
 
-    def _check_room(self, model: str, size_bytes: int) -> None:
+    def _check_free_space(self, model: str, size_bytes: int) -> None:
         free = shutil.disk_usage(self._root).free
         if size_bytes > free:
             raise RemoteError(
@@ -197,7 +195,7 @@ class Copies:
 
 
 class _Measured:
-    """A sink that takes exactly as many bytes as the listing said."""
+    """A sink that accepts exactly the listed number of bytes."""
 
     def __init__(self, file: IO[bytes], found: RemoteObject, abandoned: threading.Event) -> None:
         self._file = file
@@ -217,32 +215,32 @@ class _Measured:
         return len(data)
 
     def finish(self) -> None:
-        """Nothing more will come."""
+        """Check that all bytes were written. Raises `RemoteError`."""
         if self._taken != self._found.size_bytes:
             raise RemoteError(f"{self._found.name!r} ended after {self._taken} of {self._found.size_bytes} bytes")
 
 
 def is_safe(name: str) -> bool:
-    """Whether an object's name can be a file's below a directory, and no place outside of it."""
+    """Whether an object's name is a valid relative path that stays below a directory."""
     try:
         segments = name.encode().split(b"/")
     except UnicodeEncodeError:
         return False
     return "\0" not in name and all(
-        segment not in (b"", b".", b"..") and len(segment) <= _LONGEST_NAME_BYTES for segment in segments
+        segment not in (b"", b".", b"..") and len(segment) <= _MAX_NAME_BYTES for segment in segments
     )
 
 
 def _claim(root: Path, name: str) -> tuple[Path, IO[str]]:
-    """The first directory of this repository that no living process has, and its lock."""
-    for number in range(_MOST_PROCESSES):
+    """Claim the first directory of this repository that no living process holds; return it and its lock."""
+    for number in range(_MAX_PROCESSES):
         path = root / f"{name}-{number}"
         path.mkdir(mode=0o700, exist_ok=True)
         lock: IO[str] | None = None
         try:
             lock = (path / "lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # one that ends takes its directory away: this may be the lock of what is gone
+            # a process that ends removes its directory: this lock file may be deleted already
             if os.path.samestat((path / "lock").stat(), os.fstat(lock.fileno())):
                 return path, lock
         except (BlockingIOError, FileNotFoundError):
@@ -253,7 +251,7 @@ def _claim(root: Path, name: str) -> tuple[Path, IO[str]]:
 
 
 def _complete(path: Path, contents: dict[str, tuple[str, int]], *, sizes: bool) -> bool:
-    """Whether all files of a copy are there; with `sizes`, and as long as they were listed."""
+    """Whether all files of a copy exist; with `sizes`, with their listed sizes."""
     try:
         found = [(path / name).stat().st_size == size or not sizes for name, (_, size) in contents.items()]
         return path.is_dir() and all(found)

@@ -1,7 +1,7 @@
-"""As whom a remote repository is asked (R7): the environment, or the file that TRITON_CLOUD_CREDENTIAL_PATH names.
+"""Credentials for remote repositories (R7), from the environment or the file named by TRITON_CLOUD_CREDENTIAL_PATH.
 
-The file, when there is one, is all that counts, as in Triton: for each provider the entry whose key is the longest
-beginning of the repository's URL. Values never appear in a text or a `repr`.
+With a file, the environment is ignored, as in Triton: the entry whose key is the longest prefix of the repository's
+URL is used. Values never appear in a message or a `repr`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What is set, by the names of the file's format; empty: the provider's usual places are looked at."""
+    """Credentials by the names of the file's format. Empty: the provider's library searches its usual sources."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -34,7 +34,7 @@ class Credentials:
 
 
 def choose(address: RemoteAddress, environ: Mapping[str, str]) -> Credentials:
-    """The credentials for a repository. Reads the file. Raises `StartupError` for one that cannot be used."""
+    """Return the credentials for a repository. Reads the file. Raises `StartupError` for one that cannot be used."""
     path = environ.get(FILE_VARIABLE, "")
     if not path:
         return _of_environment(address, environ)
@@ -49,7 +49,7 @@ def choose(address: RemoteAddress, environ: Mapping[str, str]) -> Credentials:
 
 
 def _of_environment(address: RemoteAddress, environ: Mapping[str, str]) -> Credentials:
-    """S3's and GCS's libraries look at their variables themselves; of Azure's they know none."""
+    """Azure's credentials from Triton's variables. The libraries for S3 and GCS read their variables themselves."""
     if address.provider != AZURE:
         return Credentials()
     kind = environ.get("AZURE_STORAGE_AUTH_TYPE", "")

@@ -1,7 +1,7 @@
-"""A repository in Google Cloud Storage, by google-cloud-storage.
+"""The adapter for Google Cloud Storage, with google-cloud-storage.
 
-Without explicit credentials Google's library looks where its tools look: GOOGLE_APPLICATION_CREDENTIALS, the user's
-login, the machine's own account. Where there are none, and with STORAGE_EMULATOR_HOST, requests carry none.
+Without explicit credentials, Google's library uses GOOGLE_APPLICATION_CREDENTIALS, the user's login, or the machine's
+account. Without any of these, and with STORAGE_EMULATOR_HOST, requests are anonymous.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GcsStore:
     """One repository in a bucket."""
 
     def __init__(self, address: RemoteAddress, credentials: Credentials, environ: Mapping[str, str]) -> None:
-        """May ask who the machine is. Raises `RemoteError` for a key file that cannot be used."""
+        """May query the machine's identity. Raises `RemoteError` for a key file that cannot be used."""
         self._address = address
         emulated = bool(environ.get("STORAGE_EMULATOR_HOST"))
         who: Any = AnonymousCredentials()
@@ -53,7 +53,7 @@ class GcsStore:
         except OSError as error:
             why = f"{error.strerror} ({error.filename})"
             raise RemoteError(f"the model repository '{address.url}' cannot be used: {why}") from None
-        # a project is only needed to make buckets
+        # a project is only needed to create buckets
         self._client: Any = storage.Client(project=project or "none", credentials=who)
         self._bucket = self._client.bucket(address.bucket)
         self._retry = storage.retry.DEFAULT_RETRY.with_timeout(_RETRY_S)
@@ -72,13 +72,9 @@ class GcsStore:
     def copy(self, found: RemoteObject, sink: Sink) -> None:
         blob = self._bucket.blob(self._address.prefix + found.name)
         try:
-            # as it is stored: else one with a Content-Encoding has another size
+            # raw: decoding a Content-Encoding would change the size
             blob.download_to_file(
-                sink,
-                raw_download=True,
-                if_generation_match=int(found.stamp),
-                timeout=_ANSWER_S,
-                retry=self._retry,
+                sink, raw_download=True, if_generation_match=int(found.stamp), timeout=_ANSWER_S, retry=self._retry
             )
         except (NotFound, PreconditionFailed):
             raise ObjectChanged(f"{found.name!r} of '{self._address.url}' changed while it was fetched") from None
@@ -94,8 +90,9 @@ class GcsStore:
             why = f"Google Cloud Storage has no bucket '{bucket}'; check the URL"
         elif isinstance(error, (Forbidden, Unauthorized)):
             why = (
-                f"access to the bucket '{bucket}' was denied ({error.code}); whoever GOOGLE_APPLICATION_CREDENTIALS or "
-                "TRITON_CLOUD_CREDENTIAL_PATH names must be allowed to list and read it"
+                f"access to the bucket '{bucket}' was denied ({error.code}); the identity that "
+                "GOOGLE_APPLICATION_CREDENTIALS or TRITON_CLOUD_CREDENTIAL_PATH names must be allowed to list and read "
+                "it"
             )
         elif isinstance(error, GoogleAPICallError):
             why = f"Google Cloud Storage answered {error.code}"

@@ -1,7 +1,7 @@
-"""Opens remote repositories: chooses the provider's adapter and the directory its models are copied into.
+"""Opens remote repositories: chooses the provider's adapter, and the directory for copies of models.
 
-The adapters import their provider's library, which is an extra of the package and slow to import: only here, and only
-for a provider that is asked for.
+Adapters import their provider's library, which is an optional dependency and slow to import, so each is imported only
+when it is needed.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ MOUNT_VARIABLES = {
 }
 EXTRAS = {S3: "s3", GCS: "gcs", AZURE: "azure"}
 _LOUD = ("boto3", "botocore", "s3transfer", "google", "azure", "msal")
-"""Loggers of the libraries: below warnings they tell of each request, tokens included."""
+"""Loggers of the libraries. Below the level of warnings they log each request, tokens included."""
 _LOUDER = "urllib3"
-"""It warns of more connections than it keeps, and of each that breaks: what comes of it is told here."""
+"""A logger that warns of each surplus or broken connection. We log the resulting errors ourselves."""
 
 
 class RemoteRepositories:
-    """Opens them for one process. `directory` is where copies go that no variable places; "" for the system's own."""
+    """Opens a process's remote repositories. `directory` is for copies, unless a variable names another one; "": the
+    system's temporary directory."""
 
     def __init__(self, environ: Mapping[str, str], directory: str = "") -> None:
         self._environ = environ
         self._directory = directory
 
     def open(self, url: str, config_name: str | None) -> Root:
-        """A repository of which nothing is known yet. Raises `StartupError`."""
+        """Open a repository without listing it. Raises `StartupError`."""
         address = parse(url)
         for logger in _LOUD:
             logging.getLogger(logger).setLevel(logging.WARNING)

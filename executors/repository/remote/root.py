@@ -1,8 +1,7 @@
-"""One remote repository as a root (`executors.repository.roots`): what it lists is remembered, and files come when
-needed.
+"""A repository in an object store (`executors.repository.roots.Root`).
 
-A look costs a listing, and a configuration file its content; the files of a model are fetched when it is going to be
-loaded here. What cannot be listed changes nothing: what was listed last still holds.
+Listings and configuration files are cached. The other files of a model are fetched only when it is about to be loaded
+here. When the store cannot be listed, the last listing holds.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from executors.repository.model_directory import (
     CONFIG_FILE,
     Fingerprint,
     ModelDirectory,
-    condensed,
-    parsed,
+    digest_of,
+    parse_config,
 )
 from protos.model_config_pb2 import ModelConfig
 
@@ -37,20 +36,20 @@ from .store import ObjectStore, RemoteError, RemoteObject, Sink
 
 _log = logging.getLogger(__name__)
 
-MOST_OBJECTS = 250_000
-"""Of one repository: more is a bucket that was not meant as one."""
+MAX_OBJECTS = 250_000
+"""The limit of objects in one repository: a bucket with more is most likely not a model repository."""
 
-_LARGEST_CONFIG_BYTES = 16 << 20
+_MAX_CONFIG_BYTES = 16 << 20
 
 Objects = tuple[RemoteObject, ...]
-"""Those of one model, named relative to its directory, by name."""
+"""The objects of one model, named relative to its directory, sorted by name."""
 
 
 class RemoteRoot:
     """`place` is the URL; `config_name` as in R4."""
 
-    def __init__(self, place: str, store: ObjectStore, copies: Copies, config_name: str | None) -> None:
-        self._place = place
+    def __init__(self, location: str, store: ObjectStore, copies: Copies, config_name: str | None) -> None:
+        self._place = location
         self._store = store
         self._copies = copies
         self._config_name = config_name
@@ -58,12 +57,12 @@ class RemoteRoot:
         self._scanned = False
         self._configs: dict[str, tuple[RemoteObject, bytes]] = {}
         self._unreachable = ""
-        self._asked = 0
-        """What the store has been asked and has not answered yet."""
+        self._pending_calls = 0
+        """The number of calls of the store that have not returned."""
         self._changing = threading.Lock()
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self._place
 
     def names(self) -> list[str]:
@@ -73,7 +72,7 @@ class RemoteRoot:
             with self._changing:
                 if not self._scanned:
                     raise
-                if error.message != self._unreachable:  # not at every look
+                if error.message != self._unreachable:  # log it once, not at every poll
                     _log.warning("%s; what is loaded from it stays", error)
                 self._unreachable = error.message
                 return sorted(self._models)
@@ -81,20 +80,20 @@ class RemoteRoot:
             if self._unreachable:
                 _log.info("the model repository '%s' can be read again", self._place)
             if not self._scanned:
-                self._first_look(found)
+                self._remove_stale_copies(found)
             self._models, self._unreachable, self._scanned = found, "", True
-            # a copy: who reads a configuration meanwhile adds to them
+            # iterate over a copy: another thread that reads a configuration may add to them
             self._configs = {name: known for name, known in self._configs.copy().items() if name in found}
         return sorted(found)
 
-    def _first_look(self, found: dict[str, Objects]) -> None:
-        """Nothing is in use yet: copies that a process before this one left of other models can go."""
+    def _remove_stale_copies(self, found: dict[str, Objects]) -> None:
+        """Remove the copies of unknown models that an earlier process has left. Called before any copy is in use."""
         if not found:
             _log.warning("the model repository '%s' holds no models: is it the right path?", self._place)
         for model in self._copies.models() - found.keys():
             self._copies.release(model, (), latest=False)
 
-    def look(self, name: str) -> bool:
+    def refresh(self, name: str) -> bool:
         try:
             found = self._listed(f"{name}/").get(name)
         except Unavailable as error:
@@ -118,7 +117,7 @@ class RemoteRoot:
         config_file = self._config_file(objects)
         found = ModelDirectory(
             name,
-            Path(name),  # of no use to anybody before the files are here
+            Path(name),  # not used before the files are fetched
             existing,
             _fingerprint(objects, existing, config_file),
             namespace=namespace,
@@ -143,21 +142,21 @@ class RemoteRoot:
 
     @property
     def is_waiting(self) -> bool:
-        return self._asked > 0
+        return self._pending_calls > 0
 
     def close(self) -> None:
         self._copies.close()
         self._store.close()
 
-    # -- what is asked of the store -----------------------------------------------------------------------------------
+    # -- calls of the store -------------------------------------------------------------------------------------------
 
     def _listed(self, below: str) -> dict[str, Objects]:
-        """The models whose objects begin with `below`. Raises `RemoteError`."""
+        """List the models whose objects' names begin with `below`. Raises `RemoteError`."""
         models: dict[str, list[RemoteObject]] = {}
         with self._asking():
             for number, found in enumerate(self._store.objects(below)):
-                if number == MOST_OBJECTS:
-                    why = f"it holds more than {MOST_OBJECTS} objects"
+                if number == MAX_OBJECTS:
+                    why = f"it holds more than {MAX_OBJECTS} objects"
                     raise RemoteError(f"the model repository '{self._place}' cannot be read: {why}")
                 model, _, name = found.name.partition("/")
                 if not is_safe(model) or is_hidden(model) or not can_be_model(model):
@@ -169,20 +168,20 @@ class RemoteRoot:
         return {model: tuple(sorted(objects, key=lambda one: one.name)) for model, objects in models.items()}
 
     def _config(self, name: str, file: RemoteObject | None) -> ModelConfig:
-        """What is written; without a file an empty configuration (C73). Raises `StructureError`, `RemoteError`."""
+        """Read the configuration; without a file it is empty (C73). Raises `StructureError` or `RemoteError`."""
         if file is None:
             return ModelConfig()
         known = self._configs.get(name)
         if known is None or known[0] != file:
-            if file.size_bytes > _LARGEST_CONFIG_BYTES:
+            if file.size_bytes > _MAX_CONFIG_BYTES:
                 raise StructureError(f"'{file.name}' has {file.size_bytes} bytes: that is no configuration")
             content = io.BytesIO()
             self._copies.take(partial(self._copy, name), file, content)
             known = self._configs[name] = (file, content.getvalue())
-        return parsed(file.name.rpartition("/")[2], known[1])
+        return parse_config(file.name.rpartition("/")[2], known[1])
 
     def _fetch(self, name: str, objects: Objects, wanted: Collection[int]) -> Path:
-        """The model's directory with the files that all versions share and those of the versions `wanted`."""
+        """Fetch the shared files and those of the `wanted` versions; return the model's directory."""
         chosen = []
         for found in objects:
             version = _version(found)
@@ -195,25 +194,25 @@ class RemoteRoot:
         return self._copies.fetch(name, chosen, partial(self._copy, name))
 
     def _copy(self, name: str, found: RemoteObject, sink: Sink) -> None:
-        """An object of a model, which is named relative to it."""
+        """Copy one object of a model. Its name is relative to the model."""
         with self._asking():
             self._store.copy(replace(found, name=f"{name}/{found.name}"), sink)
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Around all that waits for the store. Whatever its library makes of nonsense is a `RemoteError`, too."""
+        """A context for calls of the store. Turns unknown exceptions of its library into `RemoteError`."""
         with self._changing:
-            self._asked += 1
+            self._pending_calls += 1
         try:
             yield
-        except (CharoniaError, OSError):  # the latter is the disk's
+        except (CharoniaError, OSError):  # OSError comes from the local disk
             raise
         except Exception as error:
             why = f"its server answers nonsense ({type(error).__name__})"
             raise RemoteError(f"the model repository '{self._place}' cannot be read: {why}") from error
         finally:
             with self._changing:
-                self._asked -= 1
+                self._pending_calls -= 1
 
     def _config_file(self, objects: Objects) -> RemoteObject | None:
         files = {found.name: found for found in objects if not found.is_directory}
@@ -225,19 +224,19 @@ class RemoteRoot:
 
 
 def _version(found: RemoteObject) -> int | None:
-    """The version whose directory an object is in, or marks."""
+    """The version in whose directory an object is, or whose directory it marks."""
     top, slash, _ = found.name.partition("/")
     return versions.version_of(top) if slash or found.is_directory else None
 
 
 def _visible(objects: Iterable[RemoteObject]) -> list[RemoteObject]:
-    """Files that are a part of the model (R1)."""
+    """The files that are part of the model (R1)."""
     return [o for o in objects if not o.is_directory and not any(map(is_hidden, o.name.split("/")))]
 
 
 def _fingerprint(objects: Objects, existing: tuple[int, ...], config: RemoteObject | None) -> Fingerprint:
     def stamp(chosen: Iterable[RemoteObject]) -> str:
-        return condensed(f"{o.name}\0{o.size_bytes}\0{o.stamp}" for o in chosen)
+        return digest_of(f"{o.name}\0{o.size_bytes}\0{o.stamp}" for o in chosen)
 
     files = _visible(objects)
     of_version: dict[int, list[RemoteObject]] = {version: [] for version in existing}
@@ -256,7 +255,7 @@ def _fingerprint(objects: Objects, existing: tuple[int, ...], config: RemoteObje
 
 
 def _entries(objects: Objects, existing: tuple[int, ...]) -> tuple[str, ...]:
-    """Entries of the highest version that is not empty: they give the backend away (R5)."""
+    """Entries of the highest version that is not empty: they identify the backend (R5)."""
     for version in reversed(existing):
         inside = {o.name.split("/")[1] for o in _visible(objects) if o.name.startswith(f"{version}/")}
         if inside:

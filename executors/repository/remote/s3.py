@@ -1,7 +1,7 @@
-"""A repository in S3, or in a store that speaks its protocol, by boto3.
+"""The adapter for S3 and compatible stores, with boto3.
 
-Without explicit credentials boto3 looks where AWS's tools look: AWS_ACCESS_KEY_ID and its siblings, AWS_PROFILE, roles
-of the machine. Where there are none, requests are not signed: public buckets need none.
+Without explicit credentials, boto3 uses AWS_ACCESS_KEY_ID and related variables, AWS_PROFILE, or the machine's role.
+Without any of these, requests are not signed, as for public buckets.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class S3Store:
     """One repository in a bucket."""
 
     page_objects = 1000
-    """How many a listing's answer may name."""
+    """The maximum number of objects in one page of a listing."""
 
     def __init__(self, address: RemoteAddress, credentials: Credentials, environ: Mapping[str, str]) -> None:
-        """Asks nobody yet, except for the roles of a machine. Raises `RemoteError` for half a key or no profile."""
+        """Makes no request yet, except for the machine's role. Raises `RemoteError` for half a key or no profile."""
         self._address = address
         if bool(credentials["key_id"]) != bool(credentials["secret_key"]):
             raise RemoteError(f"the model repository '{address.url}' cannot be used: key_id and secret_key go together")
         try:
             core = botocore.session.Session()
-            # times are only compared, and parsing them is four fifths of what a listing costs
+            # times are only compared, and parsing them takes four fifths of a listing's time
             core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_as_it_is)
             session = boto3.session.Session(
                 botocore_session=core,
@@ -113,7 +113,7 @@ class S3Store:
             why = f"{where} has no bucket '{bucket}'; check the URL"
         elif code in _DENIED or _status(error) in (401, 403):
             why = (
-                f"access to the bucket '{bucket}' was denied ({code}); whoever AWS_ACCESS_KEY_ID and "
+                f"access to the bucket '{bucket}' was denied ({code}); the identity that AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, AWS_PROFILE or TRITON_CLOUD_CREDENTIAL_PATH name must be allowed to list and "
                 "read it"
             )

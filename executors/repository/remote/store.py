@@ -1,4 +1,4 @@
-"""What this package needs of an object store, whoever's it is: a listing, and the content of one object."""
+"""The interface of an object store: a listing, and the content of one object."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from charonia.errors import Unavailable
 
 
 class RemoteError(Unavailable):
-    """A store does not do what it is asked for; a sentence that says which repository, and what may help."""
+    """A call of a store failed. The message names the repository, and says what may help."""
 
 
 class ObjectChanged(RemoteError):
-    """An object is not the one that was listed any more."""
+    """An object has changed since it was listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteObject:
-    """An object below a repository's prefix: `name` without that prefix.
+    """An object in a repository. `name` is relative to the repository's prefix.
 
-    `stamp` is another one whenever its content is, and may be when only its time is. `is_directory`: it only marks that
-    there is a directory, and its name has no slash at the end.
+    `stamp` changes with the content, and may change with the time alone. `is_directory`: the object only marks a
+    directory; its name has no trailing slash.
     """
 
     name: str
@@ -32,19 +32,19 @@ class RemoteObject:
 
 
 class Sink(Protocol):
-    """Where content goes, piece by piece."""
+    """Receives content piece by piece."""
 
     def write(self, data: bytes, /) -> int: ...
 
 
 class ObjectStore(Protocol):
-    """One repository's store; used from several threads."""
+    """One repository's store. Used from several threads."""
 
     def objects(self, below: str = "") -> Iterator[RemoteObject]:
-        """All objects whose names begin with `below`, in any order. Raises `RemoteError`."""
+        """Yield all objects whose names begin with `below`, in any order. Raises `RemoteError`."""
 
     def copy(self, found: RemoteObject, sink: Sink) -> None:
-        """Write the content of an object, as it was when it was listed. Raises `RemoteError`, and what `sink` does."""
+        """Write an object's content, as it was when listed, to `sink`. Raises `RemoteError`, and what `sink` raises."""
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close the connections."""

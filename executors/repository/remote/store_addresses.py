@@ -1,10 +1,10 @@
-"""What a remote repository's URL says (R7): provider, server, bucket, and the path inside it. Pure.
+"""Parses a remote repository's URL (R7): provider, server, bucket, and path. Pure.
 
     s3://bucket/path    s3://host:port/bucket/path    s3://https://host:port/bucket/path
     gs://bucket/path
     as://account/container/path    as://account.host.of.cloud/container/path    as://http://host:port/account/container
 
-Without a scheme of its own `host:port` is asked over HTTP, as in Triton. The third form of `as://` is for emulators.
+`host:port` without a scheme means HTTP, as in Triton. The third form of `as://` is for emulators.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _AZURE_HOST = "blob.core.windows.net"
 
 @dataclass(frozen=True, slots=True)
 class RemoteAddress:
-    """`url` as given, without a last slash. `endpoint` is the server's URL, "" for the provider's usual one.
+    """A parsed URL. `url` has no trailing slash. `endpoint` is the server's URL, "" for the provider's default.
 
-    `bucket` is a container with Azure. `prefix` is what names of objects in the repository begin with: empty, or with a
-    slash at its end.
+    `bucket` is a container in Azure. `prefix` is the common prefix of the repository's object names: empty, or with a
+    trailing slash.
     """
 
     provider: str
@@ -49,13 +49,13 @@ def is_remote(path: str) -> bool:
 
 
 def provider_of(path: str) -> str:
-    """`S3`, `GCS` or `AZURE`; "" for a path of this machine."""
+    """Return `S3`, `GCS` or `AZURE`; "" for a local path."""
     scheme, separator, _ = path.partition("://")
     return scheme if separator and scheme in _FORMS else ""
 
 
 def parse(url: str) -> RemoteAddress:
-    """Take a repository's URL apart. Raises `StartupError` for one that says no bucket."""
+    """Parse a repository's URL. Raises `StartupError` for one without a bucket."""
     provider = provider_of(url)
     rest = url.removeprefix(f"{provider}://").rstrip("/")
     url = f"{provider}://{rest}"
@@ -81,5 +81,5 @@ def parse(url: str) -> RemoteAddress:
 
 
 def _bad(provider: str, url: str) -> StartupError:
-    url = _USER.sub("//***@", url)  # a password has been tried to be given
+    url = _USER.sub("//***@", url)  # it may contain a password
     return StartupError(f"the model repository '{url}' is no URL of a repository: expected {_FORMS[provider]}")

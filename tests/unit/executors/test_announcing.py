@@ -42,10 +42,10 @@ async def test_what_still_holds_is_said_again_and_nothing_else() -> None:
         gone,
         ExecutorDraining("e"),
     ):
-        await announcer.tell(fact)
+        await announcer.announce(fact)
     await log.delete_stream(keys.CONTROL)
 
-    await announcer.say_again()
+    await announcer.announce_again()
 
     said = [fact for entry in await log.range(keys.CONTROL) for fact in facts_of(entry)]
     assert said == [loaded, reloading, refused, sick_again, gone, scan, ExecutorDraining("e")]

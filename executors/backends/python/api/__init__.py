@@ -1,4 +1,4 @@
-"""What model code imports as `triton_python_backend_utils`: its public names, gathered.
+"""The module that model code imports as `triton_python_backend_utils`.
 
 Runs in the model's process: may import NumPy and `protocol` of this backend, nothing else of executors. Begin
 reading at `inference`.

@@ -1,4 +1,4 @@
-"""`async_exec`: calls of other models that are awaited (P13). Imported with the first of them: asyncio is large."""
+"""`async_exec`: awaitable calls of other models (P13). Imported with the first call, because asyncio is large."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .inference_response import InferenceResponse
 
 
 class AsyncResponseIterator:
-    """The same for `async for`."""
+    """Yields the responses of one call, for `async for`. An error is a response, and the last one."""
 
     def __init__(self, start: Callable[[Sink], int], give_up: Callable[[int], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -22,7 +22,7 @@ class AsyncResponseIterator:
         self._done = False
 
         def arrived(answer: Answer | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who waits
+            with contextlib.suppress(RuntimeError):  # the loop has ended, nothing waits
                 loop.call_soon_threadsafe(self._answers.put_nowait, answer)
 
         self._number = start(arrived)
@@ -40,7 +40,7 @@ class AsyncResponseIterator:
         raise StopAsyncIteration
 
     def cancel(self) -> None:
-        """Want no more responses; one with the error CANCELLED may be the last."""
+        """Cancel the call; the last response may have the error CANCELLED."""
         if not self._done:
             self._give_up(self._number)
 
@@ -50,9 +50,9 @@ class AsyncResponseIterator:
 
 
 def call_async(request: CallRequest, decoupled: bool) -> asyncio.Future[Any]:
-    """`InferenceRequest.async_exec`: the same as a future of the running event loop; the call is on its way at once.
+    """`InferenceRequest.async_exec`: send the call at once, and return a future of the running event loop.
 
-    Cancelling the future gives the call up.
+    Cancelling the future cancels the call.
     """
     exchange = executing()
     loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ def call_async(request: CallRequest, decoupled: bool) -> asyncio.Future[Any]:
                 future.set_exception(error)
 
     def arrived(answer: Answer | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended, nothing waits
             loop.call_soon_threadsafe(resolve, answer)
 
     number = start(arrived)

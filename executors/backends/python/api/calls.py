@@ -1,7 +1,7 @@
-"""Models that call models (P13) and load or unload them (P14), as model code sees it.
+"""Model code's interface for calling models (P13), and for loading and unloading them (P14).
 
-Carrying a call to the executor and its answers back is the model process's (`broker`), which puts itself in here as the
-`Exchange`; elsewhere there is none, and nothing can be called.
+The model process registers an `Exchange` (`stub.broker`) that sends calls to the executor. In other processes there is
+none, and calls fail.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import queue
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from executors.backends.python.protocol.frames import Buffer, places
+from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 
 from .errors import TritonError, TritonModelException
 from .inference_response import InferenceResponse
 from .tensor import Tensor
 
 ONLY_IN_EXECUTE = "BLS is only supported during the 'execute' function."
-"""P13."""
+"""Triton's error text for calls outside `execute` (P13)."""
 
 Answer = tuple[Any, memoryview, bool]
-"""(content, data, whether it is the last); content is nil where a last one says nothing but that."""
+"""(content, data, is last). The content of a last one may be nil."""
 
 Sink = Callable[["Answer | None"], object]
-"""Called in any thread with each answer; with None when there will be none, because the executor is gone."""
+"""Called in any thread with each answer, or with None when the executor is gone."""
 
 
 class Traced(Protocol):
@@ -33,7 +33,7 @@ class Traced(Protocol):
 
 
 class CallRequest(Protocol):
-    """What a call says of itself (`inference.InferenceRequest`)."""
+    """The fields of a call. Implemented by `inference.InferenceRequest`."""
 
     def inputs(self) -> list[Tensor]: ...
 
@@ -57,37 +57,37 @@ class CallRequest(Protocol):
 
 
 class Exchange(Protocol):
-    """What carries calls."""
+    """Sends calls to the executor, and passes answers to sinks. Implemented by `stub.broker.Broker`."""
 
     @property
     def executes(self) -> bool:
-        """Whether the model is initialised and not finalised yet."""
+        """Whether the model is initialised and not yet finalised."""
 
     @property
     def model(self) -> str:
-        """The model whose code runs here."""
+        """The name of the model whose code runs here."""
 
     def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink, *, blocks: bool = False) -> int:
-        """Send a call of another model; its number. `blocks`: this thread does nothing else until it is answered."""
+        """Send a call of another model; return its number. `blocks`: this thread waits until it is answered."""
 
     def control(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
-        """Send a word about the repository; it is answered once."""
+        """Send a load, unload or readiness request; it is answered once."""
 
     def give_up(self, number: int) -> None:
-        """Nobody wants the answers of a call any more; the last one comes all the same, sooner."""
+        """Cancel a call whose answers are no longer wanted. Its last answer still comes, but sooner."""
 
 
 _exchange: Exchange | None = None
 
 
-def carry_with(exchange: Exchange | None) -> None:
-    """Use an exchange from now on, or none."""
+def set_exchange(exchange: Exchange | None) -> None:
+    """Set the exchange of this process, or none."""
     global _exchange
     _exchange = exchange
 
 
 class ResponseIterator:
-    """The responses of one call, as they come. What went wrong is a response with an error, and the last."""
+    """Yields the responses of one call. An error is a response, and the last one."""
 
     def __init__(self, start: Callable[[Sink], int], give_up: Callable[[int], None]) -> None:
         self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
@@ -108,7 +108,7 @@ class ResponseIterator:
         raise StopIteration
 
     def cancel(self) -> None:
-        """Want no more responses; one with the error CANCELLED may be the last."""
+        """Cancel the call; the last response may have the error CANCELLED."""
         if not self._done:
             self._give_up(self._number)
 
@@ -118,9 +118,9 @@ class ResponseIterator:
 
 
 def call(request: CallRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:
-    """`InferenceRequest.exec`: the response, or with `decoupled` all of them as they come (P13).
+    """`InferenceRequest.exec`: return the response, or with `decoupled` an iterator over all (P13).
 
-    Raises `TritonModelException` outside `execute`; what a call ends with is in its response.
+    Raises `TritonModelException` outside `execute`; other errors are in the response.
     """
     exchange = executing()
     start = starter(exchange, request, decoupled, blocks=not decoupled)
@@ -132,9 +132,9 @@ def call(request: CallRequest, decoupled: bool) -> InferenceResponse | ResponseI
 
 
 def load_model(model_name: str, files: Mapping[str, bytes] | None = None, config: str = "") -> None:
-    """Load a model and wait until it is ready (P14); `files` maps `file:<version>/<path>` to content.
+    """Load a model and wait until it is ready (P14). `files` maps `file:<version>/<path>` to content.
 
-    Raises `TritonModelException`: not in explicit mode, not loadable, or this very model while it is being loaded.
+    Raises `TritonModelException` outside explicit mode, for a failed load, and for this model while it is being loaded.
     """
     contents = {path.removeprefix("file:"): bytes(content) for path, content in (files or {}).items()}
     described = [[path, len(content)] for path, content in contents.items()]
@@ -142,12 +142,12 @@ def load_model(model_name: str, files: Mapping[str, bytes] | None = None, config
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unload a model; it goes on when this has returned (P14). Raises `TritonModelException` as `load_model` does."""
+    """Begin to unload a model (P14). Raises `TritonModelException` as `load_model` does."""
     _control(["unload", model_name, bool(unload_dependents)], (), changes=model_name)
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a version would be run now, "" for the latest (P14)."""
+    """Whether a version is ready; "" for the latest (P14)."""
     return bool(_control(["is_ready", model_name, str(model_version)], ()))
 
 
@@ -208,7 +208,7 @@ def single(answer: Answer | None) -> InferenceResponse:
 
 
 def response_of(answer: Answer | None) -> InferenceResponse | None:
-    """The response an answer holds, if any. Raises `TritonModelException` when the executor is gone."""
+    """Return the response in an answer, if any. Raises `TritonModelException` when the executor is gone."""
     if answer is None:
         raise TritonModelException("the executor is gone")
     content, data, _ = answer
@@ -217,7 +217,7 @@ def response_of(answer: Answer | None) -> InferenceResponse | None:
     failure, parameters, described = content
     if failure is not None:
         return InferenceResponse(error=TritonError(failure[1], failure[0]), parameters=parameters)
-    offsets = places([size for _, _, _, size in described])
+    offsets = tensor_offsets([size for _, _, _, size in described])
     tensors = [
         Tensor.received(name, number, tuple(shape), data[at : at + size])
         for (name, number, shape, size), at in zip(described, offsets, strict=True)

@@ -1,7 +1,7 @@
-"""DLPack capsules to and from NumPy arrays (P7), BF16 included, which NumPy has no word for. Host memory only.
+"""Converts DLPack capsules to NumPy arrays and back (P7), BF16 included. Host memory only.
 
-NumPy does the work; a BF16 tensor passes it under the name of uint16, whose elements have the same size: the one field
-of the capsule's structure that says so is exchanged. Layout: dlpack.h of the DLPack project, ABI version 0.
+NumPy does the work. It has no BF16, so such tensors pass it as uint16, of the same size: the type field in the
+capsule's structure is exchanged. Layout: dlpack.h of the DLPack project, ABI version 0.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _UNSIGNED = (1, 16)
 _BFLOAT = (4, 16)
 _NAME = b"dltensor"
 _DTYPE_OFFSET = 20
-"""Of code and bits (a byte each) in a DLTensor: after the data pointer, the device (2 x i32) and ndim (i32)."""
+"""The offset of type code and bits (a byte each) in a DLTensor: after data pointer, device (2 x i32) and ndim (i32)."""
 
 
 def export(array: Array, **options: Any) -> Any:
-    """A capsule over an array's memory; another layout than C order, or read-only memory, is copied first."""
+    """Return a capsule over an array's memory. Read-only memory, and layouts other than C order, are copied first."""
     if not (array.flags.c_contiguous and array.flags.writeable):
         array = np.array(array, order="C")
     if array.dtype.name != "bfloat16":
@@ -33,8 +33,8 @@ def export(array: Array, **options: Any) -> Any:
     return capsule
 
 
-def taken(name: str, tensor: Any) -> Array:
-    """The array of a capsule, or of an object with `__dlpack__`, over the same memory; from a device it is copied.
+def array_of(name: str, tensor: Any) -> Array:
+    """Return an array over the memory of a capsule, or of an object with `__dlpack__`; device memory is copied.
 
     Raises `TritonModelException`.
     """
@@ -73,7 +73,7 @@ def _capsule_of(tensor: Any) -> Any:
 
 
 class _OnHost:
-    """What `numpy.from_dlpack` wants around a bare capsule. The capsule tells its device as well; NumPy checks it."""
+    """Wraps a capsule for `numpy.from_dlpack`, which checks the capsule's device."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -91,7 +91,7 @@ _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def _type(capsule: Any) -> tuple[int, int] | None:
-    """Code and bits; `None` for a capsule of another kind, or one that was used before: NumPy says so."""
+    """Type code and bits; None for another kind of capsule, or a used one: NumPy raises the error for these."""
     try:
         at = _pointer_of(capsule, _NAME)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Element types as model code names them: NumPy types, numbers and `TYPE_` words (items T1, P7, P8); BYTES encoding.
+"""Element types in model code: NumPy types, numbers and `TYPE_` names (P7, P8), and the BYTES encoding.
 
-Kept apart from `charonia.datatypes`, which needs ml_dtypes at once: a model process loads it when a model uses BF16.
+Separate from `charonia.datatypes`, which imports ml_dtypes: a model process imports that only when a model uses BF16.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
-    """The NumPy type of a type number, `None` for a number that is none (P8). BF16 needs ml_dtypes."""
+    """The NumPy type of a type number; None for an unknown number (P8). BF16 needs ml_dtypes."""
     if data_type == BF16:
         import ml_dtypes
 
@@ -63,7 +63,7 @@ def triton_to_numpy_type(data_type: int) -> Any:
 
 
 def numpy_to_triton_type(data_type: Any) -> int | None:
-    """The type number of a NumPy type or dtype; bytes and str are BYTES; `None` when there is none (P8)."""
+    """The type number of a NumPy type or dtype; None when there is none (P8). bytes and str are BYTES."""
     dtype = np.dtype(data_type)
     number = _NUMBER_BY_DTYPE.get(dtype)
     if number is not None:
@@ -76,12 +76,12 @@ def numpy_to_triton_type(data_type: Any) -> int | None:
 
 
 def triton_string_to_numpy(triton_type_string: str) -> Any:
-    """The NumPy type of a configuration's word such as `TYPE_FP32` (P8). Raises `KeyError` for any other word."""
+    """The NumPy type of a configuration's type such as `TYPE_FP32` (P8). Raises `KeyError` for an unknown one."""
     return triton_to_numpy_type(_NUMBER_BY_WORD[triton_type_string])
 
 
 def number_of(dtype: np.dtype[Any]) -> int:
-    """The type number of an array to be sent. Raises `TritonModelException` for a dtype that has none."""
+    """The type number of an array's dtype. Raises `TritonModelException` for a dtype that has none."""
     number = _NUMBER_BY_DTYPE.get(dtype) or numpy_to_triton_type(dtype)
     if number is None:
         raise TritonModelException(f"Tensor dtype '{dtype}' is not supported by the python backend.")
@@ -89,7 +89,7 @@ def number_of(dtype: np.dtype[Any]) -> int:
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
-    """The raw encoding (T3) of an array of bytes or str objects, row-major; `None` for an array of numbers (P8)."""
+    """The raw encoding of an array of bytes or str objects, row-major; None for an array of numbers (P8)."""
     if input_tensor.dtype.kind not in "OSU":
         return b"" if input_tensor.size == 0 else None
     parts = []

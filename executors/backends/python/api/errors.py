@@ -1,4 +1,4 @@
-"""Errors of model code: the exception it raises and the error object it puts into a response (items P10, P12)."""
+"""Errors of model code: the exception it raises, and the error object it puts into a response (P10, P12)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TritonModelException(Exception):
 
 
 class TritonError:
-    """Fails one request when given as `error` of its response (P10). Codes are those of item E1."""
+    """Fails one request, as the `error` of its response (P10)."""
 
     UNKNOWN = int(ErrorCode.UNKNOWN)
     INTERNAL = int(ErrorCode.INTERNAL)
@@ -31,7 +31,7 @@ class TritonError:
     CANCELLED = int(ErrorCode.CANCELLED)
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
-        # beside the interface's own those of errors that this server's models and queues may answer with
+        # besides Triton's codes, those of this server's other errors, which called models may return
         if not TritonError.UNKNOWN <= code <= max(ErrorCode):
             code = TritonError.UNKNOWN
         self._message = str(message)
@@ -48,5 +48,5 @@ class TritonError:
 
 
 def not_supported_yet(what: str) -> NoReturn:
-    """Raise for a part of the interface that this server knows but does not have yet."""
+    """Raise the error for a part of the interface that this server does not support yet."""
     raise TritonModelException(f"{what} is not supported yet by this server's python backend.")

@@ -1,4 +1,4 @@
-"""Requests as model code sees them (item P9), and the ways to find a tensor in one or in a response (P8)."""
+"""Requests in model code (P9), and functions to find a tensor in a request or response (P8)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRITONSERVER_MEMORY_GPU = 2
 
 
 class PreferredMemory:
-    """Where a caller would like outputs to be; a wish only."""
+    """The caller's preferred location of outputs; a hint only."""
 
     def __init__(self, preferred_memory_type: int = TRITONSERVER_MEMORY_CPU, preferred_device_id: int = 0) -> None:
         self.preferred_memory_type = preferred_memory_type
@@ -31,11 +31,11 @@ class PreferredMemory:
 
 
 class InferenceTrace:
-    """The trace of a request. Given to a request of the model's own, that one is part of it (P17)."""
+    """The trace of a request. Pass it to a request that the model makes, to make that part of the trace (P17)."""
 
     def __init__(self, span_id: bytes = b"", context: str | None = None) -> None:
         self.span_id = span_id
-        """Empty without tracing; not for models."""
+        """Empty without tracing. Internal."""
         self._context = context
 
     def get_context(self) -> str | None:
@@ -44,7 +44,7 @@ class InferenceTrace:
 
 
 class Execution(Protocol):
-    """The batch that a request came in."""
+    """The EXECUTE that a request belongs to. Implemented by `stub.answering.Execution`."""
 
     decoupled: bool
 
@@ -54,9 +54,9 @@ class Execution(Protocol):
 
 
 class InferenceRequest:
-    """One request of a batch. Models also make them, to call other models (P13)."""
+    """One request of a batch. Models also make requests to call other models (P13)."""
 
-    # What most requests never change lies in the class: a batch has many of them, made at once (`of_columns`).
+    # class attributes: most requests never change these, and a batch makes many requests at once (`of_columns`)
     _correlation_id: int | str = 0
     _flags = 0
     _preferred_memory: PreferredMemory | None = None
@@ -110,9 +110,9 @@ class InferenceRequest:
         timeout: int,
         parameters: str,
     ) -> list[InferenceRequest]:
-        """The requests of an EXECUTE of a model that is not decoupled, from their inputs; not for models.
+        """Make the requests of an EXECUTE of a model that is not decoupled, from columns of inputs. Internal.
 
-        A column has one input of every request. The rest is the same in all of them, but for their `ids` (None: "").
+        A column has one input of every request. All else is equal in all requests, except their `ids` (None: "").
         """
         requests = []
         for index, inputs in enumerate(zip(*columns, strict=True) if columns else ((),) * count):
@@ -139,7 +139,7 @@ class InferenceRequest:
         return self._correlation_id
 
     def requested_output_names(self) -> list[str]:
-        """The outputs to make: those the client named, or all of the model's."""
+        """The outputs to return: those the client named, or all of the model's."""
         return self._outputs
 
     def model_name(self) -> str:
@@ -149,7 +149,7 @@ class InferenceRequest:
         return self._model_version
 
     def flags(self) -> int:
-        """Sequence start and end bits."""
+        """The sequence start and end bits."""
         return self._flags
 
     def set_flags(self, flags: int) -> None:
@@ -160,7 +160,7 @@ class InferenceRequest:
         return self._timeout
 
     def parameters(self) -> str:
-        """The custom parameters as the text of a JSON object (P9)."""
+        """The custom parameters as a JSON object text (P9)."""
         return self._parameters
 
     def preferred_memory(self) -> PreferredMemory:
@@ -174,19 +174,20 @@ class InferenceRequest:
         return self._trace
 
     def belongs_to(self, execution: Execution, index: int) -> None:
-        """Which EXECUTE it is a request of, and where in it; not for models."""
+        """Set the EXECUTE of this request and its index in it. Internal."""
         self._execution, self._index = execution, index
         if execution.decoupled:
             self._outcome = execution.outcome(index, self._outputs)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has given up: then nobody reads the answer, and the model may stop working on it."""
+        """Whether the request was cancelled: its answer is not read, so the model may stop working on it."""
         return self._execution is not None and self._execution.is_cancelled(self._index)
 
     def get_response_sender(self) -> ResponseSender:
-        """What answers this request, from any thread, also after `execute` (P11). Raises for a request of the model's.
+        """Return a sender that answers this request from any thread, also after `execute` (P11).
 
-        Of a decoupled model any number of times; else once, and `execute` returns None in the place of its response.
+        A decoupled model may send any number of responses; others send one, and `execute` returns None in its place.
+        Raises for a request that the model made.
         """
         if self._execution is None:
             raise TritonModelException("Only a request that was given to 'execute' has a response sender.")
@@ -196,11 +197,11 @@ class InferenceRequest:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How far it is answered through senders; not for models."""
+        """The state of the answers by senders. Internal."""
         return self._outcome
 
     def set_release_flags(self, flags: int) -> None:
-        """RELEASE_ALL is the default; RELEASE_RESCHEDULE asks for another turn, without an answer now (S41)."""
+        """RELEASE_ALL is the default; RELEASE_RESCHEDULE reschedules the request instead of answering it (S41)."""
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
                 f"Invalid release flag {flags}: expected TRITONSERVER_REQUEST_RELEASE_ALL or "
@@ -209,18 +210,18 @@ class InferenceRequest:
         self._rescheduled = flags == TRITONSERVER_REQUEST_RELEASE_RESCHEDULE
 
     def is_rescheduled(self) -> bool:
-        """Whether the model wants another turn; not for models."""
+        """Whether the model reschedules the request. Internal."""
         return self._rescheduled
 
     def exec(self, decoupled: bool = False) -> Any:
-        """Call the model this request names and wait: its response, or with `decoupled` an iterator over all (P13).
+        """Call the model that this request names; return its response, or with `decoupled` an iterator over all (P13).
 
-        What goes wrong is in the response. Raises `TritonModelException` outside `execute`.
+        Errors are in the response. Raises `TritonModelException` outside `execute`.
         """
         return calls.call(self, decoupled)
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """The same, to be awaited in an `async def execute`; the call is on its way when this returns."""
+        """The same as an awaitable, for an `async def execute`. The call is sent at once."""
         from . import async_calls
 
         return async_calls.call_async(self, decoupled)
@@ -231,12 +232,12 @@ def _empty(what: str, request_id: str, model_name: str) -> str:
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
-    """The request's input of that name, or `None`."""
+    """Return the request's input with this name, or None."""
     return _named(inference_request.inputs(), name)
 
 
 def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
-    """The response's output of that name, or `None`."""
+    """Return the response's output with this name, or None."""
     return _named(inference_response.output_tensors(), name)
 
 

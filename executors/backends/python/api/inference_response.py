@@ -1,4 +1,4 @@
-"""A response as model code sees it (item P10): to a request of its batch, or of a model that it called."""
+"""A response in model code (P10): to a request of its batch, or from a model that it called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tensor import Tensor
 
 
 class InferenceResponse:
-    """The answer to one request; with `error` the tensors are ignored (P10)."""
+    """The response to one request. With `error`, the tensors are ignored (P10)."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class InferenceResponse:
         return self._error
 
     def parameters(self) -> str:
-        """The parameters as the text of a JSON object."""
+        """The parameters as a JSON object text."""
         return parameters_text(self.checked_parameters)
 
 

@@ -1,4 +1,4 @@
-"""`pb_utils.Logger`: log lines of model code, sent to the executor (item P15)."""
+"""`pb_utils.Logger`: sends log lines of model code to the executor (P15)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _sink: Callable[[int, str, int, str], None] = _to_stderr
 
 
 def send_lines_to(sink: Callable[[int, str, int, str], None] | None) -> None:
-    """Where lines go: called with level, file, line, message; `None` is stderr."""
+    """Set the function that gets lines: (level, file, line, message); None: stderr."""
     global _sink
     _sink = sink or _to_stderr
 
 
 class Logger:
-    """Used without an instance: `pb_utils.Logger.log_info("...")`."""
+    """Logging functions, used without an instance: `pb_utils.Logger.log_info("...")`."""
 
     INFO = 0
     WARNING = 1

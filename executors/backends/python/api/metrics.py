@@ -1,8 +1,8 @@
-"""Custom metrics of model code: `pb_utils.MetricFamily` and its metrics (item P16).
+"""Custom metrics of model code: `pb_utils.MetricFamily` and its metrics (P16).
 
-A family of one name exists once in a process, a metric of one family once for each set of labels: made again, they are
-the same. They end with the last object of theirs. Values are kept on the process's board (`metric_board`), so a change
-costs about as much as a change of a Python attribute. What a process sees is what it counted itself.
+A process has one family per name, and one metric per family and set of labels: objects with equal names share them, and
+they end with the last such object. Values are on the process's board (`metric_board`), so a change costs about as much
+as setting a Python attribute. A process sees only its own values.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DELETED = (
 
 
 class _Family:
-    """A family while somebody has it; `users` are its `MetricFamily` objects."""
+    """A family that is in use. `users` counts its `MetricFamily` objects."""
 
     def __init__(self, name: str, description: str, kind: int) -> None:
         self.name, self.description, self.kind = name, description, kind
@@ -43,7 +43,7 @@ class _Family:
 
 
 class _Series:
-    """A metric while somebody has it."""
+    """A metric that is in use."""
 
     def __init__(self, slot: Slot, bounds: tuple[float, ...]) -> None:
         self.slot, self.bounds = slot, bounds
@@ -56,19 +56,19 @@ _lock = threading.RLock()
 
 
 def write_to(descriptor: int) -> None:
-    """Where this process's board is; -1 for none that anybody reads. Once, before the first family."""
+    """Set the descriptor of this process's board; -1: none is read. Call it once, before the first family."""
     global _board
     _board = BoardWriter(descriptor)
 
 
 class Metric:
-    """One series, made by `MetricFamily.Metric`. Errors are `TritonModelException`."""
+    """One series, made by `MetricFamily.Metric`. Methods raise `TritonModelException`."""
 
     def __init__(self, family: _Family, key: tuple[tuple[str, str], ...], series: _Series) -> None:
         self._family, self._key, self._series = family, key, series
 
     def increment(self, value: float) -> None:
-        """Add to a counter, at least 0, or to a gauge."""
+        """Add a value to a counter (at least 0) or to a gauge."""
         with _lock:
             self._check("increment", COUNTER, GAUGE)
             if self._family.kind == COUNTER and not value >= 0:
@@ -91,7 +91,7 @@ class Metric:
             values[len(values) - 1] += value
 
     def value(self) -> float:
-        """The value of a counter or gauge, as far as this instance made it."""
+        """Return this process's value of a counter or gauge."""
         with _lock:
             self._check("get", COUNTER, GAUGE)
             values = self._series.slot.values
@@ -115,7 +115,7 @@ class Metric:
 
 
 class MetricFamily:
-    """Metrics of one name. `kind` is COUNTER, GAUGE or HISTOGRAM. Errors are `TritonModelException`."""
+    """The metrics with one name. `kind` is COUNTER, GAUGE or HISTOGRAM. Methods raise `TritonModelException`."""
 
     COUNTER = COUNTER
     GAUGE = GAUGE
@@ -138,7 +138,7 @@ class MetricFamily:
             self._family = family
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802
-        """The series with these labels; `buckets` are the ascending upper bounds of a HISTOGRAM."""
+        """Return the series with these labels. `buckets` are the ascending upper bounds of a HISTOGRAM."""
         labels, family = labels or {}, self._family
         where = f"Failed to create a metric of family '{family.name}'"
         if not all(isinstance(name, str) and isinstance(value, str) for name, value in labels.items()):

@@ -1,4 +1,4 @@
-"""`pb_utils.get_model_dir`: the directory of the model file, which the model process sets once (item P8)."""
+"""`pb_utils.get_model_dir`: the directory of the model file, which the model process sets once (P8)."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def set_model_dir(directory: str) -> None:
 
 
 def get_model_dir() -> str:
-    """The version's directory, where `model.py` lies."""
+    """The version's directory, which contains `model.py`."""
     return _directory

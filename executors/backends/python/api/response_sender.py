@@ -1,6 +1,6 @@
-"""How model code answers a request whenever it likes: its response sender, from any thread, also after `execute` (P11).
+"""Response senders, with which model code answers requests from any thread, also after `execute` (P11).
 
-How an answer travels is `answering`'s; here is what a model may do, and what it is told when it may not.
+This module checks what a model may send; `stub.answering` sends it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ FINAL_FIRST = "Unable to send response. Non-decoupled model cannot send complete
 
 
 class Answers(Protocol):
-    """Where the answers to one request go."""
+    """Sends the answers to one request. Implemented in `stub.answering`."""
 
     def respond(self, response: Any, *, final: bool) -> None:
-        """One response, or None for a final flag alone. Blocks while the executor takes none."""
+        """Send a response, or None for a final flag alone. Blocks while the executor does not read."""
 
     def wait_for_window(self, sent: int) -> None:
         """Block while no more than `sent` responses are wanted."""
 
     def closed(self) -> None:
-        """The request is answered otherwise."""
+        """Called when the request is answered in another way."""
 
     def abandoned(self) -> None:
-        """The model has let go of the request and its sender without a final response. Must not block."""
+        """Called when the request and its sender were deleted without a final response. Must not block."""
 
 
 class Outcome:
-    """How far one request is answered; its request and its senders share it. Not for models."""
+    """The state of one request's answers, shared by the request and its senders. Internal."""
 
     __slots__ = ("_answers", "_closed", "_decoupled", "_lock", "_sent")
 
@@ -51,18 +51,18 @@ class Outcome:
 
     @property
     def answered(self) -> bool:
-        """Whether nothing more is needed: the final response, or the only one, was sent."""
+        """Whether the final response, or the only one, was sent."""
         return self._closed or (not self._decoupled and self._sent > 0)
 
     def send(self, response: Any, flags: int) -> None:
-        """Raises `TritonModelException` with the texts of P11."""
+        """Send a response. Raises `TritonModelException` with the texts of P11."""
         if flags not in (0, FINAL):
             raise TritonModelException(UNSUPPORTED_FLAG)
         if response is None and flags == 0:
             raise TritonModelException(NO_RESPONSE)
         if response is not None and self._decoupled:
             self._answers.wait_for_window(self._sent)
-        # held while it is sent, so that the order of the responses is that of the calls
+        # the lock is held during the send, so that responses keep the order of the calls
         with self._lock:
             if not self._decoupled and response is not None and self._sent > 0:
                 raise TritonModelException(SECOND)
@@ -76,7 +76,7 @@ class Outcome:
             self._sent += 1
 
     def close(self) -> bool:
-        """Nothing more may be sent: it is answered otherwise. Whether it was not answered yet."""
+        """Forbid further responses, as the request is answered in another way. Returns whether it was unanswered."""
         with self._lock:
             if self.answered:
                 return False
@@ -90,20 +90,20 @@ class Outcome:
 
 
 class ResponseSender:
-    """What `InferenceRequest.get_response_sender()` gives."""
+    """The result of `InferenceRequest.get_response_sender()`."""
 
     def __init__(self, outcome: Outcome, is_cancelled: Callable[[], bool]) -> None:
         self._outcome = outcome
         self._is_cancelled = is_cancelled
 
     def send(self, response: Any = None, flags: int = 0) -> None:
-        """Send a response, with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or that flag alone.
+        """Send a response; with `TRITONSERVER_RESPONSE_COMPLETE_FINAL` the last one, or that flag alone.
 
-        Waits while responses are made faster than they are taken, or more than are wanted for now (S55). Raises
+        Waits while responses are sent faster than they are read, and while no more are wanted (S55). Raises
         `TritonModelException` (P11).
         """
         self._outcome.send(response, flags)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has given up: then nobody reads the responses."""
+        """Whether the request was cancelled: its responses are not read."""
         return self._is_cancelled()

@@ -1,4 +1,4 @@
-"""`pb_utils.Tensor`: a named NumPy array, given and taken by model code (item P7). Host memory only."""
+"""`pb_utils.Tensor`: a named NumPy array in model code (P7). Host memory only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DLPACK_CPU = (1, 0)
 
 
 class Tensor:
-    """A tensor of any shape; BYTES tensors are object arrays of bytes. Arrays of str are taken as well (P7)."""
+    """A tensor of any shape. BYTES tensors are object arrays of bytes; arrays of str are accepted too (P7)."""
 
     __slots__ = ("_array", "_encoded", "_name", "_number", "_shape")
 
@@ -31,7 +31,7 @@ class Tensor:
 
     @classmethod
     def received(cls, name: str, number: int, shape: tuple[int, ...], data: memoryview) -> Tensor:
-        """The tensor of raw bytes as they came in; the array is made when it is first read."""
+        """Make a tensor from raw bytes. The array is made when it is first read."""
         tensor = cls.__new__(cls)
         tensor._name, tensor._number, tensor._shape = name, number, shape
         tensor._array, tensor._encoded = None, data
@@ -39,7 +39,7 @@ class Tensor:
 
     @classmethod
     def rows(cls, name: str, number: int, shape: tuple[int, ...], arrays: Iterable[Array]) -> list[Tensor]:
-        """Tensors that differ in their arrays alone, which are of this type and shape."""
+        """Make tensors with this name, type and shape, one for each array."""
         tensors = []
         for array in arrays:
             tensor = cls.__new__(cls)
@@ -50,12 +50,12 @@ class Tensor:
 
     @property
     def form(self) -> tuple[str, int, tuple[int, ...]]:
-        """Name, type and shape; not for models."""
+        """Name, type and shape. Internal."""
         return self._name, self._number, self._shape
 
     @staticmethod
     def plain_arrays(tensors: Sequence[Tensor]) -> list[Array] | None:
-        """The arrays of these tensors of one form when all are of numbers and of NumPy's own class, else None."""
+        """The arrays of tensors of one form, if all are plain NumPy arrays of numbers; else None."""
         arrays = [tensor._array for tensor in tensors]
         if tensors[0]._number == BYTES or {*map(type, arrays)} != {np.ndarray}:
             return None
@@ -68,14 +68,14 @@ class Tensor:
         return list(self._shape)
 
     def triton_dtype(self) -> int:
-        """The number of the element type in a model configuration (T1)."""
+        """The number of the element type, as in a model configuration."""
         return self._number
 
     def is_cpu(self) -> bool:
         return True
 
     def as_numpy(self) -> Array:
-        """The array, writable and not copied."""
+        """Return the array, writable and not copied."""
         if self._array is None:
             encoded = self._encoded if self._encoded is not None else memoryview(b"")
             if self._number == BYTES:
@@ -87,7 +87,7 @@ class Tensor:
         return self._array
 
     def encoded(self) -> memoryview | bytes:
-        """The raw encoding (T2, T3); an array in another layout or byte order is converted first."""
+        """Return the raw encoding. An array in another layout or byte order is converted first."""
         if self._array is None:
             return self._encoded if self._encoded is not None else b""
         array = self._array
@@ -101,7 +101,7 @@ class Tensor:
     # -- DLPack --------------------------------------------------------------------------------------------------------
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule over the same memory. Raises `TritonModelException` for BYTES."""
+        """Return a DLPack capsule over the same memory. Raises `TritonModelException` for BYTES."""
         return self.__dlpack__()
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
@@ -116,9 +116,9 @@ class Tensor:
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
-        """The tensor of a DLPack capsule or of an object with `__dlpack__`, sharing its memory."""
+        """Make a tensor from a DLPack capsule, or an object with `__dlpack__`, sharing its memory."""
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         from . import dlpack
 
-        return Tensor(name, dlpack.taken(name, tensor))
+        return Tensor(name, dlpack.array_of(name, tensor))

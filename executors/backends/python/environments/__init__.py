@@ -1,4 +1,4 @@
-"""The python environment that a model asks for: unpacked once, and entered by the model's process.
+"""Python environments of models: finds and unpacks them, and starts model processes in them.
 
 May import nothing else of executors. Begin reading at `environments`.
 """

@@ -1,10 +1,10 @@
-"""The first lines of a model process in an environment of its own: run by path, because nothing of ours is installed.
+"""The entry script of a model process in the model's own environment, run by path because our packages are not there.
 
     <env>/bin/python -I -B environment_entry.py PACKAGES TITLE DESCRIPTOR PARENT BOARD SLOTS
 
-PACKAGES is JSON: where `ours` lie, and those that are `lent` when the environment lacks them. Ours are found by name
-alone, so nothing else of the server's site-packages can be imported. msgpack works with any interpreter, its compiled
-part or not; NumPy only with the `version` of Python it was built for. Understood by Python 3.10 and later.
+PACKAGES is JSON: the paths of `ours`, and of packages that may be `borrowed` when the environment lacks them. Ours are
+found by name, so nothing else of the server's site-packages can be imported. msgpack works with any interpreter; NumPy
+only with the `version` of Python that it was built for. This script works with Python 3.10 and later.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
-_LEAST = (3, 10)
+_MIN_VERSION = (3, 10)
 
 
 class PackagesByName:
-    """Finds some top-level packages, each in the one directory given for it."""
+    """Finds some top-level packages, each in one directory."""
 
     def __init__(self, directories: Mapping[str, str]) -> None:
         self._directories = directories
@@ -30,19 +30,21 @@ class PackagesByName:
         return PathFinder.find_spec(name, [directory], target) if directory is not None else None
 
 
-def lendable(packages: Mapping[str, Any], version: Sequence[int]) -> dict[str, str]:
-    """The lent packages that an interpreter of this version can use."""
+def borrowable(packages: Mapping[str, Any], version: Sequence[int]) -> dict[str, str]:
+    """The borrowed packages that an interpreter of this version can use."""
     same = list(version) == packages["version"]
-    return {name: path for name, path in packages["lent"].items() if same or name != "numpy"}
+    return {name: path for name, path in packages["borrowed"].items() if same or name != "numpy"}
 
 
 def main() -> None:
-    if sys.version_info < _LEAST:
-        sys.exit(f"python models need Python {_LEAST[0]}.{_LEAST[1]} or later, this is {sys.version.split()[0]}")
+    if sys.version_info < _MIN_VERSION:
+        sys.exit(
+            f"python models need Python {_MIN_VERSION[0]}.{_MIN_VERSION[1]} or later, this is {sys.version.split()[0]}"
+        )
     packages = json.loads(sys.argv.pop(1))
-    # ours before anything, what is lent after everything the environment has
+    # our packages come before all others, borrowed ones after those of the environment
     sys.meta_path.insert(0, PackagesByName(packages["ours"]))
-    sys.meta_path.append(PackagesByName(lendable(packages, sys.version_info[:2])))
+    sys.meta_path.append(PackagesByName(borrowable(packages, sys.version_info[:2])))
     try:
         importlib.import_module("numpy")
     except ImportError as error:

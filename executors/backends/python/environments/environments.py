@@ -1,7 +1,8 @@
-"""The python environment that a model asks for with EXECUTION_ENV_PATH: found, unpacked once, and put into words (P18).
+"""Finds and unpacks a model's python environment (EXECUTION_ENV_PATH), and makes the command to start a process in it
+(P18).
 
-A directory is used where it lies. An archive is unpacked once for each of its contents into the cache directory, by
-whoever comes first, and stays there. How a process starts in it is `startup_arguments`' and `environment_entry`'s.
+A directory is used as it is. An archive is unpacked once per content into the cache directory, by the first process
+that needs it, and stays there.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ from .unpacking import unpack
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 CACHE_DIRECTORY = "environment-cache-dir"
-"""The backend setting that says where archives are unpacked; `serve` sets it to a part of its state directory."""
+"""The backend setting for where archives are unpacked. `serve` sets it to a directory in its state directory."""
 
 _ENTRY = Path(__file__).with_name("environment_entry.py")
 _OURS = ("executors", "charonia")
-_LENT = ("msgpack", "numpy")
+_BORROWED = ("msgpack", "numpy")
 _RELOCATE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """How model processes start: the words before their own arguments, and their environment (`None`: ours)."""
+    """The command that starts model processes, without their own arguments, and their environment (None: ours)."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str] | None = None
 
 
 def own_interpreter() -> Interpreter:
-    """The server's; -P because the working directory is no place to import from."""
+    """The server's interpreter; -P keeps the working directory out of the import path."""
     return Interpreter((sys.executable, "-P", "-m", "executors.backends.python.stub.model_process"))
 
 
 def environment_path(source: ModelSource) -> Path | None:
-    """Where the model's environment is; `None` when it runs in the server's. Raises `InvalidArgument`."""
+    """The path of the model's environment; None when it uses the server's. Raises `InvalidArgument`."""
     parameters = source.config.parameters
     text = parameters[ENVIRONMENT].string_value if ENVIRONMENT in parameters else ""
     if not text:
@@ -67,9 +68,9 @@ def environment_path(source: ModelSource) -> Path | None:
 
 
 def interpreter(source: ModelSource) -> Interpreter:
-    """What to start the model's processes with. Blocks while an archive is unpacked.
+    """Return the interpreter for a model's processes. Blocks while an archive is unpacked.
 
-    Raises `InvalidArgument` for an environment that cannot be used, `InternalError` for one that cannot be unpacked.
+    Raises `InvalidArgument` for an unusable environment, `InternalError` for one that cannot be unpacked.
     """
     path = environment_path(source)
     if path is None:
@@ -85,7 +86,7 @@ def interpreter(source: ModelSource) -> Interpreter:
 
 
 def _of(root: Path, python: Path) -> Interpreter:
-    """-I keeps the server's PYTHON... variables, the user's packages and the working directory out."""
+    """An environment's interpreter. -I ignores PYTHON... variables, the user's packages and the working directory."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     environment["PATH"] = f"{root / 'bin'}{os.pathsep}{environment.get('PATH', os.defpath)}"
     marker = "CONDA_PREFIX" if (root / "conda-meta").is_dir() else "VIRTUAL_ENV"
@@ -94,10 +95,10 @@ def _of(root: Path, python: Path) -> Interpreter:
 
 
 def _packages() -> str:
-    """What `environment_entry` needs to know: where our packages lie, and those it may borrow."""
+    """The argument PACKAGES of `environment_entry`: the paths of our packages, and of those that may be borrowed."""
     ours = {name: _parent(name) for name in _OURS}
-    lent = {name: _parent(name) for name in _LENT}
-    return json.dumps({"ours": ours, "lent": lent, "version": list(sys.version_info[:2])})
+    borrowed = {name: _parent(name) for name in _BORROWED}
+    return json.dumps({"ours": ours, "borrowed": borrowed, "version": list(sys.version_info[:2])})
 
 
 def _parent(package: str) -> str:
@@ -116,7 +117,7 @@ def _only_child(root: Path) -> list[Path]:
 
 
 def _cache_directory(source: ModelSource) -> Path:
-    """Ours alone: what lies there is executed."""
+    """The cache directory, accessible only to this user: its content is executed."""
     configured = source.backend_config.get(CACHE_DIRECTORY, "")
     path = Path(configured or Path(tempfile.gettempdir()) / f"charonia-environments-{os.getuid()}").absolute()
     try:
@@ -130,15 +131,15 @@ def _cache_directory(source: ModelSource) -> Path:
 
 
 def _unpacked(archive: Path, cache: Path) -> Path:
-    """The archive's directory, unpacked now or before by some process of this machine."""
+    """Return the archive's directory, unpacked now or earlier."""
     try:
-        # by its content: a remote model's archive lies in another place after each change of the model
+        # named by content: the path of a remote model's archive changes with each version of the copy
         root = cache / file_digest(entry_of(archive.resolve())).hex()
         with root.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             ready = root.with_suffix(".ready")
             if not ready.exists() or not root.is_dir():
-                shutil.rmtree(root, ignore_errors=True)  # whoever began it was killed
+                shutil.rmtree(root, ignore_errors=True)  # the process that began it was killed
                 unpack(archive, root)
                 _relocate(root)
                 ready.touch()
@@ -148,7 +149,7 @@ def _unpacked(archive: Path, cache: Path) -> Path:
 
 
 def _relocate(root: Path) -> None:
-    """What conda-pack leaves to be done where an environment is unpacked: paths in its files are put right."""
+    """Run conda-unpack, which adjusts paths in the files of an environment that conda-pack has made."""
     for directory in (root, *_only_child(root)):
         script = directory / "bin" / "conda-unpack"
         python = directory / "bin" / "python"

@@ -1,7 +1,7 @@
-"""Unpacks a packed python environment (P18): bounded, and never outside its directory, whatever the archive says.
+"""Unpacks an archived python environment (P18), with limits, and never outside its directory.
 
-Links are made last, so that nothing is ever written through one. Where they point to is not restricted: the `python` of
-a packed virtual environment is a link to the machine's interpreter. Where environments are kept is `environments`'.
+Links are made last, so that nothing is written through one. Their targets are not restricted: the `python` of a virtual
+environment is a link to the machine's interpreter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODE = 0o755
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an archive may at most become."""
+    """The limits of an unpacked archive."""
 
     files: int = 1_000_000
     size_bytes: int = 64 << 30
@@ -30,8 +30,8 @@ class Bounds:
 def unpack(archive: Path, into: Path, bounds: Bounds | None = None) -> None:
     """Unpack a tar archive, compressed or not, into a new directory. Blocks.
 
-    Raises `InvalidArgument` for an archive that cannot be read, is too large or names what lies outside; then nothing
-    of it is left. Raises `OSError` when the disk is full.
+    Raises `InvalidArgument`, and leaves nothing, for an archive that cannot be read, is too large, or has members
+    outside. Raises `OSError` when the disk is full.
     """
     bounds = bounds or Bounds()
     into.mkdir(parents=True)
@@ -52,7 +52,7 @@ def unpack(archive: Path, into: Path, bounds: Bounds | None = None) -> None:
 
 
 def _write_files(archive: Path, tar: tarfile.TarFile, into: Path, bounds: Bounds) -> list[tuple[str, str]]:
-    """Directories, files and hard links; the symbolic links that are still to be made."""
+    """Write directories, files and hard links; return the symbolic links to make."""
     links: list[tuple[str, str]] = []
     size_bytes = 0
     for count, member in enumerate(_members(archive, tar), start=1):
@@ -93,5 +93,5 @@ def _members(archive: Path, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 def _place(archive: Path, into: Path, name: str) -> Path:
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\0" in name:
-        raise InvalidArgument(f"'{archive}' holds '{name}', which lies outside of it")
+        raise InvalidArgument(f"'{archive}' holds '{name}', which is outside of it")
     return into / parts

@@ -1,11 +1,11 @@
-"""Frames between an executor and a model process: struct header, msgpack meta, raw tensor bytes. Does no I/O.
+"""Encodes and decodes frames between an executor and a model process: header, msgpack meta, tensor bytes. No I/O.
 
     header   magic u16 | kind u8 | zero u8 | call u32 | meta bytes u32 | data bytes u64      little-endian
     meta     msgpack, its form depends on the kind (`exchange`)
     data     tensor bytes; each tensor starts at a multiple of `ALIGNMENT`
 
-Both ends decode with `FrameReader`: the blocking end gives its buffers to `recv_into`, the asyncio end is a
-`BufferedProtocol` over it. Large data is received straight into its final place.
+Both ends decode with `FrameReader`: the blocking end passes its buffers to `recv_into`, the asyncio end is a
+`BufferedProtocol` over it. Large data is received directly into its final buffer.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _MAGIC = 0xC4A5
 
 HEADER_BYTES = _HEADER.size
 ALIGNMENT = 16
-"""Tensors start at multiples of this, so that NumPy sees aligned arrays."""
+"""Tensors start at multiples of this many bytes, so that NumPy arrays are aligned."""
 
 MAX_META_BYTES = 64 << 20
 MAX_DATA_BYTES = 64 << 30
-"""Sanity bounds: beyond them the peer is writing something else than frames."""
+"""Sanity limits: beyond them, the peer is not sending frames."""
 
 _SCRATCH_BYTES = 64 << 10
 _JOIN_BYTES = 128 << 10
 
 
 class Kind(IntEnum):
-    """What a frame means. Executor to model: the verbs; model to executor: READY, DONE, FAILED and LOG.
+    """The kind of a frame. The executor sends verbs; the model process replies with READY, DONE, FAILED, and sends LOG.
 
-    CANCEL and WINDOW have the call number of the EXECUTE they are about and get no reply; RESPONSE answers one request
-    of an EXECUTE, before its DONE or after it. EXECUTE_COLUMNS is an EXECUTE in another form; its reply is COLUMNS when
-    its answers have one form, too. What a model asks of its executor (CALL, CONTROL) it numbers itself; it
-    is answered by ANSWERs and one LAST_ANSWER of that number.
+    CANCEL and WINDOW carry the number of their EXECUTE and get no reply. RESPONSE answers one request of an EXECUTE,
+    before or after its DONE. EXECUTE_COLUMNS is an EXECUTE in another form; its reply is COLUMNS when all answers have
+    one form. The model process numbers its own requests (CALL, CONTROL), which are answered by ANSWERs and one
+    LAST_ANSWER with that number.
     """
 
     AUTO_COMPLETE = 1
@@ -67,12 +67,12 @@ class Kind(IntEnum):
 
 
 class FrameError(Exception):
-    """The bytes are no frame: one end is broken, or the model wrote to the socket itself."""
+    """The bytes are no valid frame: a bug at one end, or the model wrote to the socket itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One decoded frame. `data` is writable and belongs to the frame alone. `call` pairs a reply with its request."""
+    """One decoded frame. `data` is writable and not shared. `call` matches a reply with its request."""
 
     kind: Kind
     call: int
@@ -80,7 +80,7 @@ class Frame:
     data: memoryview
 
     def content(self) -> Any:
-        """The unpacked meta. Raises `FrameError`."""
+        """Unpack the meta. Raises `FrameError`."""
         try:
             return msgpack.unpackb(self.meta, use_list=True, strict_map_key=False)
         except Exception as error:
@@ -88,14 +88,14 @@ class Frame:
 
 
 def padding(size_bytes: int) -> int:
-    """Bytes to add after a tensor of this size so that the next one is aligned."""
+    """The number of bytes to add after a tensor of this size, so that the next one is aligned."""
     return -size_bytes % ALIGNMENT
 
 
 def pack(kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> list[Buffer]:
-    """The buffers of one frame, to be written in order; each item of `data` is padded to `ALIGNMENT`.
+    """Return the buffers of one frame, to write in order; each item of `data` is padded to `ALIGNMENT`.
 
-    Small frames come as a single buffer, because one write is cheaper than the copy.
+    A small frame is a single buffer, because the copy is cheaper than a second write.
     """
     meta = msgpack.packb(content)
     buffers: list[Buffer] = []
@@ -116,8 +116,8 @@ def pack(kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> li
 _ZEROS = bytes(ALIGNMENT)
 
 
-def places(sizes: Sequence[int]) -> list[int]:
-    """Offsets in a frame's data of tensors with these sizes."""
+def tensor_offsets(sizes: Sequence[int]) -> list[int]:
+    """The offsets in a frame's data of tensors with these sizes."""
     offsets = []
     at = 0
     for size in sizes:
@@ -127,24 +127,24 @@ def places(sizes: Sequence[int]) -> list[int]:
 
 
 class FrameReader:
-    """Cuts a byte stream into frames: fill `get_buffer()`, then call `received(n)`."""
+    """Splits a byte stream into frames: fill `get_buffer()`, then call `received(n)`."""
 
     def __init__(self) -> None:
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._begin = 0
         self._end = 0
-        # set while the data of one large frame is received directly
+        # set while the data of a large frame is received directly
         self._head: tuple[Kind, int, bytes] | None = None
         self._data = memoryview(b"")
         self._filled = 0
 
     @property
     def idle(self) -> bool:
-        """Whether the stream may end here: no frame is partly received."""
+        """Whether no frame is partly received, so that the stream may end here."""
         return self._head is None and self._begin == self._end
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the buffer for the next bytes; never empty."""
         if self._head is not None:
             return self._data[self._filled :]
         if self._end == len(self._scratch):
@@ -152,7 +152,7 @@ class FrameReader:
         return memoryview(self._scratch)[self._end :]
 
     def received(self, count: int) -> list[Frame]:
-        """Account for `count` new bytes; the frames they completed. After a `FrameError` the reader is unusable."""
+        """Process `count` new bytes; return the completed frames. After a `FrameError` the reader is unusable."""
         if self._head is not None:
             self._filled += count
             if self._filled < len(self._data):
@@ -188,7 +188,7 @@ class FrameReader:
         if data_end <= self._end:
             self._begin = data_end
             return Frame(kind, call, meta, memoryview(self._scratch[data_begin:data_end]))
-        # np.empty, unlike bytearray, does not write zeros that would be overwritten at once
+        # np.empty, unlike bytearray, does not zero the memory first
         data = np.empty(data_bytes, dtype=np.uint8).data
         here = self._end - data_begin
         data[:here] = self._scratch[data_begin : self._end]
@@ -214,5 +214,5 @@ __all__ = [
     "Kind",
     "pack",
     "padding",
-    "places",
+    "tensor_offsets",
 ]

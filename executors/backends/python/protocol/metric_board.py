@@ -1,7 +1,7 @@
-"""The board on which a model process keeps its custom metrics, and which its executor reads (P16).
+"""The board: shared memory in which a model process keeps its custom metrics, for its executor to read (P16).
 
-Both map one file that lies in memory: an increment is a store, no message; a scrape disturbs nobody; and what a process
-counted outlives it. Records follow one another, each with its values as doubles:
+Both map one file in memory: an increment is a store, a scrape does not disturb the process, and the values outlive it.
+Records follow one another, each with its values as doubles:
 
     board    magic u32 | end of the records u32
     record   size u32 | live u32 | kind u16 | values u16 | meta bytes u32 | values f64... | meta        sizes times of 8
@@ -10,7 +10,7 @@ counted outlives it. Records follow one another, each with its values as doubles
     gauge      set value | when it was set, in ns of the monotonic clock, 0 for never | added since
     histogram  count in each bucket, the last one +Inf, not cumulative... | sum
 
-The meta is msgpack: [family, description, labels, bucket bounds]. What series mean is `custom_metrics`'; models see
+The meta is msgpack: [family, description, labels, bucket bounds]. `custom_metrics` merges the series; models use
 `api.metrics`.
 """
 
@@ -32,7 +32,7 @@ import msgpack
 COUNTER, GAUGE, HISTOGRAM = 0, 1, 2
 
 SIZE_BYTES = 1 << 20
-"""Room for some thousand series; pages that are never written take no memory."""
+"""Enough for some thousand series. Pages that are never written take no memory."""
 
 _MAGIC = 0xC4A6
 _BOARD = struct.Struct("<II")
@@ -45,11 +45,11 @@ _RESERVED = ("charonia_", "nv_inference_", "nv_cache_", "nv_model_load_", "nv_cp
 
 
 class BoardFull(Exception):
-    """There is no room for another series."""
+    """The board has no space for another series."""
 
 
 def create() -> int:
-    """A descriptor of an empty board."""
+    """Create an empty board; return its descriptor."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("charonia-metrics")
     else:
@@ -60,7 +60,7 @@ def create() -> int:
 
 
 class Slot:
-    """The values of one series, to be written."""
+    """The writable values of one series."""
 
     def __init__(self, record: memoryview, values: int) -> None:
         self.record = record
@@ -71,18 +71,18 @@ class Slot:
 
 
 class BoardWriter:
-    """The model's end. Without a descriptor (-1) nobody reads it."""
+    """Writes a board, in the model process. Without a descriptor (-1) the board is private memory."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = memoryview(mmap.mmap(descriptor, SIZE_BYTES))
         self._end = _BOARD.size
         self._free: dict[int, list[memoryview]] = {}
-        # a metric may be collected, and dropped, while another one is being made
+        # a metric may be garbage-collected, and dropped, while another one is being made
         self._lock = threading.RLock()
         _BOARD.pack_into(self._memory, 0, _MAGIC, self._end)
 
     def add(self, kind: int, values: int, meta: Any) -> Slot:
-        """A new series of so many values, all 0. Raises `BoardFull`."""
+        """Add a series with `values` values, all 0. Raises `BoardFull`."""
         packed = msgpack.packb(meta)
         size = -(-(_RECORD.size + 8 * values + len(packed)) // 8) * 8
         with self._lock:
@@ -99,12 +99,12 @@ class BoardWriter:
             record[_RECORD.size + 8 * values :][: len(packed)] = packed
             slot = Slot(record, values)
             slot.set_live(True)
-            # last of all: whoever reads the end finds the record before it whole
+            # last: a reader that sees the new end finds the record before it complete
             _BOARD.pack_into(self._memory, 0, _MAGIC, self._end)
         return slot
 
     def drop(self, slot: Slot) -> None:
-        """The series is no more; its room is used again."""
+        """Remove a series; its space is reused."""
         with self._lock:
             slot.set_live(False)
             self._free.setdefault(len(slot.record), []).append(slot.record)
@@ -112,7 +112,7 @@ class BoardWriter:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One series as it was found on a board."""
+    """One series that was read from a board."""
 
     kind: int
     family: str
@@ -123,12 +123,12 @@ class Series:
 
 
 def read(descriptor: int) -> list[Series]:
-    """The live series of a board. What its process has spoilt is left out: it may write there what it likes."""
+    """Return the live series of a board. Malformed records are left out: the process may write anything there."""
     try:
         with mmap.mmap(descriptor, SIZE_BYTES, prot=mmap.PROT_READ) as memory:
             magic, end = _BOARD.unpack_from(memory)
             data = memory[: min(end, SIZE_BYTES)] if magic == _MAGIC else b""
-    except (OSError, ValueError):  # it was cut short
+    except (OSError, ValueError):  # the file was truncated
         return []
     return list(_series(data))
 
@@ -150,7 +150,7 @@ def _series(data: bytes) -> Iterator[Series]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _described(kind: int, count: int, meta: bytes) -> Series | None:
-    """A series without its values, which alone change between two looks; `None` for what is no series."""
+    """Decode a series without its values, cached because only the values change; None for a malformed one."""
     try:
         family, description, labels, bounds = msgpack.unpackb(meta)
         series = Series(
@@ -161,14 +161,14 @@ def _described(kind: int, count: int, meta: bytes) -> Series | None:
             tuple(float(bound) for bound in bounds),
             (),
         )
-    except Exception:  # whatever it was, it is no series
+    except Exception:  # malformed
         return None
     expected = {COUNTER: 1, GAUGE: 3, HISTOGRAM: len(series.bounds) + 2}.get(kind)
     return series if expected == count and names_are_valid(series.family, [n for n, _ in series.labels]) else None
 
 
 def names_are_valid(family: str, labels: Iterable[str]) -> bool:
-    """Whether Prometheus takes them, and they are not the server's."""
+    """Whether the names are valid in Prometheus and not reserved for the server."""
     return (
         _FAMILY.fullmatch(family) is not None
         and not family.startswith(_RESERVED)

@@ -1,16 +1,15 @@
-"""Memory that an executor and a model process share: slots for the columns of batches, used again and again.
+"""Shared memory between an executor and a model process: reusable slots for the columns of batches.
 
-A file that lies in memory and belongs to one model process; both ends map it whole, but pages that were never written
-take no memory. The executor copies the inputs of a batch into an input slot, where the model's arrays are views, and
+It is a file in memory that belongs to one model process; both ends map it whole, but pages that were never written take
+no memory. The executor copies the inputs of a batch into an input slot; the model's arrays are views of it. It also
 names an output slot, into which the model process copies the outputs; the executor's outputs are views of that.
 
     slot     generation u64 | 56 bytes unused | columns, each at a multiple of `ALIGNMENT` from the slot's begin
 
-A slot is used again when no view of it is left, at either end. The executor counts the uses of a slot; the model
-process writes the number of a use into the slot when it is done with it: with the last view of the inputs, so that a
-model may keep its inputs as long as it likes, and with the reply to the batch. When no slot is free, or one is too
-small, the bytes travel in frames. What a model forks while it has views of inputs shares them with it, so those slots
-are not used again at all.
+A slot is reused when no view of it is left at either end. The executor counts the uses of a slot (its generation). The
+model process writes a generation into the slot when it is done with it: for inputs with the last view, so that a model
+may keep them as long as it likes; for outputs with the reply. When no slot is free, or the slots are too small, the
+bytes are sent in frames. A process that the model forks shares its views of inputs, so those slots are never reused.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from .frames import Buffer
 
 SLOT_BYTES = 64 << 20
 INPUT_SLOTS, OUTPUT_SLOTS = 2, 4
-"""A model that keeps the inputs of its last batch needs two of the former; answers wait in the latter to be sent."""
+"""Two input slots serve a model that keeps its last batch's inputs; outputs stay in their slots until they are sent."""
 
 SHARED_BYTES = 32 << 10
-"""Columns of fewer bytes travel in frames, which costs less than a slot."""
+"""Smaller columns are sent in frames, which is cheaper than a slot."""
 
 ALIGNMENT = 64
 _HEADER = struct.Struct("<Q")
 _SIZE_BYTES = SLOT_BYTES * (INPUT_SLOTS + OUTPUT_SLOTS)
 _KEPT_BYTES = 4 << 20
-"""What a slot keeps of its memory when a batch comes that is far smaller than an earlier one."""
+"""The memory that a slot keeps when a batch is much smaller than an earlier one."""
 
 
 def offsets_of(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where columns of these sizes begin in a slot, and where the last one ends."""
+    """The offsets of columns with these sizes in a slot, and the end of the last one."""
     offsets, end = [], ALIGNMENT
     for size in sizes:
         offsets.append(end)
@@ -51,15 +50,15 @@ def offsets_of(sizes: Sequence[int]) -> tuple[list[int], int]:
 
 
 class _Slot:
-    """A slot as the executor knows it."""
+    """The executor's state of a slot."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.generation = 0
         self.expected = False
-        """Whether the reply that is to fill it is still wanted."""
+        """Whether a reply that will fill it is still expected."""
         self.view: weakref.ref[np.ndarray[tuple[int], np.dtype[np.uint8]]] | None = None
-        """What all views of its outputs are views of."""
+        """The array under all views of its outputs."""
         self.touched = 0
 
     @property
@@ -68,16 +67,16 @@ class _Slot:
 
 
 class ExecutorSlots:
-    """The executor's end. Event loop only. Raises `OSError` when there can be none."""
+    """The executor's end. Used in the event loop only. Raises `OSError` when the memory cannot be made."""
 
     def __init__(self) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no files that lie in memory")
         self.descriptor = os.memfd_create("charonia-slots", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        """For the model process; `close_descriptor` when it has it."""
+        """For the model process. Call `close_descriptor` when it has inherited it."""
         try:
             os.ftruncate(self.descriptor, _SIZE_BYTES)
-            # else a model process could take the memory from under our views
+            # without seals, the model process could truncate the memory under our views
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._mapping = mmap.mmap(self.descriptor, _SIZE_BYTES)
         except OSError:
@@ -88,13 +87,13 @@ class ExecutorSlots:
         self._outputs = [_Slot(INPUT_SLOTS + index) for index in range(OUTPUT_SLOTS)]
 
     def close_descriptor(self) -> None:
-        """The mapping stays until the last view of it is gone."""
+        """Close the descriptor. The mapping stays until its last view is gone."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
     def put(self, columns: Sequence[Buffer]) -> tuple[int, int] | None:
-        """Copy the inputs of a batch into a slot: its index and generation; None when a frame should carry them."""
+        """Copy the inputs of a batch into a slot; return its index and generation, None to send them in a frame."""
         sizes = [len(column) for column in columns]
         offsets, end = offsets_of(sizes)
         if not SHARED_BYTES <= end <= SLOT_BYTES:
@@ -108,7 +107,7 @@ class ExecutorSlots:
         return slot.index, slot.generation
 
     def expect(self) -> tuple[int, int] | None:
-        """A slot for the outputs of a batch, to be given back with `take` or `drop`; None when there is none."""
+        """Reserve a slot for the outputs of a batch until `take` or `drop`; None when none is free."""
         slot = self._free(self._outputs, 0)
         if slot is None:
             return None
@@ -116,7 +115,7 @@ class ExecutorSlots:
         return slot.index, slot.generation
 
     def take(self, index: int, sizes: Sequence[int]) -> list[memoryview]:
-        """The outputs that a reply says are in an expected slot. Raises `ValueError` when they cannot be there."""
+        """Return the outputs that a reply has put into a reserved slot. Raises `ValueError` when they cannot fit."""
         slot = self._outputs[index - INPUT_SLOTS]
         offsets, end = offsets_of(sizes)
         if end > SLOT_BYTES or min(sizes, default=0) < 0 or not self._is_done(slot):
@@ -128,7 +127,7 @@ class ExecutorSlots:
         return [view[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
 
     def drop(self, index: int) -> None:
-        """Expect no more for a slot: its reply was read, or its caller has gone."""
+        """Release a reserved slot: its reply was read, or its caller has gone."""
         self._outputs[index - INPUT_SLOTS].expected = False
 
     def _free(self, slots: Sequence[_Slot], size: int) -> _Slot | None:
@@ -150,7 +149,7 @@ class ExecutorSlots:
 
 
 class ModelSlots:
-    """The model process's end. Raises `OSError` and `ValueError` when the memory cannot be mapped."""
+    """The model process's end. Raises `OSError` or `ValueError` when the memory cannot be mapped."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = memoryview(mmap.mmap(descriptor, _SIZE_BYTES))
@@ -158,16 +157,16 @@ class ModelSlots:
         os.register_at_fork(before=self._used.clear)
 
     def columns(self, index: int, generation: int, sizes: Sequence[int]) -> list[memoryview]:
-        """The inputs in a slot, writable; the executor uses it again when the last view of them is gone."""
+        """Return the inputs in a slot, writable. The executor reuses the slot when the last view of them is gone."""
         offsets, end = offsets_of(sizes)
         begin = index * SLOT_BYTES
         whole = np.frombuffer(self._memory[begin : begin + end], np.uint8)
-        # the reference must be there as long as the views: with it gone nothing is said of their end
+        # the weak reference must outlive the views: without it, their end is not noticed
         self._used[index] = weakref.ref(whole, partial(self._unused, index, generation))
         return [whole.data[at : at + size] for at, size in zip(offsets, sizes, strict=True)]
 
-    def room(self, index: int, sizes: Sequence[int]) -> list[memoryview] | None:
-        """Where to put outputs of these sizes in a slot; None when they are better sent in a frame."""
+    def output_views(self, index: int, sizes: Sequence[int]) -> list[memoryview] | None:
+        """Return views in a slot for outputs of these sizes; None to send them in a frame."""
         offsets, end = offsets_of(sizes)
         if not SHARED_BYTES <= end <= SLOT_BYTES:
             return None
@@ -175,7 +174,7 @@ class ModelSlots:
         return [self._memory[begin + at : begin + at + size] for at, size in zip(offsets, sizes, strict=True)]
 
     def done(self, index: int, generation: int) -> None:
-        """Say that a use of a slot is over."""
+        """Mark a use of a slot as finished."""
         _HEADER.pack_into(self._memory, index * SLOT_BYTES, generation)
 
     def _unused(self, index: int, generation: int, _reference: object) -> None:

@@ -1,4 +1,4 @@
-"""What both ends of a model process know before they can talk: its command line, as `ps` shows it, and a signal."""
+"""The command line of a model process, and the signal that makes it print tracebacks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 _TITLE = "charonia-instance"
 
 TRACEBACK_SIGNAL: int = getattr(signal, "SIGRTMAX", signal.SIGUSR1)
-"""Makes the process print the tracebacks of its threads, even while it is stuck in native code."""
+"""Makes the process print the tracebacks of its threads, even while native code hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartupArguments:
-    """`descriptor` is the inherited socket, `parent` the executor's process id.
+    """The arguments. `descriptor` is the inherited socket, `parent` the executor's process id.
 
-    `board` is the descriptor of its metrics, `slots` that of the memory it shares with its executor; -1 for none.
+    `board` is the descriptor of its metrics, `slots` that of the memory shared with the executor; -1: none.
     """
 
     model: str
@@ -26,13 +26,13 @@ class StartupArguments:
     slots: int = -1
 
     def words(self) -> list[str]:
-        """The words after those that start the interpreter."""
+        """The command-line arguments that follow the interpreter's."""
         numbers = (self.descriptor, self.parent, self.board, self.slots)
         return [f"{_TITLE}:{self.model}:{self.instance}", *map(str, numbers)]
 
     @staticmethod
     def of(arguments: list[str]) -> StartupArguments:
-        """Read `words` back. Raises `ValueError`."""
+        """Parse `words`. Raises `ValueError`."""
         title, *numbers = arguments
         descriptor, parent, board, slots = map(int, numbers)
         word, model, instance = title.split(":", 2)

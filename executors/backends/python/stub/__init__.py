@@ -1,5 +1,5 @@
-"""The model's process: runs the code of one model and answers its executor.
+"""The process of one python model: runs the model's code and answers the executor, with blocking calls.
 
-Blocking, and runs in the model's own environment: may import `protocol`, `api`, `executors.host.parentage`, NumPy and
-msgpack. Begin reading at `model_process`, then `model_host`.
+It runs in the model's environment: may import `protocol`, `api`, `executors.host.parent_death`, NumPy and msgpack.
+Begin reading at `model_process`, then `model_host`.
 """

@@ -1,7 +1,7 @@
-"""The answers of one EXECUTE in the model process: from senders in any thread, during `execute` and after it.
+"""Sends the responses of one EXECUTE from the model process, from any thread, during `execute` and after it.
 
-The model's side of RESPONSE frames (`exchange`). A request that its model lets go of without a final response ends with
-an error: a thread of its own says so, because a destructor may run anywhere, also in the middle of a frame.
+This is the model's side of RESPONSE frames (`exchange`). A request that the model deletes without a final response ends
+with an error. A separate thread sends that, because a destructor may run anywhere, even while a frame is being sent.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from executors.backends.python.protocol.frames import Buffer, Kind
 ABANDONED = "the model let go of the request without a final response"
 
 
-class Sends(Protocol):
-    """What of a `channel.Channel` is needed here."""
+class Sender(Protocol):
+    """Sends frames, and tracks windows and cancellations. Implemented by `channel.Channel`."""
 
     def send(self, kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> None: ...
 
@@ -37,13 +37,13 @@ class Sends(Protocol):
 
 
 class Execution:
-    """The requests of one EXECUTE. `describe` words a response of a request as `exchange` has it."""
+    """The requests of one EXECUTE. `describe` converts a response to frame content (`exchange`)."""
 
     def __init__(
         self,
-        channel: Sends,
+        channel: Sender,
         call: int,
-        abandoned: Abandoned,
+        abandoned: AbandonedRequests,
         describe: Callable[[list[str], InferenceResponse], tuple[Any, list[Buffer]]],
         *,
         decoupled: bool,
@@ -67,17 +67,17 @@ class Execution:
         return self._channel.cancelled(self.call, index)
 
     def limit(self, index: int, count: int) -> None:
-        """The request at `index` may be given so many responses for now."""
+        """Limit the responses to the request at `index` for now."""
         self._limited = True
         self._channel.limit(self.call, index, count)
 
     def wait_for_window(self, index: int, sent: int) -> None:
-        """Wait until one more than `sent` are wanted, or none at all."""
+        """Wait until more than `sent` responses are wanted, or the request is cancelled."""
         if self._limited:
             self._channel.wait_for_window(self.call, index, sent)
 
     def outcome(self, index: int, names: list[str]) -> Outcome:
-        """The outcome of the request at `index`, which is to be answered through it; `names` are its outputs."""
+        """Return the outcome through which the request at `index` is answered; `names` are its outputs."""
         with self._lock:
             self._open += 1
         self._abandoned.start()
@@ -96,11 +96,11 @@ class Execution:
             self.ended()
 
     def fail(self, index: int, message: str, code: int = TritonError.INTERNAL) -> None:
-        """End a request with an error of ours."""
+        """End a request with an error."""
         self._channel.send(Kind.RESPONSE, self.call, [index, True, [[code, message], {}, []]])
 
     def reschedule(self, index: int) -> None:
-        """The model wants another turn of a request, which ends here (S41)."""
+        """End a request that the model reschedules (S41)."""
         self._channel.send(Kind.RESPONSE, self.call, [index, True, [None, {}, [], True]])
 
     def abandon(self, index: int) -> None:
@@ -111,7 +111,7 @@ class Execution:
         self.ended()
 
     def returned(self) -> None:
-        """`execute` has returned; cancels are of interest as long as responses are to come."""
+        """Called when `execute` has returned. Cancellations still matter while responses are missing."""
         with self._lock:
             self._returned = True
             if self._open:
@@ -127,7 +127,7 @@ class Execution:
 
 
 class _Answers:
-    """`api.response_sender.Answers` of one request."""
+    """Implements `api.response_sender.Answers` for one request."""
 
     __slots__ = ("_execution", "_index", "_names")
 
@@ -149,8 +149,8 @@ class _Answers:
         self._execution.abandon(self._index)
 
 
-class Abandoned:
-    """Says of requests that nobody will answer them; its thread is there from `start` on."""
+class AbandonedRequests:
+    """Reports requests that will never be answered, in a thread that `start` starts."""
 
     def __init__(self, closed: type[Exception]) -> None:
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -162,10 +162,10 @@ class Abandoned:
 
     def start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._say_all, name="charonia abandoned requests", daemon=True)
+            self._thread = threading.Thread(target=self._report_all, name="charonia abandoned requests", daemon=True)
             self._thread.start()
 
-    def _say_all(self) -> None:
+    def _report_all(self) -> None:
         while True:
             try:
                 self._waiting.get()()

@@ -1,6 +1,6 @@
-"""The calls that a model process has under way: numbers them, sends them, hands each answer to whoever waits for it.
+"""Sends a model process's calls of other models, and passes each answer to its sink.
 
-The `Exchange` of `api.calls`. Any thread of the model may call; answers come in the thread that receives.
+Implements `api.calls.Exchange`. Any thread of the model may call; answers arrive in the receiving thread.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _execute_call: contextvars.ContextVar[int] = contextvars.ContextVar("charonia_ex
 
 
 class Broker:
-    """`executes` is set once the model is initialised.
+    """Numbers and sends calls. `executes` is set once the model is initialised.
 
-    A call is made for an EXECUTE: that of the coroutine or thread it is made in (a coroutine knows its own, however
-    many began since), or the one that runs where a thread began in it. In older threads that one is only likely: then
-    the executor, which knows what else is under way, decides.
+    A call belongs to an EXECUTE: that of its coroutine or thread (a coroutine keeps its own while others start), or the
+    running one if the calling thread was started during it. For older threads the running one is only likely; then the
+    executor, which knows the other running EXECUTEs, decides.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -45,26 +45,26 @@ class Broker:
 
     def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink, *, blocks: bool = False) -> int:
         execute_call, surely = self._made_for()
-        # where an EXECUTE runs is where it returns; who waits for what it answered already may do something else
+        # an EXECUTE returns in the thread where it runs; callers that have a response already no longer wait for it
         blocks = blocks and surely and threading.get_ident() == self._thread and not self._has_answered()
         return self._send(Kind.CALL, [execute_call, surely, blocks, *content], data, sink)
 
     def begin(self, execute_call: int, has_answered: Callable[[], bool] = lambda: False) -> None:
-        """An EXECUTE begins in this thread; `has_answered` says whether any of its requests has had a response."""
+        """Called when an EXECUTE begins in this thread. `has_answered()`: whether it has sent a response."""
         _execute_call.set(execute_call)
         self._execute_call, self._running = execute_call, True
         self._thread, self._has_answered = threading.get_ident(), has_answered
-        # nearly all models have no other threads
+        # most models have no other threads
         self._older = frozenset(threading.enumerate() if threading.active_count() > 1 else ())
 
     def returned(self) -> None:
-        """It has returned, in this thread; its coroutines and senders may go on."""
+        """Called when it has returned in this thread. Its coroutines and senders may continue."""
         self._running = False
         self._thread = 0
         _execute_call.set(0)
 
     def _made_for(self) -> tuple[int, bool]:
-        """The EXECUTE that a call is made for, and whether that is sure."""
+        """The EXECUTE that a call belongs to, and whether that is certain."""
         own = _execute_call.get()
         if own:
             return own, True

@@ -1,9 +1,8 @@
-"""The model process's end of the socket: blocking, any thread may send, one thread receives.
+"""The model process's end of the socket. Calls block; any thread may send, one thread receives.
 
-Cancels come between the frames it receives, and any thread may look for them meanwhile, which takes one system call and
-no thread of its own: a model that never asks pays nothing. A model that calls others, or has to wait until more of its
-responses are wanted, gets a thread that receives for all: whoever waits may be any thread, while the one that takes the
-verbs is in the model's code.
+Cancellations arrive between other frames. Any thread may check for them with one system call, so a model that never
+checks pays nothing. A model that calls others, or that must wait until more responses are wanted, gets a background
+thread that receives for all, because the main thread is in the model's code meanwhile.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from executors.backends.python.protocol.frames import Buffer, Frame, FrameReader
 _MAX_BUFFERS_PER_WRITE = 512
 _ANSWERS = (Kind.ANSWER, Kind.LAST_ANSWER)
 _OF_REQUESTS = (Kind.CANCEL, Kind.WINDOW)
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 class ChannelClosed(Exception):
-    """The executor is gone."""
+    """The executor has ended."""
 
 
 class Channel:
-    """Frames over a connected socket, which it owns."""
+    """Sends and receives frames over a connected socket, which it owns."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -44,18 +43,18 @@ class Channel:
         self._cancelled: dict[int, set[int]] = {}
         self._finished = 0
         self._windows: dict[int, dict[int, int]] = {}
-        """By call and index of a request: how many responses it may be given."""
+        """By call, then index of a request: how many responses are wanted."""
         self._news = threading.Condition()
-        """Told of cancels and windows that come, and of the end."""
+        """Notified of cancellations, windows, and the end of the stream."""
         self._over = False
         self._lingering: set[int] = set()
-        """Calls that were answered, of whose requests responses are still to come."""
-        # A forked child of the model must neither write into the stream nor keep it open after our end.
+        """Calls whose `execute` has returned while responses are missing."""
+        # a forked child of the model must neither write to the stream nor keep it open after our end
         os.register_at_fork(after_in_child=self._drop_after_fork)
         self._owner = os.getpid()
 
     def send(self, kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> None:
-        """Write one frame whole. Raises `ChannelClosed`, also in processes forked from this one."""
+        """Write one whole frame. Raises `ChannelClosed`, also in processes forked from this one."""
         buffers = [memoryview(buffer).cast("B") for buffer in pack(kind, call, content, data) if len(buffer)]
         if os.getpid() != self._owner:
             raise ChannelClosed("a forked process has no connection to the executor")
@@ -71,15 +70,15 @@ class Channel:
             raise ChannelClosed(str(error)) from None
 
     def receive(self) -> Frame:
-        """The next frame. Raises `ChannelClosed` at the end of the stream, `FrameError` for bytes that are no frame."""
+        """Wait for the next frame. Raises `ChannelClosed` at the end of the stream, `FrameError` if malformed."""
         while True:
             try:
                 frame = self._frames.get(block=self._background)
             except queue.Empty:
-                # no longer than that: who receives in the background keeps it, and what came meanwhile is there already
-                if self._receiving.acquire(timeout=_LOOK_S):
+                # poll: a background thread keeps the lock, and may have queued frames meanwhile
+                if self._receiving.acquire(timeout=_POLL_S):
                     try:
-                        # who looked for a cancel meanwhile may have read a frame
+                        # a thread that checked for cancellations may have read a frame
                         if not self._background and self._frames.empty():
                             self._read(0)
                     finally:
@@ -90,11 +89,11 @@ class Channel:
             return frame
 
     def deliver_answers_to(self, answered: Callable[[Frame], None], ended: Callable[[], None]) -> None:
-        """Who takes the answers to what the model asks, in the thread that receives, and is told of the end of them."""
+        """Set the handlers of answers to the model's requests, and of their end. Called in the receiving thread."""
         self._answered, self._ended = answered, ended
 
     def receive_in_background(self) -> None:
-        """Let a thread of its own receive from now on."""
+        """Start a thread that receives from now on."""
         with self._starting:
             if self._background:
                 return
@@ -115,26 +114,26 @@ class Channel:
                 self._ended()
 
     def cancelled(self, call: int, index: int) -> bool:
-        """Whether the request at `index` of an EXECUTE, not `finished` yet, has been cancelled; looks at the socket."""
-        # whoever receives now sees the cancels that come
+        """Whether the request at `index` of an unfinished EXECUTE was cancelled. Reads the socket without blocking."""
+        # if the lock is taken, its holder reads the cancellations
         if self._receiving.acquire(blocking=False):
             try:
                 self._read(socket.MSG_DONTWAIT)
             except (BlockingIOError, ChannelClosed):
-                pass  # the thread that receives will find the end of the stream
+                pass  # the receiving thread will find the end of the stream
             finally:
                 self._receiving.release()
         return index in self._cancelled.get(call, ())
 
     def limit(self, call: int, index: int, count: int) -> None:
-        """The request at `index` of an EXECUTE may be given so many responses for now."""
+        """Limit the responses to the request at `index` of an EXECUTE for now."""
         known = self._windows.setdefault(call, {})
         known[index] = max(count, known.get(index, 0))
 
     def wait_for_window(self, call: int, index: int, sent: int) -> None:
-        """Wait until more than `sent` responses are wanted, or the request is cancelled; the end is told by a send.
+        """Wait until more than `sent` responses are wanted, or the request is cancelled, or the stream ends.
 
-        A thread of its own receives from then on: whoever waits must not keep the frames of others.
+        Starts the background thread, because a waiting thread must not hold up the frames of others.
         """
         if self._may_send(call, index, sent):
             return
@@ -147,7 +146,7 @@ class Channel:
         return not 0 < window <= sent or index in self._cancelled.get(call, ()) or self._over
 
     def finished(self, call: int) -> None:
-        """An EXECUTE has been answered: what is cancelled of it is of no interest any more."""
+        """Called when an EXECUTE is completely answered: its cancellations no longer matter."""
         if call in self._lingering:
             self._lingering.discard(call)
         else:
@@ -156,12 +155,12 @@ class Channel:
         self._windows.pop(call, None)
 
     def lingers(self, call: int) -> None:
-        """The model has returned from an EXECUTE; responses are to come, so cancels of it still matter."""
+        """Called when `execute` has returned while responses are missing: cancellations still matter."""
         self._lingering.add(call)
         self._finished = call
 
     def _read(self, flags: int) -> None:
-        """Take in what has come. Raises `BlockingIOError` when that is nothing and `flags` say not to wait."""
+        """Read from the socket. Raises `BlockingIOError` when there is nothing and `flags` forbid waiting."""
         try:
             count = self._socket.recv_into(self._reader.get_buffer(), 0, flags)
         except BlockingIOError:
@@ -176,7 +175,7 @@ class Channel:
                     self._answered(frame)
             elif frame.kind not in _OF_REQUESTS:
                 self._frames.put(frame)
-            elif frame.call in self._lingering or frame.call != self._finished:  # else it crossed the answer
+            elif frame.call in self._lingering or frame.call != self._finished:  # else it came after the answer
                 if frame.kind is Kind.CANCEL:
                     self._cancelled.setdefault(frame.call, set()).update(frame.content())
                 else:

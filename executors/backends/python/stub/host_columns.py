@@ -1,6 +1,6 @@
-"""Columns in the model process: the inputs of an EXECUTE_COLUMNS as tensors, and answers of one form as columns.
+"""Converts columns in the model process: inputs of an EXECUTE_COLUMNS to tensors, and answers of one form to columns.
 
-What comes out is what the single requests and answers would give; answers that differ are left to `model_host`.
+The results are the same as with single requests and answers. `model_host` packs answers that differ in form.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from executors.backends.python.api.dtypes import BF16, BYTES, triton_to_numpy_ty
 from executors.backends.python.api.inference import InferenceRequest
 from executors.backends.python.api.inference_response import InferenceResponse
 from executors.backends.python.api.tensor import Tensor
-from executors.backends.python.protocol.frames import Buffer, places
+from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 
 
 def sizes_of(described: Sequence[Sequence[Any]]) -> list[int]:
-    """The bytes of each column of an EXECUTE_COLUMNS."""
+    """The sizes of the columns of an EXECUTE_COLUMNS, in bytes."""
     return [size for _, _, _, size, _ in described]
 
 
 def in_frame(sizes: Sequence[int], data: memoryview) -> list[memoryview]:
-    """The bytes of columns of these sizes in the data of their frame."""
-    return [data[at : at + size] for at, size in zip(places(sizes), sizes, strict=True)]
+    """Split the data of a frame into columns of these sizes."""
+    return [data[at : at + size] for at, size in zip(tensor_offsets(sizes), sizes, strict=True)]
 
 
 def inputs_of(count: int, described: Sequence[Sequence[Any]], data: Sequence[memoryview]) -> list[list[Tensor]]:
-    """For each column the tensors of the requests, as views of its data."""
+    """For each column, the tensors of the requests as views of its data."""
     return [
         _tensors(count, name, number, tuple(shape), part, sizes)
         for (name, number, shape, _, sizes), part in zip(described, data, strict=True)
@@ -46,18 +46,18 @@ def _tensors(
         dtype = np.dtype(triton_to_numpy_type(number))
         if len(data) == count * prod(shape) * dtype.itemsize:
             return Tensor.rows(name, number, shape, np.frombuffer(data, dtype).reshape(count, *shape))
-    # each makes its array when it is read: of BYTES a copy; of BF16 with a package that most models never need
+    # a tensor makes its array when it is read: BYTES are copied, BF16 needs a package that most models never import
     ends = accumulate([len(data) // count] * count if sizes is None else sizes, initial=0)
     return [Tensor.received(name, number, shape, data[begin:end]) for begin, end in pairwise(ends)]
 
 
 class Column:
-    """One output of all answers: their arrays, or their encodings where these are not the arrays' bytes."""
+    """One output of all answers: their arrays, or their encodings where these differ from the arrays' bytes."""
 
     __slots__ = ("_arrays", "_encoded", "_shape", "described", "size")
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Raises `ValueError` for tensors of different sizes. Their names, types and shapes are those of the first."""
+        """All tensors must have the first one's name, type and shape. Raises `ValueError` for different sizes."""
         first = tensors[0]
         name, number, shape = first.name(), first.triton_dtype(), first.shape()
         self._shape = shape
@@ -75,7 +75,7 @@ class Column:
         self.described = [name, number, shape, self.size]
 
     def joined(self) -> Buffer:
-        """The bytes of all, one after the other."""
+        """The bytes of all tensors, one after the other."""
         if self._arrays is None:
             return b"".join(self._encoded) if len(self._encoded) > 1 else self._encoded[0]
         joined = np.empty(self.size, np.uint8)
@@ -83,7 +83,7 @@ class Column:
         return joined.data
 
     def join_into(self, room: memoryview) -> None:
-        """Put the bytes of all, one after the other, there."""
+        """Copy the bytes of all tensors, one after the other, into a buffer."""
         if not self.size:
             return
         if self._arrays is None:
@@ -100,10 +100,10 @@ class Column:
 def columns_of(
     requests: Sequence[InferenceRequest], answers: Sequence[InferenceResponse | None]
 ) -> list[Column] | None:
-    """The wanted outputs of these answers as columns, None when they are none or not of one form.
+    """Return the wanted outputs of these answers as columns; None when they do not have one form.
 
-    They have one form when all have the same outputs, in names, types, shapes and bytes, and nothing besides. What goes
-    wrong with one of them goes wrong again, and is worded, when they are packed one by one.
+    They have one form when all have the same outputs, with equal names, types, shapes and sizes, and nothing else.
+    Errors are ignored here: they occur again, with their texts, when the answers are packed one by one.
     """
     wanted = requests[0].requested_output_names()
     rows: list[list[Tensor]] = []

@@ -1,6 +1,6 @@
-"""Runs one model's code inside the model process: finds the class, calls its functions, words what goes wrong.
+"""Runs one model's code in the model process: finds the class, calls its functions, and makes the error texts.
 
-Knows nothing of sockets and processes (`model_process`); gets and gives the forms of `exchange`.
+It takes and returns frame content (`exchange`); `model_process` handles the socket and the process.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from executors.backends.python.api.inference_response import InferenceResponse
 from executors.backends.python.api.model_dir import set_model_dir
 from executors.backends.python.api.response_sender import CLOSED
 from executors.backends.python.api.tensor import Tensor
-from executors.backends.python.protocol.frames import Buffer, places
+from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 from executors.backends.python.protocol.shared_slots import ModelSlots
 
 from .answering import Execution
 from .host_columns import columns_of, in_frame, inputs_of, sizes_of
 
 _OWN_FILES = (os.path.dirname(os.path.dirname(api.__file__)) + os.sep, importlib.__file__)
-"""Places that say nothing about the model's code: in Triton they are not Python."""
+"""Files that are left out of tracebacks: in Triton they are not Python."""
 
 
 _TRACE, _WINDOW = 7, 9
-"""Where an EXECUTE says of a request what its trace is, and how many responses it may be given."""
+"""The positions of the trace and of the window in a request of an EXECUTE."""
 
 
 class ModelFailure(Exception):
-    """What the executor is told: `code` of item E1 and the exact text."""
+    """An error for the executor: Triton's error code and the exact text."""
 
     def __init__(self, message: str, code: int = TritonError.INTERNAL) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class ModelFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """Which model: `directory` is the model's, `file` the path of its code."""
+    """The location of a model: its `directory`, and the `file` with its code."""
 
     name: str
     version: str
@@ -59,7 +59,7 @@ class ModelLocation:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a batch is answered with: the content and the data of a DONE, or of a COLUMNS when `columns` is true."""
+    """The reply to a batch: content and data of a DONE, or of a COLUMNS when `columns` is true."""
 
     content: list[Any] | None
     data: Sequence[Buffer] = ()
@@ -67,19 +67,19 @@ class Reply:
 
 
 class ModelHost:
-    """One model class and, once initialised, its one instance."""
+    """One model class and, once initialised, its instance."""
 
     def __init__(self, location: ModelLocation, instance_name: str, slots: ModelSlots | None = None) -> None:
         self._location = location
         self._instance_name = instance_name
         self.slots = slots
-        """The memory that its executor shares."""
+        """The memory that is shared with the executor."""
         self._class: Any = None
         self._model: Any = None
         self._outputs: list[str] = []
         self._loop: Any = None
         self.decoupled = False
-        """Whether its requests are answered through response senders only."""
+        """Whether its requests are answered by response senders only."""
 
     @property
     def model(self) -> str:
@@ -87,7 +87,7 @@ class ModelHost:
         return self._location.name
 
     def auto_complete(self, config: str) -> str | None:
-        """The completed configuration as JSON text, `None` when the model has no such function (P2)."""
+        """Return the completed configuration as JSON text; None when the model has no such function (P2)."""
         try:
             model_class = self._load()
             if not hasattr(model_class, "auto_complete_config"):
@@ -109,9 +109,9 @@ class ModelHost:
             ) from error
 
     def initialize(self, args: dict[str, str], outputs: list[str]) -> bool:
-        """Make the instance and initialise it (P3); whether it can say that it is ready (P6).
+        """Make the instance and initialise it (P3); return whether it has an `is_ready` (P6).
 
-        `outputs` are the names a request without names asks for.
+        `outputs` are the output names of requests that name none.
         """
         self._outputs = outputs
         self.decoupled = api.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
@@ -125,7 +125,7 @@ class ModelHost:
         return callable(getattr(model, "is_ready", None))
 
     def is_ready(self) -> bool:
-        """What the model's `is_ready` says (P6). Raises `ModelFailure` when it fails."""
+        """Return what the model's `is_ready` returns (P6). Raises `ModelFailure` when it fails."""
         try:
             answer = self._model.is_ready()
             if hasattr(answer, "__await__"):
@@ -184,14 +184,14 @@ class ModelHost:
     def _columns(
         self, slot: int | None, requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]
     ) -> Reply:
-        """Columns in the output slot, if there is one and it is worth it, or else to be sent with the reply."""
+        """Reply with columns, in the output slot if there is a suitable one, else in the frame."""
         found = columns_of(requests, answers)
         if found is None:
             return _replies(requests, answers)
         described = [column.described for column in found]
         room = None
         if slot is not None and self.slots is not None:
-            room = self.slots.room(slot, [column.size for column in found])
+            room = self.slots.output_views(slot, [column.size for column in found])
         if room is None:
             return Reply([False, described], [column.joined() for column in found], columns=True)
         for column, place in zip(found, room, strict=True):
@@ -214,7 +214,7 @@ class ModelHost:
                 if self.decoupled:
                     self._begin(execution, requests, answers)
                     return Reply(None)
-                import asyncio  # only now: most models never need it, and it is large
+                import asyncio  # imported late: it is large, and most models never need it
 
                 answers = asyncio.run(_result_of(answers))
             if self.decoupled:
@@ -228,7 +228,7 @@ class ModelHost:
             raise ModelFailure(self._batch_failure(text)) from (None if isinstance(error, _WrongAnswer) else error)
 
     def _begin(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
-        """Let a coroutine of a decoupled model go on beside the next batches."""
+        """Run a coroutine of a decoupled model in the background, concurrently with the next batches."""
         import asyncio
 
         if self._loop is None:
@@ -267,7 +267,7 @@ class ModelHost:
         return os.path.join(self._location.directory, self._location.version)
 
     def _load(self) -> Any:
-        """The class. The file becomes module `<version>.<stem>`, so that both kinds of import of its siblings work."""
+        """Load the class. The file becomes module `<version>.<stem>`, so that both kinds of sibling imports work."""
         if self._class is not None:
             return self._class
         path = self._location.file
@@ -278,7 +278,7 @@ class ModelHost:
             raise ModelFailure(f"Python model file not found in '{path}'.")
         sys.modules["triton_python_backend_utils"] = api
         set_model_dir(self._version_directory)
-        # After everything else: a model's `types.py` must not shadow the standard library's.
+        # at the end of the path: a model's `types.py` must not shadow the standard library's
         sys.path += dict.fromkeys((code_directory, self._version_directory, self._location.directory))
         package = ModuleType(self._location.version)
         package.__path__ = [code_directory]
@@ -305,7 +305,7 @@ class ModelHost:
     @staticmethod
     def _attach(requests: list[InferenceRequest], content: list[Any], data: memoryview) -> None:
         tensors = [tensor for item in content for tensor in item[6]]
-        offsets = iter(places([size for _, _, _, size in tensors]))
+        offsets = iter(tensor_offsets([size for _, _, _, size in tensors]))
         for request, item in zip(requests, content, strict=True):
             for name, number, shape, size in item[6]:
                 at = next(offsets)
@@ -333,7 +333,7 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
         )
     for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
         if type(answer) is InferenceResponse and request.outcome is None and not request.is_rescheduled():
-            continue  # as nearly always
+            continue  # the usual case
         if request.is_rescheduled() and not isinstance(answer, InferenceResponse):
             if answer is not None:
                 raise _WrongAnswer(
@@ -343,7 +343,7 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
             answers[place] = InferenceResponse()
             continue
         if answer is None and request.outcome is not None:
-            continue  # its sender answers it
+            continue  # a sender answers it
         if not isinstance(answer, InferenceResponse):
             raise _WrongAnswer(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
@@ -370,7 +370,7 @@ def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceRespon
 
 
 def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[Any], list[Buffer]]:
-    """One response as `exchange` has it, and its data; `wanted` are the outputs asked for, empty for all (I6)."""
+    """Return a response as frame content, and its data. `wanted` are the requested outputs, empty for all (I6)."""
     error = answer.error()
     if error is not None:
         return [[error.code(), error.message()], answer.checked_parameters, []], []
@@ -386,14 +386,14 @@ def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[An
 
 
 def _reschedule(execution: Execution, requests: Sequence[InferenceRequest]) -> None:
-    """Of a decoupled model: those of which it wants another turn and that had no final response (S41)."""
+    """Reschedule the requests of a decoupled model that ask for it and had no final response (S41)."""
     for index, request in enumerate(requests):
         if request.is_rescheduled() and request.outcome is not None and request.outcome.close():
             execution.reschedule(index)
 
 
 def _close(requests: Sequence[InferenceRequest]) -> list[int]:
-    """Of these requests nothing more may be sent; which of them were open."""
+    """Forbid further responses to these requests; return the indices of those that were open."""
     return [index for index, request in enumerate(requests) if request.outcome is not None and request.outcome.close()]
 
 
@@ -401,12 +401,12 @@ def _load_failure(error: BaseException) -> ModelFailure:
     if isinstance(error, ModelFailure):
         return error
     if not isinstance(error, TritonModelException):
-        traceback.print_exception(error)  # chained causes, which the message leaves out
+        traceback.print_exception(error)  # with chained causes, which the message leaves out
     return ModelFailure(exception_text(error))
 
 
 def exception_text(error: BaseException) -> str:
-    """`<Type>: <text>` and where it came from, innermost line first (P12)."""
+    """`<Type>: <text>` and its locations, innermost first (P12)."""
     text = f"{type(error).__name__}: {error}"
     at = _places(error.__traceback__)
     return "\n".join([text, "", "At:", *at, ""]) if at else text

@@ -1,8 +1,7 @@
-"""A model process: takes verbs from its executor over one socket, runs them on one model, ends when the executor does.
+"""A model process: takes verbs from its executor over a socket, runs them on one model, and ends with the executor.
 
-Everything about being a process is here: dying with the parent, signals, what the standard streams do. Running the
-model's code is left to `model_host`. Started as `python -m executors.backends.python.stub.model_process` with
-`StartupArguments`.
+This module handles the process: the parent's death, signals, and the standard streams; `model_host` runs the model's
+code. Started as `python -m executors.backends.python.stub.model_process` with `StartupArguments`.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import signal
 import socket
 import sys
 
-from executors.backends.python.api.calls import carry_with
+from executors.backends.python.api.calls import set_exchange
 from executors.backends.python.api.logger import send_lines_to
 from executors.backends.python.api.metrics import write_to
 from executors.backends.python.protocol.frames import Frame, FrameError, Kind
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
-from executors.host.parentage import die_with
+from executors.host.parent_death import die_with
 
-from .answering import Abandoned, Execution
+from .answering import AbandonedRequests, Execution
 from .broker import Broker
 from .channel import Channel, ChannelClosed
 from .model_host import ModelFailure, ModelHost, ModelLocation, described
@@ -41,22 +40,22 @@ def main() -> None:
         write_to(arguments.board)
     slots = _slots(arguments.slots)
     send_lines_to(lambda level, file, line, message: _send_line(channel, level, file, line, message))
-    os.register_at_fork(after_in_child=_cut_off)
+    os.register_at_fork(after_in_child=_detach_fork)
     try:
         channel.send(Kind.READY, 0, [os.getpid(), slots is not None])
         _serve(channel, arguments.instance, slots)
     except (ChannelClosed, FrameError) as error:
         sys.stderr.write(f"model process ends: {error}\n")
         sys.stderr.flush()
-        # At once, without atexit handlers and joins: there is nobody left to whom an orderly end would matter.
+        # at once, without atexit handlers and joins: without the executor, an orderly end has no use
         os._exit(1)
 
 
 def _serve(channel: Channel, instance_name: str, slots: ModelSlots | None) -> None:
     host: ModelHost | None = None
     broker = Broker(channel)
-    carry_with(broker)
-    abandoned = Abandoned(ChannelClosed)
+    set_exchange(broker)
+    abandoned = AbandonedRequests(ChannelClosed)
     while True:
         frame = channel.receive()
         try:
@@ -70,7 +69,7 @@ def _serve(channel: Channel, instance_name: str, slots: ModelSlots | None) -> No
                     broker.returned()
                     execution.returned()
                 channel.send(Kind.COLUMNS if reply.columns else Kind.DONE, frame.call, reply.content, reply.data)
-                del reply  # it may have views of the inputs, whose memory is waited for
+                del reply  # it may have views of the inputs, whose slot waits to be reused
             elif frame.kind is Kind.HEALTH and host is not None:
                 channel.send(Kind.DONE, frame.call, host.is_ready())
             elif frame.kind is Kind.FINALIZE:
@@ -91,10 +90,10 @@ def _serve(channel: Channel, instance_name: str, slots: ModelSlots | None) -> No
                 return
 
 
-def _cut_off() -> None:
-    """A child that the model forks has no executor."""
+def _detach_fork() -> None:
+    """Disconnect a child that the model forks from the executor."""
     send_lines_to(None)
-    carry_with(None)
+    set_exchange(None)
 
 
 def _host_of(frame: Frame, instance_name: str, slots: ModelSlots | None) -> ModelHost:
@@ -108,7 +107,7 @@ def _slots(descriptor: int) -> ModelSlots | None:
     os.set_inheritable(descriptor, False)
     try:
         return ModelSlots(descriptor)
-    except (OSError, ValueError):  # there is not so much address space
+    except (OSError, ValueError):  # not enough address space
         return None
     finally:
         os.close(descriptor)
@@ -131,22 +130,22 @@ def _send_line(channel: Channel, level: int, file: str, line: int, message: str)
 
 
 def _prepare_process() -> None:
-    # Stop signals go to the whole process group; the executor decides when its model processes end (drain first).
+    # stop signals reach the whole process group; the executor decides when its model processes end (after draining)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _let_executor_decide)
-    # Not for children the model forks: multiprocessing stops its workers with SIGTERM.
+    # not for children that the model forks: multiprocessing stops its workers with SIGTERM
     os.register_at_fork(after_in_child=_restore_signals)
-    # A segmentation fault leaves a Python traceback among the last lines, which the executor reports.
+    # after a segmentation fault, a Python traceback is among the last lines, which the executor reports
     faulthandler.enable()
     faulthandler.register(TRACEBACK_SIGNAL)  # and so does a hang
-    # A new __pycache__ in a version directory would look like a changed model to a polled repository.
+    # a new __pycache__ in a version directory would look like a changed model when the repository is polled
     sys.dont_write_bytecode = True
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     sys.stderr.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
 
 
 def _let_executor_decide(_number: int, _frame: object) -> None:
-    """Nothing; a handler rather than SIG_IGN, because that would be inherited by programs the model starts."""
+    """Do nothing. A handler instead of SIG_IGN, which programs that the model starts would inherit."""
 
 
 def _restore_signals() -> None:

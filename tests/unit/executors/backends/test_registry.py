@@ -96,4 +96,4 @@ def test_given_backends_go_first(tmp_path: Path) -> None:
     mine = BackendRegistry().get("python")
     backends = BackendRegistry({"onnxruntime": mine})
     assert backends.of(source(tmp_path, "onnxruntime")) is mine
-    assert backends.made() == [mine]
+    assert backends.created() == [mine]

@@ -100,7 +100,7 @@ def test_single_responses_count_with_the_end_of_their_request() -> None:
     records = [record(0), record(0)]
     assert increments(records, executed)["r0_infer_count"] == 3
     assert increments(records, executed, [False, True]) == {"r0_infer_count": 1}
-    executed.given_up = {0}
+    executed.cancelled = {0}
     count_cancel(counts, 1, 9)
     count_cancel(counts, 100_000, 9)
     found = increments(records, executed, [False, False])

@@ -11,7 +11,7 @@ from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.answers import pack_answers, request_outputs
-from executors.batches.assembly import Planner, Workspace, groups, join, request_inputs, wanted
+from executors.batches.assembly import Planner, Workspace, groups, join, request_inputs, wanted_outputs
 
 
 def interface(
@@ -170,7 +170,7 @@ def test_only_requested_outputs_are_computed_and_sent() -> None:
     one = np.ones((1, 4), np.float32)
     records = [record(Tensor.of("x", one), outputs=("c",)), record(Tensor.of("x", one), outputs=("c", "a"))]
     run = [(planner.plan(r), r) for r in records]
-    assert wanted(model, run) == ("a", "c")
+    assert wanted_outputs(model, run) == ("a", "c")
     cuts = cut(model, run, {"a": np.ones((2, 1), np.float32), "c": np.zeros((2, 1), np.float32)})
     assert [[t.name for t in c] for c in cuts] == [["c"], ["c", "a"]]
     everything = record(Tensor.of("x", one))

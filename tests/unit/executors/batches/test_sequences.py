@@ -29,8 +29,8 @@ from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Memory, Sequences
 from executors.configuration.config import normalise
-from executors.running.incarnation import Incarnation
-from executors.running.job import Job
+from executors.running.loaded_version import LoadedVersion
+from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.settler import Settler
 from protos.model_config_pb2 import ModelConfig
 
@@ -63,34 +63,34 @@ def header(*, run: bytes = RUN, binding: int = 1, instance: int = 0, again: bool
     return BatchHeader("b", "m", 1, "hash", 1, (1,), b"f", sequences=places)
 
 
-def begin(known: Sequences, head: BatchHeader, one: RequestRecord, life: int = 1) -> BatchSteps:
+def begin(known: Sequences, head: BatchHeader, one: RequestRecord, generation: int = 1) -> BatchSteps:
     assert head.sequences is not None
-    return known.begin(head.sequences, [one], life)
+    return known.begin(head.sequences, [one], generation)
 
 
 def run(
-    known: Sequences, head: BatchHeader, one: RequestRecord, after: float, life: int = 1, **how: set[int]
+    known: Sequences, head: BatchHeader, one: RequestRecord, after: float, generation: int = 1, **how: set[int]
 ) -> tuple[float, tuple[dict, dict]]:
     """The state a request saw, and what its end leaves to be written; it leaves the state `after`."""
-    steps = begin(known, head, one, life)
+    steps = begin(known, head, one, generation)
     assert not steps.errors
     steps.steps[0].state_after = {"h": np.array([after], np.float32)}
     how = {"ended": {0}, "failed": set(), "again": set()} | how
-    left = known.commit(head, [one], steps, how["ended"], how["failed"], how["again"], "e-1", life)
+    left = known.commit(head, [one], steps, how["ended"], how["failed"], how["again"], "e-1", generation)
     return float(steps.steps[0].state_before["h"][0]), left
 
 
 def test_a_state_is_kept_written_and_ended() -> None:
     known = sequences()
     first = record(1, start=True)
-    assert known.missing(header(), [first]) == []
+    assert known.to_restore(header(), [first]) == []
     seen, (written, before) = run(known, header(), first, 5)
     assert (seen, before) == (0, {0: None})
     step = written[first.id]
     about, state = SequenceAbout.unpack(KEY, step.about), SequenceState.unpack(bytes(step.state or b""))
     assert (step.key, about.run, about.executor, about.binding, about.step) == (KEY, RUN, "e-1", 1, 1)
     assert (state.run, state.step, state.tensors[0].array().tolist()) == (RUN, 1, [5])
-    assert known.missing(header(), [record(2)]) == []
+    assert known.to_restore(header(), [record(2)]) == []
     assert run(known, header(), record(2), 6)[0] == 5
     last = record(3, end=True)
     seen, (written, _) = run(known, header(), last, 7)
@@ -103,10 +103,10 @@ def test_what_is_not_here_is_read_from_the_log() -> None:
     _, (written, _) = run(known, header(), record(1, start=True), 5)
     step = written[record(1).id]
     other = sequences()
-    assert other.missing(header(binding=2), [record(2)]) == [KEY]
+    assert other.to_restore(header(binding=2), [record(2)]) == [KEY]
     other.restore([KEY], [(step.about, bytes(step.state or b""))])
     assert run(other, header(binding=2), record(2), 6)[0] == 5
-    assert known.missing(header(binding=3), [record(3)]) == [KEY], "it has been elsewhere meanwhile"
+    assert known.to_restore(header(binding=3), [record(3)]) == [KEY], "it has been elsewhere meanwhile"
     known.restore([KEY], [None])
     assert begin(known, header(binding=3), record(3)).errors
 
@@ -141,9 +141,9 @@ def test_what_the_log_does_not_have_is_known_until_it_is_written() -> None:
     state = SequenceState.unpack(packed)
     assert (told, state.run, state.step, state.tensors[0].array().tolist()) == (about, RUN, 1, [5])
     _, (written, _) = run(known, header(), record(2), 6)
-    known.wrote(KEY, about)
+    known.mark_written(KEY, about)
     assert known.unwritten() == [KEY], "there is a newer one meanwhile"
-    known.wrote(KEY, written[record(2).id].about)
+    known.mark_written(KEY, written[record(2).id].about)
     assert known.unwritten() == []
     assert known.newest(KEY) is None
     # what failed has changed nothing that would have to be written
@@ -162,7 +162,7 @@ def test_what_the_log_does_not_have_is_known_until_it_is_written() -> None:
 def test_what_has_another_place_at_the_same_executor_is_known_although_the_log_has_an_older_state() -> None:
     known = sequences(every=5)
     _, (written, _) = run(known, header(), record(1, start=True), 5)
-    assert known.missing(header(binding=2, instance=1), [record(2)]) == [KEY]
+    assert known.to_restore(header(binding=2, instance=1), [record(2)]) == [KEY]
     known.restore([KEY], [(written[record(1).id].about, b"")])
     assert run(known, header(binding=2, instance=1), record(2), 6)[0] == 5
     # but not when another executor has gone on with it
@@ -179,10 +179,10 @@ def test_a_failure_changes_no_state_and_a_lost_settlement_goes_back() -> None:
     assert SequenceAbout.unpack(KEY, written[record(2).id].about).step == 1
     seen, (_, before) = run(known, header(), record(3), 77)
     assert seen == 5
-    known.go_back([record(3)], before)
+    known.roll_back([record(3)], before)
     assert run(known, header(), record(4), 6)[0] == 5
     known.forget([record(4)], {0})
-    assert known.missing(header(), [record(5)]) == [KEY]
+    assert known.to_restore(header(), [record(5)]) == [KEY]
 
 
 @pytest.mark.parametrize(("every", "told", "asks"), [(1, False, True), (1, True, False), (2, False, False)])
@@ -192,10 +192,12 @@ def test_what_somebody_else_may_have_run_is_asked_of_the_log(every: int, told: b
     run(known, header(), record(1, start=True), 5)
     step = record(2)
     _, (_, before) = run(known, header(), step, 6)
-    job = Job([step], lambda *_: None, header(), before=before, unwanted=frozenset({step.id} if told else ()))
+    job = SubmittedBatch(
+        [step], lambda *_: None, header(), before=before, unwanted=frozenset({step.id} if told else ())
+    )
     incarnation = SimpleNamespace(pool=SimpleNamespace(sequences=known))
-    Settler._settle_sequences(job, {0: False}, cast(Incarnation, incarnation))
-    assert known.missing(header(), [record(3)]) == ([KEY] if asks else [])
+    Settler._settle_sequences(job, {0: False}, cast(LoadedVersion, incarnation))
+    assert known.to_restore(header(), [record(3)]) == ([KEY] if asks else [])
 
 
 def test_turns_are_seen_by_the_same_request_alone() -> None:
@@ -215,9 +217,9 @@ def test_turns_are_seen_by_the_same_request_alone() -> None:
 def test_a_model_that_remembers_itself_goes_on_only_where_it_was() -> None:
     known = sequences("instances")
     run(known, header(), record(1, start=True), 0)
-    assert known.missing(header(binding=2), [record(2)]) == [], "the log could not help"
+    assert known.to_restore(header(binding=2), [record(2)]) == [], "the log could not help"
     assert not begin(known, header(), record(2)).errors
-    assert begin(known, header(), record(2), life=2).errors
+    assert begin(known, header(), record(2), generation=2).errors
     assert begin(known, header(instance=1), record(2)).errors
     assert begin(known, header(binding=2), record(2)).errors
     assert not begin(sequences("nothing"), header(), record(2)).errors
@@ -226,7 +228,7 @@ def test_a_model_that_remembers_itself_goes_on_only_where_it_was() -> None:
 def test_what_nobody_uses_is_forgotten() -> None:
     known = sequences()
     run(known, header(), record(1, start=True), 5)
-    known._kept_us = -1
+    known._max_idle_us = -1
     known._since_sweep = 1 << 20
     run(known, header(run=OTHER_RUN), record(9, start=True), 5)
     assert len(known._known) == 1
@@ -245,16 +247,18 @@ def direct(ready: bool = True) -> Sequences:
 
 def test_a_start_in_the_slot_of_a_sequence_that_did_not_end_vacates_it() -> None:
     """S33."""
-    for known, vacates in ((direct(), True), (direct(ready=False), False), (sequences(), True)):
+    for known, clears_slots in ((direct(), True), (direct(ready=False), False), (sequences(), True)):
         run(known, header(), record(1, start=True), 5)
-        assert not begin(known, header(), record(2)).vacates
-        assert not begin(known, header(), record(1, start=True)).vacates, "the same one, given out again"
-        assert not begin(known, header(run=OTHER_RUN, binding=2), record(3, start=True)).vacates, "in another slot"
-        assert not begin(known, header(run=OTHER_RUN), record(3, start=True), life=2).vacates, "another process"
-        expected = vacates and known.tensors.tells_ready
-        assert begin(known, header(run=OTHER_RUN), record(3, start=True)).vacates is expected
+        assert not begin(known, header(), record(2)).clears_slots
+        assert not begin(known, header(), record(1, start=True)).clears_slots, "the same one, given out again"
+        assert not begin(known, header(run=OTHER_RUN, binding=2), record(3, start=True)).clears_slots, "in another slot"
+        assert not begin(known, header(run=OTHER_RUN), record(3, start=True), generation=2).clears_slots, (
+            "another process"
+        )
+        expected = clears_slots and known.tensors.has_ready_control
+        assert begin(known, header(run=OTHER_RUN), record(3, start=True)).clears_slots is expected
         run(known, header(), record(4, end=True), 6)
-        assert not begin(known, header(run=OTHER_RUN), record(5, start=True)).vacates, "it had ended"
+        assert not begin(known, header(run=OTHER_RUN), record(5, start=True)).clears_slots, "it had ended"
 
 
 def test_turns_of_a_request_count_their_responses_on() -> None:
@@ -262,23 +266,23 @@ def test_turns_of_a_request_count_their_responses_on() -> None:
     known = sequences(iterative=True)
     first = record(1, start=True)
     steps = begin(known, header(), first)
-    assert steps.steps[0].given == 0
-    steps.keep_turn(0)
-    steps.steps[0].given = 3
+    assert steps.steps[0].responses_sent == 0
+    steps.keep_partial(0)
+    steps.steps[0].responses_sent = 3
     assert known.commit(header(), [first], steps, set(), set(), {0}, "e-1", 1) == ({}, {})
     later = begin(known, header(again=True), first).steps[0]
-    assert (later.given, later.start, float(later.state_before["h"][0])) == (3, False, 0)
-    assert begin(known, header(), first).steps[0].given == 0, "begun anew"
+    assert (later.responses_sent, later.start, float(later.state_before["h"][0])) == (3, False, 0)
+    assert begin(known, header(), first).steps[0].responses_sent == 0, "begun anew"
 
 
 def test_the_last_states_of_several_responses_count() -> None:
     steps = begin(sequences(), header(), record(1, start=True))
     state = Tensor.of("hn", np.array([[5]], np.float32))
     other = Tensor.of("y", np.array([[1]], np.float32))
-    assert steps.keep_one_of(0, ModelResponse([other]))
+    assert steps.keep_from_response(0, ModelResponse([other]))
     assert steps.steps[0].state_after is None
-    assert steps.keep_one_of(0, ModelResponse([other, Tensor.of("hn", np.array([[4]], np.float32))]))
-    assert not steps.keep_one_of(0, ModelResponse([state])), "nothing for its caller"
-    assert steps.keep_one_of(0, ModelResponse([state], {"a": 1}))
+    assert steps.keep_from_response(0, ModelResponse([other, Tensor.of("hn", np.array([[4]], np.float32))]))
+    assert not steps.keep_from_response(0, ModelResponse([state])), "nothing for its caller"
+    assert steps.keep_from_response(0, ModelResponse([state], {"a": 1}))
     assert steps.steps[0].state_after is not None
     assert float(steps.steps[0].state_after["h"][0]) == 5

@@ -175,10 +175,10 @@ def test_failed_versions_are_given_up_when_nobody_wants_them() -> None:
     for version in (1, 2):
         lifecycle.loading("a", version)
         lifecycle.failed("a", version, InternalError("broken"))
-    assert [(f.version, f.reason) for f in lifecycle.given_up("a", {1})] == [(2, "unloaded")]
-    assert [f.version for f in lifecycle.given_up("a")] == [1]
-    assert lifecycle.given_up("a") == []
-    assert lifecycle.given_up("unknown") == []
+    assert [(f.version, f.reason) for f in lifecycle.drop_failed("a", {1})] == [(2, "unloaded")]
+    assert [f.version for f in lifecycle.drop_failed("a")] == [1]
+    assert lifecycle.drop_failed("a") == []
+    assert lifecycle.drop_failed("unknown") == []
 
 
 def test_a_name_at_start_up_means_every_model_that_has_it() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from executors.host.devices import count_gpus, no_gpu
+from executors.host.devices import count_gpus, missing_gpu_warning
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,6 @@ def test_a_gpu_build_without_a_gpu_is_told() -> None:
     def nothing(name: str) -> object:
         raise PackageNotFoundError(name)
 
-    assert no_gpu(0, installed=nothing) == ""
-    assert no_gpu(1, installed=str) == ""
-    assert no_gpu(0, installed=str).startswith("no GPU is visible here")
+    assert missing_gpu_warning(0, installed=nothing) == ""
+    assert missing_gpu_warning(1, installed=str) == ""
+    assert missing_gpu_warning(0, installed=str).startswith("no GPU is visible here")

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from executors.host.memory import give_back_free, process_bytes, tree_bytes
+from executors.host.memory import process_bytes, release_free_memory, tree_bytes
 from executors.loading.capabilities import memory_bytes
 
 
@@ -47,7 +47,7 @@ def test_this_process_and_a_child() -> None:
         assert tree_bytes() > process_bytes(os.getpid())
     finally:
         child.communicate(b"\n")
-    give_back_free()
+    release_free_memory()
 
 
 def test_a_container_may_use_less_than_the_machine_has(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ async def test_the_last_instances_of_a_sequence_model_leave_and_what_they_knew_w
     lives: list[int] = []
     pool.sequences = SimpleNamespace(begin=lambda places, records, life: lives.append(life))  # type: ignore[assignment]
     pool.start()
-    pool.keep(1)
+    pool.set_target(1)
     assert (pool.slots, pool.is_shrinking) == (1, True)
     await pool.shrink()
     assert (pool.slots, pool.is_shrinking, [spec.name for spec in pool.specs]) == (1, False, ["m_0"])

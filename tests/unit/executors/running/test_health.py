@@ -38,23 +38,23 @@ def watch(*instances: Instance, **given: float) -> tuple[HealthWatch, list[bool]
 
     named: list[tuple[str, SelfCheckingInstance]] = [(f"m_{index}", each) for index, each in enumerate(instances)]
     asks: Callable[[], Sequence[tuple[str, SelfCheckingInstance]]] = lambda: named  # noqa: E731
-    return HealthWatch("m version 1", asks, tell, **{"every_s": 0.001, "timeout_s": 0.01, **given}), told
+    return HealthWatch("m version 1", asks, tell, **{"period_s": 0.001, "timeout_s": 0.01, **given}), told
 
 
 async def test_only_changes_are_told(caplog: pytest.LogCaptureFixture) -> None:
     one, two = Instance(), Instance()
     watching, told = watch(one, two)
-    await watching.look()
+    await watching.check()
     assert told == []
     one.answer = False
-    await watching.look()
+    await watching.check()
     two.answer = False
-    await watching.look()
+    await watching.check()
     one.answer = True
-    await watching.look()
+    await watching.check()
     assert told == [False]
     two.answer = True
-    await watching.look()
+    await watching.check()
     assert told == [False, True]
     assert [record.getMessage() for record in caplog.records] == [
         "m version 1 is not ready, m_0: is_ready says no",
@@ -74,18 +74,18 @@ async def test_what_counts_as_no(
     answer: Exception | None, well: bool, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     watching, told = watch(Instance(answer))
-    await watching.look()
-    assert (watching.well, told) == (well, [] if well else [False])
+    await watching.check()
+    assert (watching.healthy, told) == (well, [] if well else [False])
     assert text in caplog.text
 
 
 async def test_the_last_answer_of_a_busy_instance_holds() -> None:
     instance = Instance(False)
     watching, told = watch(instance)
-    await watching.look()
+    await watching.check()
     watching._idle_instances = list
-    await watching.look()
-    assert (watching.well, told, instance.asked) == (False, [False], 1)
+    await watching.check()
+    assert (watching.healthy, told, instance.asked) == (False, [False], 1)
 
 
 async def test_it_asks_again_and_again() -> None:

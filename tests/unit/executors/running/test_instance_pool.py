@@ -13,7 +13,7 @@ from instance_pool import BROKEN, DEADLY, SPEC, WRONG, Doubling, DoublingRequest
 from charonia.backend import InstanceSpec, ModelRequest, ModelResponse
 from charonia.wire import unpack_response
 from executors.batches.accounting import Death, Executed
-from executors.running.job import Job
+from executors.running.submitted_batch import SubmittedBatch
 
 
 async def test_batches_run_in_threads_of_the_instances_own() -> None:
@@ -57,7 +57,9 @@ async def test_what_is_past_its_deadline_never_starts() -> None:
     under = Pool(Doubling())
     future: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
     under.pool.submit(
-        Job([record(1, 0, deadline_ns=1), record(2, 1)], lambda _job, executed: future.set_result(executed))
+        SubmittedBatch(
+            [record(1, 0, deadline_ns=1), record(2, 1)], lambda _batch, executed: future.set_result(executed)
+        )
     )
     executed = await future
     late, fine = (unpack_response(answer) for answer in executed.answers)
@@ -127,7 +129,7 @@ async def test_queued_batches_can_be_taken_back_and_running_ones_finish() -> Non
         await asyncio.sleep(0)
     under.run(2)
     under.run(3)
-    assert len(under.pool.take_back()) == 2
+    assert len(under.pool.take_queued()) == 2
     assert under.pool.unfinished == 1
     gate.set()
     await under.pool.idle()
@@ -194,8 +196,8 @@ async def test_a_queued_batch_leaves_out_what_was_settled_meanwhile() -> None:
     instance.gate = gate
     under = Pool(instance)
     running = under.run(1)
-    job, queued = under.run_job([record(2, 2), record(3, 3)])
-    under.pool.cancel(job, frozenset([(3).to_bytes(16, "big")]))
+    batch, queued = under.run_batch([record(2, 2), record(3, 3)])
+    under.pool.cancel(batch, frozenset([(3).to_bytes(16, "big")]))
     gate.set()
     await running
     executed = await queued
@@ -209,31 +211,31 @@ async def test_a_queued_batch_leaves_out_what_was_settled_meanwhile() -> None:
 @pytest.mark.parametrize("kind", [Doubling, DoublingRequests])
 async def test_a_batch_knows_what_of_it_has_begun(kind: Any) -> None:
     under = Pool(kind())
-    job, future = under.run_job([record(1, 0, deadline_ns=1), record(2, 1)])
-    assert job.planned == ()
+    batch, future = under.run_batch([record(1, 0, deadline_ns=1), record(2, 1)])
+    assert batch.planned == ()
     await future
-    assert [index for index, _ in job.planned] == [1]
+    assert [index for index, _ in batch.planned] == [1]
     await under.pool.close()
 
 
 async def test_a_batch_that_outlasts_its_ceiling_is_told_of_and_the_others_go_on() -> None:
     gate, hangs = threading.Event(), Doubling()
     hangs.gate = gate
-    told: asyncio.Future[tuple[Job, Death]] = asyncio.get_running_loop().create_future()
-    under = Pool(hangs, Doubling(), ceiling_s=0.2, on_hung=lambda job, death: told.set_result((job, death)))
+    told: asyncio.Future[tuple[SubmittedBatch, Death]] = asyncio.get_running_loop().create_future()
+    under = Pool(hangs, Doubling(), ceiling_s=0.2, on_hung=lambda batch, death: told.set_result((batch, death)))
     futures = {}
     while not hangs.threads:  # whichever batch the hanging instance takes
-        job, future = under.run_job([record(1)])
-        futures[job] = future
+        batch, future = under.run_batch([record(1)])
+        futures[batch] = future
         await asyncio.sleep(0)
-    job, death = await asyncio.wait_for(told, 30)
+    batch, death = await asyncio.wait_for(told, 30)
     assert (death.instance, death.reason) == ("m_0", "it exceeded max_execution_s (0.2 s)")
     assert "gate.wait" in death.stderr  # where it hangs
     await under.pool.idle()  # the hanging one is given up
-    assert [j for j, future in futures.items() if not future.done()] == [job]
+    assert [j for j, future in futures.items() if not future.done()] == [batch]
     gate.set()
     await asyncio.wait_for(under.pool.close(), 30)
-    assert not futures[job].done()  # whatever it returns now is not heard
+    assert not futures[batch].done()  # whatever it returns now is not heard
 
 
 class Waiting(DoublingRequests):
@@ -259,10 +261,10 @@ async def test_a_cancel_reaches_the_run_and_keeps_the_rest_from_starting() -> No
     under = Pool(instance)
     # more rows than the model takes at once: two runs of four, and a third
     records = [record(number, number) for number in range(9)]
-    job, future = under.run_job(records)
+    batch, future = under.run_batch(records)
     await instance.began.wait()
     assert instance.runs == [4]
-    under.pool.cancel(job, frozenset(record.id for record in [records[0], *records[4:8]]))
+    under.pool.cancel(batch, frozenset(record.id for record in [records[0], *records[4:8]]))
     executed = await asyncio.wait_for(future, 30)
     assert instance.runs == [4, 1]
     assert [bool(answer) for answer in executed.answers] == [True] * 4 + [False] * 4 + [True]

@@ -30,7 +30,7 @@ from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Sequences
 from executors.configuration.config import normalise
 from executors.settling import checkpoints
-from executors.settling.checkpoints import Checkpoints, comes_late, restore, stays
+from executors.settling.checkpoints import Checkpoints, end_leaving, is_late, restore
 from protos.model_config_pb2 import ModelConfig
 
 WIDTH = 100_000
@@ -105,7 +105,7 @@ async def test_all_states_are_written_those_that_are_not_settled_yet_when_they_a
     assert (await world.states())[8] == 8
     await Checkpoints(world.log, world.settle).write(world.incarnation)  # for another reason
     for number in (9, 10):
-        stays(world.incarnation)
+        end_leaving(world.incarnation)
         await world.run(number)
         await world.settle()
     assert len(world.sequences.unwritten()) == 1, "as seldom as before, once nothing leaves"
@@ -126,7 +126,7 @@ async def test_no_write_keeps_the_log_for_long(most: int, parts: list[int], monk
         return await keep(model, states)
 
     monkeypatch.setattr(world.log, "keep_states", kept)
-    monkeypatch.setattr(checkpoints, "_MOST_AT_ONCE", most)
+    monkeypatch.setattr(checkpoints, "_MAX_STATES", most)
     await Checkpoints(world.log, world.settle).write(world.incarnation)
     assert sizes == parts
     assert len(await world.states()) == 5
@@ -180,6 +180,6 @@ def test_batches_that_were_sent_before_somebody_left() -> None:
         places = BatchPlaces(instance, 0, (SequencePlace(0, bytes(16), 1, False),))
         return BatchHeader("b", "m", 1, content_hash, 1, (1,), b"f", sequences=places)
 
-    assert not comes_late(incarnation, sent(1))
-    assert comes_late(incarnation, sent(2))
-    assert comes_late(incarnation, sent(1, "another"))
+    assert not is_late(incarnation, sent(1))
+    assert is_late(incarnation, sent(2))
+    assert is_late(incarnation, sent(1, "another"))

@@ -20,7 +20,7 @@ from charonia.wire import (
     unpack_request,
 )
 from executors.batches.accounting import BACKEND, REJECTED, Death, Executed, Execution, Failure
-from executors.settling.settlement import batch_died, batch_finished, replies, settlement, started
+from executors.settling.settlement import batch_died, batch_finished, replies, settlement, start_entry
 
 ME = "executor-1"
 MICROSECOND = 1000
@@ -96,7 +96,7 @@ def test_jobs_end_with_their_answers_and_what_happened_to_them() -> None:
     assert bad.detail == {**about, "batch_rows": 4, "queue_us": 20, "error": "no good", "code": "INVALID_ARG"}
     assert (late.state, late.detail["error"]) == (JobState.EXPIRED, "too late")
 
-    jobs, others = found.parted()
+    jobs, others = found.split_jobs()
     assert (jobs.indices, others.indices) == ([0, 1, 2], [3])
     assert jobs.requests + others.requests == found.requests
     assert jobs.ends == found.ends
@@ -130,10 +130,12 @@ def test_the_beginning_of_a_run_says_equal_attempts_once() -> None:
     records = [record(1), record(2), record(3)]
 
     def fact(*given: int) -> JournalFact:
-        (found,) = read_facts(started(ME, header(*given), records, [0, 2]))
+        (found,) = read_facts(start_entry(ME, header(*given), records, [0, 2]))
         return found
 
     ids = (records[0].id, records[2].id)
     assert fact(4, 1, 4) == JournalFact("started", ids, (4, 4), (), ME, "b-1")
     assert fact(4, 1, 5) == JournalFact("started", ids, (4, 5), (), ME, "b-1")
-    assert len(started(ME, header(4, 1, 4), records, [0, 2])[1]) < len(started(ME, header(4, 1, 5), records, [0, 2])[1])
+    assert len(start_entry(ME, header(4, 1, 4), records, [0, 2])[1]) < len(
+        start_entry(ME, header(4, 1, 5), records, [0, 2])[1]
+    )

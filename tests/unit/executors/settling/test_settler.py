@@ -34,9 +34,9 @@ from executors.batches.accounting import Executed, Execution
 from executors.batches.assembly import RequestPlan
 from executors.batches.batch_payloads import Payloads
 from executors.metrics import ExecutorMetrics
-from executors.running.incarnation import Incarnation
-from executors.running.job import Job
-from executors.settling.beginnings import Beginnings
+from executors.running.loaded_version import LoadedVersion
+from executors.running.submitted_batch import SubmittedBatch
+from executors.settling.journalled_starts import JournalledStarts
 from executors.settling.owner_reports import OwnerReports
 from executors.settling.settler import Outcome, Settler
 
@@ -90,15 +90,17 @@ async def settle(
     )
     record = unpack_request(packed)
     report_to = keys.facts("m") if link is None else b""
-    job = Job([record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), report_to), b"1-0", record.flags)
-    executed = Executed([answer], [Execution((0,), 1, 20, 90, 1, 30, 1)], again={0} if again else set())
-    incarnation = cast(Incarnation, SimpleNamespace(model="m", version=1, content_hash="h"))
-    beginnings = Beginnings(log, "executor-1")
+    job = SubmittedBatch(
+        [record], lambda *_: None, BatchHeader("b-1", "m", 1, "", 1, (0,), report_to), b"1-0", record.flags
+    )
+    executed = Executed([answer], [Execution((0,), 1, 20, 90, 1, 30, 1)], rescheduled={0} if again else set())
+    incarnation = cast(LoadedVersion, SimpleNamespace(model="m", version=1, content_hash="h"))
+    starts = JournalledStarts(log, "executor-1")
     reports = OwnerReports(log, link)
-    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), beginnings, reports)
+    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), starts, reports)
     outcomes: list[Outcome | None] = []
     if flags & FLAG_JOURNALLED:
-        beginnings.watch(job)
+        starts.watch(job)
         job.planned = [(0, cast(RequestPlan, None))]
 
     def heard(outcome: Outcome | None) -> None:
@@ -112,7 +114,7 @@ async def settle(
         await settler.settle(job, executed, incarnation)
     elif outcomes[0] is not None:
         await settler.settle(job, executed, incarnation, outcome=outcomes[0])
-    beginnings.close()
+    starts.close()
 
 
 @pytest.mark.parametrize("what", ["plain", "turned away", "lost", "fenced"])

@@ -22,8 +22,8 @@ from charonia.wire import (
     unpack_response,
 )
 from executors.batches.accounting import OTHER, Executed, Execution, Failure
-from executors.running.job import Job
-from executors.settling.trace_reports import reported
+from executors.running.submitted_batch import SubmittedBatch
+from executors.settling.trace_reports import with_reports
 
 X = Tensor.of("x", np.ones((1, 2), np.float32))
 META = request_meta(3, "abc", [X], (), {})
@@ -40,9 +40,9 @@ def context(number: int, flags: int = TIMESTAMPS, report_to: str = "") -> Contex
     return Context(flags, bytes(16), bytes([number]) * 8, report_to=report_to)
 
 
-def batch(*records: RequestRecord) -> Job:
+def batch(*records: RequestRecord) -> SubmittedBatch:
     header = BatchHeader("b-1", "m", 3, "abc", 7, tuple(range(1, len(records) + 1)), b"f:{m}")
-    return Job(list(records), lambda _job, _executed: None, header)
+    return SubmittedBatch(list(records), lambda _job, _executed: None, header)
 
 
 def answer(one: RequestRecord) -> bytes:
@@ -59,7 +59,7 @@ def test_the_traced_ones_of_a_batch() -> None:
     assert records[0].trace is not None
     records[0].trace.add(child)
     executed = Executed([answer(one) for one in records], [run(0, 1, 2)])
-    found = [unpack_response(one).report for one in reported(batch(*records), executed, executed.answers, "e-1")]
+    found = [unpack_response(one).report for one in with_reports(batch(*records), executed, executed.answers, "e-1")]
     first, none, third = found
     assert none is None
     assert first is not None
@@ -89,7 +89,7 @@ def test_a_failure_and_a_request_without_an_answer() -> None:
     records = [record(1, context(1)), record(2, context(2))]
     error = InvalidArgument("no")
     executed = Executed([pack_failure(records[0].id, "m", 3, error), b""], [], [Failure(0, error, OTHER, 900)])
-    failed, left = reported(batch(*records), executed, executed.answers, "e-1")
+    failed, left = with_reports(batch(*records), executed, executed.answers, "e-1")
     assert left == b""
     report = unpack_response(failed).report
     assert report is not None
@@ -105,5 +105,5 @@ def test_what_cannot_be_reported_is_answered_all_the_same(
     monkeypatch.setattr("executors.settling.trace_reports.report_response", fails)
     one = record(1, context(1))
     executed = Executed([answer(one)], [run(0)])
-    assert reported(batch(one), executed, executed.answers, "e-1") == executed.answers
+    assert with_reports(batch(one), executed, executed.answers, "e-1") == executed.answers
     assert "cannot be reported" in caplog.text

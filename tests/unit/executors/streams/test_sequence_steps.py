@@ -30,16 +30,16 @@ class Telling:
     """Answers each request with its inputs; keeps what it was given."""
 
     def __init__(self, failure: Exception | None = None) -> None:
-        self.given: list[list[dict[str, int]]] = []
+        self.responses_sent: list[list[dict[str, int]]] = []
         self._failure = failure
 
     async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
-        self.given.append([{t.name: int(t.array().ravel()[0]) for t in one.inputs} for one in requests])
+        self.responses_sent.append([{t.name: int(t.array().ravel()[0]) for t in one.inputs} for one in requests])
         responses.free()
         for index, request in enumerate(requests):
             responses.send(index, ModelResponse(request.inputs), final=False)
             responses.send(index, None, final=True)
-        if self._failure is not None and len(self.given) == 1:
+        if self._failure is not None and len(self.responses_sent) == 1:
             raise self._failure
 
     async def close_instance(self) -> None: ...
@@ -59,14 +59,14 @@ class Kept:
     def free(self) -> None: ...
 
 
-def batch(slots: list[int], *, rows: int, vacates: bool = False) -> tuple[BatchSteps, list[ModelRequest]]:
+def batch(slots: list[int], *, rows: int, clears_slots: bool = False) -> tuple[BatchSteps, list[ModelRequest]]:
     interface = ModelInterface.of(normalise(text_format.Parse(TEXT, ModelConfig())))
     steps = [Step(7 + slot, True, False, slot, {}) for slot in slots]
-    made = BatchSteps(SequenceTensors(interface, Path("/none")), rows, steps, {}, vacates)
+    made = BatchSteps(SequenceTensors(interface, Path("/none")), rows, steps, {}, clears_slots)
     requests = []
     for index, slot in enumerate(slots):
         request = ModelRequest("", 0, [Tensor.of("x", np.array([[10 + slot]], np.int32))], ("x",), {})
-        made.tell(index, request)
+        made.prepare(index, request)
         requests.append(request)
     return made, requests
 
@@ -75,16 +75,16 @@ async def test_answers_of_null_requests_go_nowhere() -> None:
     steps, requests = batch([1, 3], rows=4)
     instance, kept = Telling(), Kept()
     await execute_steps(instance, steps, [0, 1], requests, kept)
-    assert [(one["x"], one["READY"]) for one in instance.given[0]] == [(0, 0), (11, 1), (0, 0), (13, 1)]
+    assert [(one["x"], one["READY"]) for one in instance.responses_sent[0]] == [(0, 0), (11, 1), (0, 0), (13, 1)]
     assert kept.all == [(0, 11), (0, None), (1, 13), (1, None)]
 
 
 @pytest.mark.parametrize("failure", [None, InternalError("it does not like that")])
 async def test_a_slot_is_shown_empty_first(failure: Exception | None) -> None:
-    steps, requests = batch([0, 1], rows=2, vacates=True)
+    steps, requests = batch([0, 1], rows=2, clears_slots=True)
     instance, kept = Telling(failure), Kept()
     await execute_steps(instance, steps, [0, 1], requests, kept)
-    assert [[one["READY"] for one in given] for given in instance.given] == [[0, 0], [1, 1]]
+    assert [[one["READY"] for one in responses_sent] for responses_sent in instance.responses_sent] == [[0, 0], [1, 1]]
     assert kept.all == [(0, 10), (0, None), (1, 11), (1, None)]
 
 
@@ -93,6 +93,6 @@ async def test_an_instance_that_dies_of_empty_slots_is_dead() -> None:
         async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
             raise InstanceDied("it is gone")
 
-    steps, requests = batch([0], rows=1, vacates=True)
+    steps, requests = batch([0], rows=1, clears_slots=True)
     with pytest.raises(InstanceDied):
         await execute_steps(Dying(), steps, [0], requests, Kept())

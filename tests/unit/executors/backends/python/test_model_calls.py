@@ -15,8 +15,8 @@ from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.backends.python.child_process import ChildProcess
-from executors.backends.python.model_calls import AskedByModel
-from executors.backends.python.protocol.frames import Frame, FrameError, Kind, pack, places
+from executors.backends.python.model_calls import PendingModelCalls
+from executors.backends.python.protocol.frames import Frame, FrameError, Kind, pack, tensor_offsets
 from protos.model_config_pb2 import ModelConfig
 
 ONE = Tensor("Y", DataType.INT32, (1,), b"\1\0\0\0")
@@ -34,7 +34,7 @@ class FakeChild:
         self.slow = asyncio.Event()
         self.slow.set()
 
-    def asks(self, asked: Callable[[Frame], None], gone: Callable[[], None]) -> None:
+    def on_model_requests(self, asked: Callable[[Frame], None], gone: Callable[[], None]) -> None:
         self.asked, self.gone = asked, gone
 
     def answer(self, kind: Kind, number: int, content: Any, data: Sequence[bytes] = ()) -> None:
@@ -128,7 +128,7 @@ class World:
         self.child = FakeChild()
         self.calls = FakeCalls()
         self.batches: dict[int, Sequence[ModelRequest]] = {1: [request("a"), request("b")]}
-        self.asked = AskedByModel(cast(ChildProcess, self.child), "mine", self.calls, self.batches)
+        self.asked = PendingModelCalls(cast(ChildProcess, self.child), "mine", self.calls, self.batches)
 
     async def ask(self, *frames: Frame) -> None:
         for one in frames:
@@ -151,7 +151,7 @@ async def world() -> World:
 
 def test_frames_are_cut_as_the_test_cuts_them() -> None:
     assert call_frame(3).content()[3] == "m"
-    assert bytes(call_frame(3).data[places([4])[0] :][:4]) == b"\7\0\0\0"
+    assert bytes(call_frame(3).data[tensor_offsets([4])[0] :][:4]) == b"\7\0\0\0"
 
 
 async def test_a_call_is_answered(world: World) -> None:
@@ -257,7 +257,7 @@ async def test_models_are_loaded_and_asked_for(world: World) -> None:
 
 
 async def test_where_nobody_can_be_called_it_is_said(world: World) -> None:
-    asked = AskedByModel(cast(ChildProcess, world.child), "mine", None, {})
+    asked = PendingModelCalls(cast(ChildProcess, world.child), "mine", None, {})
     await world.ask(call_frame(1), frame(Kind.CONTROL, 2, ["unload", "m", False]))
     assert (world.error(1)[0], world.error(2)[0], asked.open_calls) == (5, 5, 0)
 

@@ -208,7 +208,7 @@ def test_without_a_directory_it_is_a_part_of_the_temporary_one(tmp_path: Path, m
     shutil.rmtree(root)
     (tmp_path / "elsewhere").mkdir()
     root.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StartupError, match="somebody else's"):
+    with pytest.raises(StartupError, match="belongs to another user"):
         Copies(None, URL, stay=False)
 
 

@@ -173,7 +173,7 @@ def test_bad_configurations_are_the_models_own(remote: Any) -> None:
 
 
 def test_no_configuration_is_that_large(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGEST_CONFIG_BYTES", 4)
+    monkeypatch.setattr(module, "_MAX_CONFIG_BYTES", 4)
     model(remote.store, config="max_batch_size: 1")
     assert str(found(remote.repository()).error) == "'config.pbtxt' has 17 bytes: that is no configuration"
     assert remote.store.copied() == []
@@ -223,7 +223,7 @@ def test_whether_somebody_waits_for_the_store(remote: Any, monkeypatch: pytest.M
 
 
 def test_a_bucket_that_was_not_meant(remote: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_OBJECTS", 2)
+    monkeypatch.setattr(module, "MAX_OBJECTS", 2)
     model(remote.store, versions=(1, 2))
     with pytest.raises(Unavailable, match=r"'s3://bucket/models' cannot be read: it holds more than 2 objects"):
         remote.repository().scan()

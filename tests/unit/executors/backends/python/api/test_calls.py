@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from executors.backends.python import api
-from executors.backends.python.api.calls import Answer, Sink, carry_with
+from executors.backends.python.api.calls import Answer, Sink, set_exchange
 from executors.backends.python.api.errors import TritonError, TritonModelException
 from executors.backends.python.api.inference import InferenceRequest
 from executors.backends.python.api.inference_response import InferenceResponse
@@ -66,9 +66,9 @@ class FakeExchange:
 @pytest.fixture
 def exchange() -> Iterator[FakeExchange]:
     found = FakeExchange()
-    carry_with(found)
+    set_exchange(found)
     yield found
-    carry_with(None)
+    set_exchange(None)
 
 
 def asked(**more: Any) -> InferenceRequest:
@@ -180,7 +180,7 @@ async def test_nothing_is_called_outside_of_execute(exchange: FakeExchange) -> N
             asked().exec()
         with pytest.raises(TritonModelException, match=ONLY_IN_EXECUTE):
             asked().async_exec()
-        carry_with(None)
+        set_exchange(None)
     assert exchange.sent == []
 
 
@@ -208,6 +208,6 @@ def test_no_model_loads_itself_while_it_is_loaded(exchange: FakeExchange) -> Non
         with pytest.raises(TritonModelException, match="model 'mine' cannot load or unload itself"):
             change("mine")
     assert exchange.sent == []
-    carry_with(None)
+    set_exchange(None)
     with pytest.raises(TritonModelException, match="outside of a model's process"):
         api.is_model_ready("mine")

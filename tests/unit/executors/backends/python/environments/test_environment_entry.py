@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from executors.backends.python.environments import environment_entry
-from executors.backends.python.environments.environment_entry import PackagesByName, lendable
+from executors.backends.python.environments.environment_entry import PackagesByName, borrowable
 
 
 def test_packages_are_found_by_name_alone(tmp_path: Path) -> None:
@@ -24,9 +24,9 @@ def test_packages_are_found_by_name_alone(tmp_path: Path) -> None:
 
 
 def test_numpy_is_lent_only_to_its_own_version_of_python() -> None:
-    packages = {"ours": {}, "lent": {"msgpack": "/a", "numpy": "/b"}, "version": [3, 11]}
-    assert lendable(packages, (3, 11)) == {"msgpack": "/a", "numpy": "/b"}
-    assert lendable(packages, (3, 12)) == {"msgpack": "/a"}
+    packages = {"ours": {}, "borrowed": {"msgpack": "/a", "numpy": "/b"}, "version": [3, 11]}
+    assert borrowable(packages, (3, 11)) == {"msgpack": "/a", "numpy": "/b"}
+    assert borrowable(packages, (3, 12)) == {"msgpack": "/a"}
 
 
 def test_the_entry_stands_alone() -> None:

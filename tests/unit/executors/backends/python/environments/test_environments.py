@@ -51,7 +51,7 @@ def test_a_directory_is_used_where_it_lies(tmp_path: Path, monkeypatch: pytest.M
     assert found.environment["PATH"].split(os.pathsep)[0] == str(root / "bin")
     packages = json.loads(found.command[-1])
     assert (Path(packages["ours"]["executors"]) / "executors").is_dir()
-    assert (Path(packages["lent"]["numpy"]) / "numpy").is_dir()
+    assert (Path(packages["borrowed"]["numpy"]) / "numpy").is_dir()
     assert packages["version"] == list(sys.version_info[:2])
 
 

@@ -63,11 +63,11 @@ def test_files_links_and_modes(mode: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("adds", "text"),
     [
-        ([file("../outside")], "which lies outside of it"),
-        ([file("a/../../outside")], "which lies outside of it"),
-        ([file("/tmp/charonia-outside")], "which lies outside of it"),
-        ([link("mine", "../outside", tarfile.LNKTYPE)], "which lies outside of it"),
-        ([link("../outside", "x")], "which lies outside of it"),
+        ([file("../outside")], "which is outside of it"),
+        ([file("a/../../outside")], "which is outside of it"),
+        ([file("/tmp/charonia-outside")], "which is outside of it"),
+        ([link("mine", "../outside", tarfile.LNKTYPE)], "which is outside of it"),
+        ([link("../outside", "x")], "which is outside of it"),
         ([link("device", "", tarfile.CHRTYPE)], "which is no file, directory or link"),
         ([link("pipe", "", tarfile.FIFOTYPE)], "which is no file, directory or link"),
     ],

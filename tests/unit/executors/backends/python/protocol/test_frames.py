@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from executors.backends.python.protocol.frames import HEADER_BYTES, FrameError, FrameReader, Kind, pack, places
+from executors.backends.python.protocol.frames import HEADER_BYTES, FrameError, FrameReader, Kind, pack, tensor_offsets
 
 
 def feed(reader: FrameReader, data: bytes) -> list:
@@ -56,4 +56,4 @@ def test_unreadable_meta_is_refused() -> None:
 
 
 def test_places_are_aligned() -> None:
-    assert places([1, 16, 0, 17, 3]) == [0, 16, 32, 32, 64]
+    assert tensor_offsets([1, 16, 0, 17, 3]) == [0, 16, 32, 32, 64]

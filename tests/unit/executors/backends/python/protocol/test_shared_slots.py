@@ -34,7 +34,7 @@ Ends = tuple[ExecutorSlots, ModelSlots]
 
 def fill(model: ModelSlots, place: tuple[int, int], *outputs: bytes) -> None:
     """What a model process does with outputs."""
-    room = model.room(place[0], [len(one) for one in outputs])
+    room = model.output_views(place[0], [len(one) for one in outputs])
     assert room is not None
     for view, output in zip(room, outputs, strict=True):
         view[:] = output
@@ -123,8 +123,8 @@ def test_what_is_small_or_does_not_fit_goes_another_way(ends: Ends) -> None:
     executor, model = ends
     assert executor.put([LARGE[: SHARED_BYTES // 2]]) is None
     assert executor.put([bytes(SLOT_BYTES)]) is None
-    assert model.room(INPUT_SLOTS, [10]) is None
-    assert model.room(INPUT_SLOTS, [SLOT_BYTES]) is None
+    assert model.output_views(INPUT_SLOTS, [10]) is None
+    assert model.output_views(INPUT_SLOTS, [SLOT_BYTES]) is None
 
 
 def test_a_model_cannot_take_the_memory_away(ends: Ends) -> None:

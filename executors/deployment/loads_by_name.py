@@ -1,6 +1,6 @@
-"""Loads and unloads that name a model: all models of that name, one in each repository that has it (R2).
+"""Loads and unloads by name: all models with that name, one in each repository that has it (R2).
 
-Without `--model-namespacing` there is one, and this hands on what it is asked.
+Without `--model-namespacing` there is only one, and calls are passed on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.facts.events import ModelRequested
-from executors.loading.placing import NotPlacedHere
+from executors.loading.placement_rules import NotPlacedHere
 from executors.repository.model_repository import ModelRepository
 
 from .lifecycle import Lifecycle, poll_failure
@@ -19,27 +19,27 @@ from .lifecycle import Lifecycle, poll_failure
 _log = logging.getLogger(__name__)
 
 
-class Loads(Protocol):
-    """What this needs of whoever loads models (`deployment`), by key."""
+class ModelLoads(Protocol):
+    """Loads and unloads models by key. Implemented by `executors.deployment.deployment.Deployment`."""
 
     async def load(self, model: str, request: ModelRequested | None) -> None: ...
 
     async def unload(self, model: str, *, dependents: bool = False) -> None: ...
 
 
-class Named:
-    """The models of one executor by name."""
+class LoadsByName:
+    """Loads and unloads one executor's models by name."""
 
-    def __init__(self, repository: ModelRepository, lifecycle: Lifecycle, loads: Loads) -> None:
+    def __init__(self, repository: ModelRepository, lifecycle: Lifecycle, loads: ModelLoads) -> None:
         self._repository = repository
         self._lifecycle = lifecycle
         self._loads = loads
 
     async def load(self, name: str, request: ModelRequested) -> None:
-        """Load every model of the name; what a request brings holds for each of them.
+        """Load every model with this name; the request's override holds for each of them.
 
-        Files of its own make a model without a repository (R25). Raises R20's error when there is none or one cannot
-        be polled, else R21's with a part for each model that failed.
+        A request with files makes a model that needs no repository (R25). Raises R20's error when there is no such
+        model or one cannot be polled, else R21's with a part for each model that failed.
         """
         try:
             keys = [name] if request.files else await asyncio.to_thread(self._repository.keys, name)
@@ -69,6 +69,6 @@ class Named:
         return None
 
     async def unload(self, name: str, *, dependents: bool) -> None:
-        """Unload every model of the name."""
+        """Unload every model with this name."""
         for key in self._lifecycle.keys(name) or [name]:
             await self._loads.unload(key, dependents=dependents)

@@ -9,7 +9,7 @@ import pytest
 from charonia.errors import InvalidArgument
 from executors.backends.registry import BackendRegistry
 from executors.loading.capabilities import Capabilities
-from executors.loading.placing import DEFAULT_POOL, NotPlacedHere, Placing
+from executors.loading.placement_rules import DEFAULT_POOL, NotPlacedHere, PlacementRules
 from executors.repository.model_directory import ModelDirectory
 from executors.repository.model_repository import ModelRepository
 
@@ -22,8 +22,8 @@ def model(directory: Path, config: str) -> ModelDirectory:
     return found
 
 
-def placing(pool: str, *, gpus: int = 0, has_backend: bool = True, **labels: str) -> Placing:
-    return Placing(pool, Capabilities(BackendRegistry(), gpus=gpus, given=labels), lambda _: has_backend)
+def placement(pool: str, *, gpus: int = 0, has_backend: bool = True, **labels: str) -> PlacementRules:
+    return PlacementRules(pool, Capabilities(BackendRegistry(), gpus=gpus, configured=labels), lambda _: has_backend)
 
 
 def require(text: str) -> str:
@@ -34,25 +34,25 @@ def test_what_is_detected_can_be_required(tmp_path: Path) -> None:
     found = model(
         tmp_path, require("device=cpu,gpus=0,!rack,backend=onnxruntime,backend=python,memory_gib>0.1,cpus>=1")
     )
-    placing("any").select(found)
+    placement("any").select(found)
     with pytest.raises(NotPlacedHere, match=r"has gpus=1$"):
-        placing("any", gpus=1).select(found)
+        placement("any", gpus=1).select(found)
     with pytest.raises(NotPlacedHere, match="'!rack'"):
-        placing("any", rack="4").select(found)
+        placement("any", rack="4").select(found)
 
 
 def test_a_label_given_by_hand_wins(tmp_path: Path) -> None:
     found = model(tmp_path, require("device=quantum"))
     with pytest.raises(NotPlacedHere):
-        placing("any").select(found)
-    placing("any", device="quantum").select(found)
+        placement("any").select(found)
+    placement("any", device="quantum").select(found)
 
 
 def test_only_a_pool_with_a_name_leaves_to_others_what_it_cannot_run(tmp_path: Path) -> None:
     found = model(tmp_path, "")
-    placing(DEFAULT_POOL, has_backend=False).check(found)
+    placement(DEFAULT_POOL, has_backend=False).check(found)
     with pytest.raises(NotPlacedHere, match=r"^an executor of the pool 'cpu' has no backend 'onnxruntime'$"):
-        placing("cpu", has_backend=False).check(found)
+        placement("cpu", has_backend=False).check(found)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_only_a_pool_with_a_name_leaves_to_others_what_it_cannot_run(tmp_path: P
 )
 def test_groups_for_devices_that_are_not_there(group: str, gpus: int, reason: str, tmp_path: Path) -> None:
     found = model(tmp_path, f"instance_group {{ {group} }}")
-    placing(DEFAULT_POOL, gpus=gpus).check(found)
+    placement(DEFAULT_POOL, gpus=gpus).check(found)
     if not reason:
-        placing("p", gpus=gpus).check(found)
+        placement("p", gpus=gpus).check(found)
         return
     with pytest.raises(NotPlacedHere, match=reason):
-        placing("p", gpus=gpus).check(found)
+        placement("p", gpus=gpus).check(found)
 
 
 def test_what_cannot_be_understood_is_no_placement(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"^'charonia.require' must be terms") as caught:
-        placing("any").select(model(tmp_path, require("memory > lots of")))
+        placement("any").select(model(tmp_path, require("memory > lots of")))
     assert not isinstance(caught.value, NotPlacedHere)

@@ -1,4 +1,4 @@
-"""One loaded version of a model, as its batches, its settlements and its retirement see it; `loader` makes it."""
+"""One loaded version of a model: its source, interface and instances. `executors.loading.loader` makes it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .instance_pool import InstancePool
 
 
 @dataclass(slots=True, eq=False)
-class Incarnation:
-    """One loaded version: what it is, its instances, and what its warm-up did (I12)."""
+class LoadedVersion:
+    """A loaded version, its instances, and the results of its warm-up, which are counted (I12)."""
 
     model: str
     """The model's key."""
@@ -30,7 +30,7 @@ class Incarnation:
     load_ns: int
     health_interval_s: float = DEFAULT_INTERVAL_S
     health: asyncio.Task[None] | None = None
-    """Watches whether it is well, once it is served (P6)."""
+    """The task of its health checks while it is served (P6)."""
 
     @property
     def version(self) -> int:

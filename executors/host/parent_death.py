@@ -1,4 +1,4 @@
-"""A process that ends when the one that started it does, however that ends."""
+"""Makes a process end when its parent ends."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """End when `parent` ends: also while model code runs and nobody reads the socket between the two."""
+    """End this process when `parent` ends, even while model code runs and the socket to the parent is not read."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above took effect
+    if os.getppid() != parent:  # the parent died before the line above took effect
         os._exit(1)

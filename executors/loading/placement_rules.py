@@ -1,7 +1,7 @@
-"""Whether a model may be loaded on this executor: what its configuration asks for, and what the executor can do.
+"""Decides whether a model may be loaded on this executor, from its configuration and the executor's capabilities.
 
-In the pool `default` an executor is expected to run all that its repository holds: what it cannot run is a load
-failure, as Triton has it. In a pool with a name it leaves that to the other pools.
+In the pool `default` an executor must run all models of its repository: one that it cannot run is a failed load, as in
+Triton. In a named pool it leaves such models to other pools.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ DEFAULT_POOL = "default"
 
 
 class NotPlacedHere(Unavailable):
-    """A model is not loaded here, and that is as it should be."""
+    """A model is placed elsewhere, which is no failure."""
 
 
-class Placing:
-    """The rules of one executor."""
+class PlacementRules:
+    """The placement rules of one executor."""
 
     def __init__(
         self, pool: str, capabilities: Capabilities, can_find_backend: Callable[[ModelDirectory], bool]
@@ -33,9 +33,9 @@ class Placing:
         self._can_find_backend = can_find_backend
 
     def select(self, directory: ModelDirectory) -> list[int]:
-        """The versions that its configuration wants to be served here. Its files need not be there yet.
+        """Return the versions to serve here according to the configuration. The model's files are not needed yet.
 
-        Raises `NotPlacedHere` with the reason, or `InvalidArgument` for what cannot be understood or leaves none.
+        Raises `NotPlacedHere` with the reason, or `InvalidArgument` for a malformed configuration or no version.
         """
         selected = directory.selected_versions()
         placement = placement_of(directory.required_config())
@@ -45,9 +45,9 @@ class Placing:
         return selected
 
     def check(self, directory: ModelDirectory) -> None:
-        """Whether what it needs to run is here, its files being so. Raises `NotPlacedHere` with what is missing.
+        """Check that a fetched model's backend and devices are available. Raises `NotPlacedHere` with what is missing.
 
-        May read metadata: not for the event loop.
+        May read metadata: call it in a thread.
         """
         config = directory.required_config()
         if self._pool == DEFAULT_POOL:

@@ -13,28 +13,28 @@ from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.resource_waits import TurnsNote
 from charonia.models.interface import InstanceGroup, ResourceNeed
 from executors.running.rate_limiter import RateLimiter
-from executors.running.turns import Turnstile
-from executors.settling.turn_notes import TurnNotes
+from executors.running.resource_grants import ResourceGrants
+from executors.settling.wait_reports import WaitReports
 
 
 async def test_what_waits_at_two_looks_is_told_while_calls_are_open() -> None:
     gate = threading.Event()
-    turnstile = Turnstile(RateLimiter({(-1, "r"): 2}))
+    grants = ResourceGrants(RateLimiter({(-1, "r"): 2}))
     group = InstanceGroup("m", 1, "KIND_CPU", resources=(ResourceNeed("r", 2, True),))
-    pools = [Pool(one, group=group, turnstile=turnstile) for one in (Doubling(gate), Doubling())]
+    pools = [Pool(one, group=group, resource_grants=grants) for one in (Doubling(gate), Doubling())]
     incarnations = [SimpleNamespace(model=name, version=1, pool=p.pool) for name, p in zip("ab", pools, strict=True)]
     log = MemoryLog()
     calls = 1
-    notes = TurnNotes(log, "e", turnstile.limiter, lambda: incarnations, lambda: calls)  # type: ignore[arg-type,return-value]
+    notes = WaitReports(log, "e", grants.limiter, lambda: incarnations, lambda: calls)  # type: ignore[arg-type,return-value]
 
     async def told() -> TurnsNote | None:
-        await notes.look()
+        await notes.check()
         (note,) = await log.notes([keys.turns("e")])
         return TurnsNote.unpack(note) if note is not None else None
 
-    holds, held = pools[0].run_job([record(1)])
+    holds, held = pools[0].run_batch([record(1)])
     assert await told() is None
-    waits, answered = pools[1].run_job([record(2)])
+    waits, answered = pools[1].run_batch([record(2)])
     assert await told() is None, "it has not waited for long"
     calls = 0
     assert await told() is None, "nobody waits for anybody"

@@ -1,4 +1,4 @@
-"""How long one execution of a model may take: `parameters: charonia.max_execution_s`, for backends of every kind."""
+"""Parameters of a model's configuration that are times, such as `charonia.max_execution_s`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ DEFAULT_MAX_EXECUTION_S = 600.0
 
 
 def max_execution_s(source: ModelSource) -> float:
-    """Seconds; 0 is no limit. Raises `InvalidArgument` for a value that is no time."""
+    """Return a model's time limit for one execution in seconds; 0: no limit. Raises `InvalidArgument`."""
     return parameter_seconds(source, MAX_EXECUTION, DEFAULT_MAX_EXECUTION_S)
 
 
 def parameter_seconds(source: ModelSource, key: str, default: float) -> float:
-    """A parameter of a model's configuration that is a time. Raises `InvalidArgument`."""
+    """Return a parameter in seconds. Raises `InvalidArgument` for a value that is no time."""
     parameters = source.config.parameters
     return number(key, parameters[key].string_value) if key in parameters else default
 
 
 def number(key: str, text: str) -> float:
-    """A finite number of at least 0. Raises `InvalidArgument`, naming `key`."""
+    """Parse a finite number of at least 0. Raises `InvalidArgument` with `key` in the message."""
     try:
         found = float(text)
     except ValueError:

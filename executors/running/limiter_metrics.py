@@ -1,4 +1,4 @@
-"""What a rate limiter holds back, for Prometheus; only where rates are limited (`executors.running.rate_limiter`)."""
+"""Prometheus metrics of the rate limiter: resources, and requests that wait for them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .running.rate_limiter import GLOBAL, RateLimiter
+from .rate_limiter import GLOBAL, RateLimiter
 
 
 class LimiterMetrics(Collector):
-    """`waiting` gives (model, version, requests) that wait for their instance's turn. Read when scraped."""
+    """Reads the limiter when scraped. `waiting` yields (model, version, number of requests that wait for resources)."""
 
     def __init__(self, limiter: RateLimiter, waiting: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
         self._limiter = limiter
         self._waiting = waiting
 
     def collect(self) -> Iterator[Metric]:
-        # beside the owner's count, which does not know what was given out and has not begun (M2)
+        # adds to the owner's count, which does not include dispatched requests that have not started
         pending = GaugeMetricFamily(
             "nv_inference_pending_request_count",
             "Instantaneous number of pending requests awaiting execution per-model.",

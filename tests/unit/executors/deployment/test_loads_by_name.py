@@ -10,8 +10,8 @@ import pytest
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unavailable
 from charonia.facts.events import ModelRequested
 from executors.deployment.lifecycle import Lifecycle
-from executors.deployment.named import Named
-from executors.loading.placing import NotPlacedHere
+from executors.deployment.loads_by_name import LoadsByName
+from executors.loading.placement_rules import NotPlacedHere
 from executors.repository.model_repository import ModelRepository
 
 
@@ -38,11 +38,11 @@ def roots(tmp_path: Path) -> list[Path]:
     return found
 
 
-def named(roots: list[Path], loads: Loads, *, namespacing: bool = True) -> Named:
+def named(roots: list[Path], loads: Loads, *, namespacing: bool = True) -> LoadsByName:
     lifecycle = Lifecycle("e", "explicit")
     for root in roots:
         lifecycle.loading(f"{root}::m", 1)
-    return Named(ModelRepository(roots, namespacing=namespacing), lifecycle, loads)
+    return LoadsByName(ModelRepository(roots, namespacing=namespacing), lifecycle, loads)
 
 
 def request(**more: object) -> ModelRequested:

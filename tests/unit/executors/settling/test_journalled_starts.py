@@ -14,8 +14,8 @@ from charonia.eventlog.port import Fields
 from charonia.facts.journal import JournalFact, read_facts
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOURNALLED, BatchHeader, RequestRecord, pack_request, request_meta, unpack_request
-from executors.running.job import Job
-from executors.settling.beginnings import Beginnings
+from executors.running.submitted_batch import SubmittedBatch
+from executors.settling.journalled_starts import JournalledStarts
 
 
 def record(number: int, flags: int = FLAG_JOURNALLED) -> RequestRecord:
@@ -29,13 +29,13 @@ def record(number: int, flags: int = FLAG_JOURNALLED) -> RequestRecord:
     )
 
 
-def job_of(*records: RequestRecord) -> Job:
+def job_of(*records: RequestRecord) -> SubmittedBatch:
     header = BatchHeader("batch-1", "m", 1, "h", 1, tuple(range(1, len(records) + 1)), b"f:{m}")
-    return Job(records, lambda _job, _executed: None, header, b"1-0", FLAG_JOURNALLED)
+    return SubmittedBatch(records, lambda _job, _executed: None, header, b"1-0", FLAG_JOURNALLED)
 
 
-def begin(job: Job, *indices: int) -> None:
-    job.planned = [(index, None) for index in indices]  # type: ignore[misc]
+def begin(batch: SubmittedBatch, *indices: int) -> None:
+    batch.planned = [(index, None) for index in indices]  # type: ignore[misc]
 
 
 async def journal(log: MemoryLog) -> list[JournalFact]:
@@ -44,45 +44,45 @@ async def journal(log: MemoryLog) -> list[JournalFact]:
 
 async def test_a_batch_that_lasts_is_told_of_once() -> None:
     log = MemoryLog()
-    beginnings = Beginnings(log, "executor-1")
-    job = job_of(record(1), record(2, 0), record(3))
-    beginnings.watch(job)
+    starts = JournalledStarts(log, "executor-1")
+    batch = job_of(record(1), record(2, 0), record(3))
+    starts.watch(batch)
     await asyncio.sleep(0.05)  # it waits for its instance
     assert await journal(log) == []
-    begin(job, 1, 2)
+    begin(batch, 1, 2)
     async with asyncio.timeout(30):
         while not (told := await journal(log)):
             await asyncio.sleep(0.005)
     assert told == [JournalFact("started", (bytes([3]) * 16,), (3,), (), "executor-1", "batch-1")]
-    assert beginnings.told_with(job, [0, 1, 2]) is None
-    await beginnings.tell(job)
+    assert starts.reported_with(batch, [0, 1, 2]) is None
+    await starts.report(batch)
     assert await journal(log) == told
-    beginnings.close()
+    starts.close()
 
 
 async def test_the_end_of_a_short_batch_tells_it_for_all_that_began() -> None:
-    beginnings = Beginnings(MemoryLog(), "executor-1")
-    job = job_of(record(1), record(2, 0), record(3))
-    beginnings.watch(job)
-    begin(job, 0, 1, 2)
-    beginnings.forget(job)
-    assert beginnings.told_with(job, [2, 1, 0]) == ("executor-1", "batch-1")
-    assert beginnings.told_with(job, [2, 1, 0]) is None
-    beginnings.close()
+    starts = JournalledStarts(MemoryLog(), "executor-1")
+    batch = job_of(record(1), record(2, 0), record(3))
+    starts.watch(batch)
+    begin(batch, 0, 1, 2)
+    starts.forget(batch)
+    assert starts.reported_with(batch, [2, 1, 0]) == ("executor-1", "batch-1")
+    assert starts.reported_with(batch, [2, 1, 0]) is None
+    starts.close()
 
 
 @pytest.mark.parametrize(("began", "ending"), [((0, 1, 2), (0, 1)), ((0,), (0, 2)), ((), (0, 2)), ((1,), (1,))])
 async def test_an_end_of_others_than_those_that_began_does_not(began: tuple[int, ...], ending: tuple[int, ...]) -> None:
     log = MemoryLog()
-    beginnings = Beginnings(log, "executor-1")
-    job = job_of(record(1), record(2, 0), record(3))
-    beginnings.watch(job)
-    begin(job, *began)
-    assert beginnings.told_with(job, ending) is None
-    await beginnings.tell(job)
+    starts = JournalledStarts(log, "executor-1")
+    batch = job_of(record(1), record(2, 0), record(3))
+    starts.watch(batch)
+    begin(batch, *began)
+    assert starts.reported_with(batch, ending) is None
+    await starts.report(batch)
     expected = [bytes([index + 1]) * 16 for index in began if index != 1]
     assert [list(fact.ids) for fact in await journal(log)] == ([expected] if expected else [])
-    beginnings.close()
+    starts.close()
 
 
 async def test_a_log_that_is_away_hears_nothing_later() -> None:
@@ -90,10 +90,10 @@ async def test_a_log_that_is_away_hears_nothing_later() -> None:
         async def append(self, stream: bytes, fields: Fields) -> bytes:
             raise LogUnavailable("away")
 
-    beginnings = Beginnings(Away(), "executor-1")
-    job = job_of(record(1))
-    beginnings.watch(job)
-    begin(job, 0)
-    await beginnings.tell(job)
-    assert not job.untold
-    beginnings.close()
+    starts = JournalledStarts(Away(), "executor-1")
+    batch = job_of(record(1))
+    starts.watch(batch)
+    begin(batch, 0)
+    await starts.report(batch)
+    assert not batch.start_unreported
+    starts.close()

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from executors.deployment.retiring import Retirement
+from executors.deployment.retirement import Retirement
 
 
 class Pool:

@@ -1,0 +1,268 @@
+"""Writes responses of streamed batches to the log as soon as they are made: in order, one write at a time.
+
+Responses made during a write go with the next one, in one entry per endpoint. A job's responses are stored before they
+are visible. The owner of a batch is notified of a request's first response in the write that makes it visible. Final
+responses are written with the settlement of their requests (`settler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+
+from charonia import keys
+from charonia.calls.reporting import replies_of
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError
+from charonia.eventlog.port import EventLog
+from charonia.facts.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
+from charonia.tensors import Buffer
+from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord
+from executors.announcing import insist
+from executors.batches.batch_payloads import Payloads
+from executors.running.submitted_batch import SettlePart, SubmittedBatch
+from executors.streams.streamed_batch import Outgoing, StreamedBatch
+
+from .owner_reports import OwnerReports
+
+_log = logging.getLogger(__name__)
+
+_NOT_TAKEN = "responses cannot be written"
+
+
+class ResponseWriter:
+    """Writes one executor's responses. `unwanted(batch, ids)` is called for jobs that take no more responses."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        executor: str,
+        payloads: Payloads,
+        unwanted: Callable[[SubmittedBatch, frozenset[bytes]], None],
+        reports: OwnerReports,
+    ) -> None:
+        self._log = log
+        self._executor = executor
+        self._payloads = payloads
+        self._unwanted = unwanted
+        self._reports = reports
+        self.on_first: Callable[[SubmittedBatch, RequestRecord], None] | None = None
+        """Called for each first response of models that may give several."""
+        self._open: dict[StreamedBatch, tuple[SubmittedBatch, SettlePart]] = {}
+        self._waiting: list[Outgoing] = []
+        self._unwritten: dict[StreamedBatch, int] = {}
+        self._written = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self, streamed: StreamedBatch, batch: SubmittedBatch, settle: SettlePart) -> None:
+        """Accept responses of this batch from now on. `settle` settles requests that end."""
+        self._open[streamed] = (batch, settle)
+        self._unwritten[streamed] = 0
+        if self.on_first is not None and streamed.several:
+            streamed.on_first = partial(self.on_first, batch)
+
+    def close(self, streamed: StreamedBatch) -> None:
+        """Forget a batch that has ended."""
+        self._open.pop(streamed, None)
+        self._unwritten.pop(streamed, None)
+
+    def put(self, outgoing: Outgoing) -> None:
+        if outgoing.batch not in self._open:
+            outgoing.batch.flow.written(outgoing.record)
+            return
+        self._unwritten[outgoing.batch] += 1
+        self._waiting.append(outgoing)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._write_all(), name="responses")
+
+    def freed(self, streamed: StreamedBatch) -> None:
+        """Notify the owner that the batch's instance is free, unless the batch ends at once."""
+        asyncio.get_running_loop().call_soon(self._report_freed, streamed)
+
+    async def written(self, streamed: StreamedBatch) -> None:
+        """Wait until all responses that were put of a batch are in the log."""
+        while self._unwritten.get(streamed):
+            await self._written.wait()
+
+    async def report_again(self, model: str) -> None:
+        """Repeat the reports on a model's open batches for its new owner."""
+        for streamed, (batch, _) in list(self._open.items()):
+            if batch.header is None or batch.header.model != model:
+                continue
+            stream = keys.facts(model)
+            if streamed.freed.is_set():
+                await self._append(stream, _freed(self._executor, batch))
+            if begun := streamed.begun_ids():
+                await self._append(stream, _begun(self._executor, batch, begun))
+
+    async def closed(self) -> None:
+        """Abandon what the log has not taken."""
+        tasks = [*self._tasks, *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _report_freed(self, streamed: StreamedBatch) -> None:
+        known = self._open.get(streamed)
+        if known is None or streamed.all_ended or known[0].header is None:
+            return
+        task = asyncio.get_running_loop().create_task(
+            self._reports.send(known[0].header, _freed(self._executor, known[0]))
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                for part in _parts(waiting):
+                    await self._write_part(part)
+        finally:
+            self._task = None
+
+    async def _write_part(self, part: list[Outgoing]) -> None:
+        try:
+            await self._write(part)
+        except Exception:  # our fault: later responses must not wait for ever
+            _log.exception("%d responses were not written", len(part))
+        for one in part:
+            one.batch.flow.written(one.record)
+            if one.batch in self._unwritten:
+                self._unwritten[one.batch] -= 1
+        written, self._written = self._written, asyncio.Event()
+        written.set()
+
+    async def _write(self, waiting: list[Outgoing]) -> None:
+        by_batch: dict[StreamedBatch, list[Outgoing]] = {}
+        for one in waiting:
+            by_batch.setdefault(one.batch, []).append(one)
+        facts: list[Awaitable[None]] = []
+        for streamed, ones in by_batch.items():
+            if (known := self._open.get(streamed)) is not None:
+                facts += self._first_responses(streamed, known[0], ones)
+        if any(known[0].flags & FLAG_JOB for streamed in by_batch if (known := self._open.get(streamed)) is not None):
+            # readers of a job see its responses at once: the next owner must know of them by then
+            await asyncio.gather(*facts)
+            facts.clear()
+            await self._keep(by_batch)
+        settlements: list[Awaitable[None]] = []
+        sent: list[tuple[str, bytes]] = []
+        for streamed, ones in by_batch.items():
+            known = self._open.get(streamed)
+            if known is None:
+                continue
+            batch, settle = known
+            records = [(batch.records[one.index].endpoint, self._of(batch, one)) for one in ones if not one.final]
+            records = [(endpoint, record) for endpoint, record in records if endpoint and record]
+            ended = {one.index: one.record for one in ones if one.final}
+            if ended:
+                last = streamed.all_ended and self._unwritten[streamed] == len(ones)
+                part = streamed.part(ended)
+                over = [one for one in ones if one.final and not one.rescheduled]
+                batch.ended.update(batch.records[one.index].id for one in over)
+                settlements.append(settle(batch, part, records, last))
+                if marked := [batch.records[one.index].id for one in over if one.response_index]:
+                    settlements.append(self._unmark(streamed, batch, marked))
+            else:
+                sent += records
+        replies = [self._append(reply.stream, reply.fields) for reply in replies_of(sent)]
+        # one write, in this order: the log's connection keeps the order of calls of one tick
+        await asyncio.gather(*facts, *replies, *settlements)
+
+    async def _keep(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
+        """Store the responses of jobs, all but final ones. A job that takes no more is cancelled."""
+        keeping: list[Awaitable[None]] = []
+        for streamed, ones in by_batch.items():
+            known = self._open.get(streamed)
+            if known is None or not any(record.is_job for record in known[0].records):
+                continue
+            of_request: dict[int, list[Outgoing]] = {}
+            for one in ones:
+                if known[0].records[one.index].is_job and one.record and not one.final:
+                    of_request.setdefault(one.index, []).append(one)
+            keeping += [self._keep_of(known[0], index, some) for index, some in of_request.items()]
+        if keeping:
+            await asyncio.gather(*keeping)
+
+    async def _keep_of(self, batch: SubmittedBatch, index: int, ones: list[Outgoing]) -> None:
+        assert batch.header is not None
+        model, record, attempt = batch.header.model, batch.records[index], batch.header.attempts[index]
+        taken = True
+
+        async def keep() -> None:
+            nonlocal taken
+            records = [one.record for one in ones]
+            taken = await self._log.add_job_responses(model, record.id, attempt, ones[0].response_index, records)
+
+        await insist(keep, _NOT_TAKEN)
+        if not taken:
+            self._unwanted(batch, frozenset((record.id,)))
+
+    def _first_responses(
+        self, streamed: StreamedBatch, batch: SubmittedBatch, ones: list[Outgoing]
+    ) -> list[Awaitable[None]]:
+        """Report the requests that have a first response here: to the owner, and with marks for the next owner.
+
+        Requests that end in the same write are left out, except jobs, whose responses can be read before their end.
+        """
+        ended = {one.index for one in ones if one.final and not one.rescheduled and not batch.records[one.index].is_job}
+        begun = {one.index for one in ones if one.begins} - ended
+        if not begun or batch.header is None:
+            return []
+        ids = [batch.records[index].id for index in sorted(begun)]
+        reports: list[Awaitable[None]] = [self._reports.send(batch.header, _begun(self._executor, batch, ids))]
+        if not streamed.batch.interface.repeatable:
+            key, times = keys.visible(batch.header.model), dict.fromkeys(ids, wall_ns() // 1000)
+            reports.append(insist(lambda: self._log.set_times(key, times), _NOT_TAKEN))
+        return reports
+
+    async def _unmark(self, streamed: StreamedBatch, batch: SubmittedBatch, ids: Sequence[bytes]) -> None:
+        """Remove the marks of requests that have ended. An owner removes those that stay."""
+        if batch.header is not None and streamed.several and not streamed.batch.interface.repeatable:
+            with contextlib.suppress(CharoniaError):
+                await self._log.drop_times(keys.visible(batch.header.model), ids)
+
+    def _of(self, batch: SubmittedBatch, one: Outgoing) -> bytes:
+        """The record as it is sent; empty when the request is no longer wanted."""
+        if not one.batch.wanted(one.index):
+            return b""
+        if batch.flags & FLAG_REPLY_BY_REFERENCE:
+            return self._payloads.refer([batch.records[one.index]], [one.record])[0]
+        return one.record
+
+    async def _append(self, stream: bytes, fields: Sequence[Buffer]) -> None:
+        await insist(lambda: self._log.append(stream, fields), _NOT_TAKEN)
+
+
+def _parts(waiting: list[Outgoing]) -> Iterator[list[Outgoing]]:
+    """Split responses into parts that are written one after the other.
+
+    A write puts final responses last, so in an ordered batch no response may follow a final one in the same part.
+    """
+    part: list[Outgoing] = []
+    ended: set[StreamedBatch] = set()
+    for one in waiting:
+        if one.batch in ended and not one.final:
+            yield part
+            part, ended = [], set()
+        part.append(one)
+        if one.final and one.batch.ordered:
+            ended.add(one.batch)
+    yield part
+
+
+def _freed(executor: str, batch: SubmittedBatch) -> list[bytes]:
+    assert batch.header is not None
+    return [FIELD_FACT, pack_fact(SlotFreed(executor, batch.header.batch_id))]
+
+
+def _begun(executor: str, batch: SubmittedBatch, ids: Sequence[bytes]) -> list[bytes]:
+    assert batch.header is not None
+    return [FIELD_FACT, pack_fact(ResponsesBegun(executor, batch.header.batch_id, b"".join(ids)))]
