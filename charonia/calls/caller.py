@@ -178,7 +178,9 @@ class Caller:
                 left_s = (request.deadline_ns - wall_ns()) / 1e9 + _DEADLINE_SLACK_S
                 late = DeadlineExceeded(DEADLINE_EXCEEDED)
                 call.timer = asyncio.get_running_loop().call_later(max(0.0, left_s), call.failed, late)
-            requester.submit(call, entrance)
+            call.entrance = entrance
+            entrance.open_requests += 1
+            entrance.submit(call)
         except CharoniaError as error:
             call.failed(error)
         except Exception as error:

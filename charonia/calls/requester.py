@@ -190,12 +190,6 @@ class Requester(Generic[R]):
         request.held_bytes = size_bytes
         self.requests[request.id] = request
 
-    def submit(self, waiter: Waiter, entrance: QueueEntrance, min_interval_s: float = 0.0) -> None:
-        """Send a packed request on its way into the log."""
-        waiter.entrance = entrance
-        entrance.open_requests += 1
-        entrance.submit(waiter, min_interval_s)
-
     def withdraw(self, request: OpenRequest) -> None:
         """A request is no longer wanted: its model's owner is notified, unless it cannot be in the log."""
         if request.sent and not request.withdrawn:

@@ -145,13 +145,11 @@ class Coalescer(QueueEntrance):
             for entry in entries:
                 failpoints.hit("gateway.parsed")
                 await self._accept(entry)
+                if entry[0].accepted:
+                    failpoints.hit("gateway.stored")
+                    if self._probe is entry[0]:
+                        self._turnaround.accepted(monotonic_ns() - self._probe_sent_ns)
         finally:
             self._outstanding -= 1
             if self._waiting and not self._scheduled and not self._outstanding:
                 self._flush_when_quiet()
-
-    def _accepted(self, entry: list[OpenRequest]) -> None:
-        failpoints.hit("gateway.stored")
-        if self._probe is entry[0]:
-            self._turnaround.accepted(monotonic_ns() - self._probe_sent_ns)
-        super()._accepted(entry)

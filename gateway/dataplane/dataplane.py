@@ -171,7 +171,9 @@ class DataPlane:
         except BaseException:
             requester.end(waiter)
             raise
-        requester.submit(waiter, door, one.min_interval_s)
+        waiter.entrance = door
+        door.open_requests += 1
+        door.submit(waiter, one.min_interval_s)
         if request.deadline_ns:
             waiter.timer = self.deadlines.arm(waiter, request.deadline_ns, served)
         return waiter
