@@ -324,11 +324,11 @@ class OwnedModel:
             if self.scheduler.find(fact.id) is not None:
                 self.observe(seen.RequestCancelled(fact.id))
                 return
-            wave = self.scheduler.find(fact.id[:PREFIX_BYTES] + WAVE_BYTE)
-            if wave is None or wave.state is not seen.RequestState.DISPATCHED:  # what runs is soon done
+            if not self._stop_in_wave(fact.id):
                 self._early_cancels.note(fact.id)
-            if wave is not None:
-                self.observe(seen.WaveOpened(wave.id))
+            wave_id = fact.id[:PREFIX_BYTES] + WAVE_BYTE
+            if self.scheduler.find(wave_id) is not None:
+                self.observe(seen.WaveOpened(wave_id))
         elif isinstance(fact, RequestsEnded):
             self._on_ended(_ids_of(fact.ids))
         elif isinstance(fact, RequestsMoved):
@@ -397,9 +397,22 @@ class OwnedModel:
 
     def _on_ended(self, ids: list[bytes]) -> None:
         """These requests were settled from outside: they leave the queue, and executors that run them are notified."""
-        found = [request for i in ids if (request := self.scheduler.find(i)) is not None]
+        found = []
+        for request_id in ids:
+            self._stop_in_wave(request_id)
+            if (request := self.scheduler.find(request_id)) is not None:
+                found.append(request)
         self._apply(self.scheduler.observe_all([seen.RequestSettled(r.id) for r in found], monotonic_ns()))
         self.requests_settled(found)
+
+    def _stop_in_wave(self, request_id: bytes) -> bool:
+        """Tell the executor of a running wave that one of its requests is not wanted; False when there is none."""
+        wave = self.scheduler.find(request_id[:PREFIX_BYTES] + WAVE_BYTE)
+        if wave is None or wave.state is not seen.RequestState.DISPATCHED:
+            return False
+        if (holder := self.given.holder(wave.id)) is not None:
+            self.spawn(self.dispatcher.tell_unwanted(*holder, request_id))
+        return True
 
     def _on_moved(self, ids: list[bytes]) -> None:
         """An operator carries these in another entry from now on: what is not given out is forgotten here."""

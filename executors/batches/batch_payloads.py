@@ -47,21 +47,22 @@ class Payloads:
             if record.reference.kind == BLOB:
                 blobs.append(record)
                 continue
-            try:
-                record.data = self._directory.read(record.reference)
-            except InvalidRecord as error:
-                _log.warning("a request's payload is gone: %s", error)
+            record.data = self._read(record.reference)
         return blobs
 
     def map_waves(self, waves: Sequence[Wave]) -> None:
         """Map the tensors of waves that are in files."""
         for wave in waves:
-            if not wave.references or wave.payloads:
-                continue
-            try:
-                wave.payloads = tuple([self._directory.read(reference) for reference in wave.references])
-            except InvalidRecord as error:
-                _log.warning("the payload of a wave is gone: %s", error)
+            if wave.references and not wave.payloads:
+                wave.payloads = tuple([self._read(reference) for reference in wave.references])
+
+    def _read(self, reference: Reference) -> Buffer:
+        """A payload; b"" when it is gone."""
+        try:
+            return self._directory.read(reference)
+        except InvalidRecord as error:
+            _log.warning("a request's payload is gone: %s", error)
+            return b""
 
     async def fetch(self, records: Sequence[RequestRecord]) -> None:
         """Fetch the blobs of these records."""
@@ -94,7 +95,10 @@ class Payloads:
 
     def put_columns(self, wave: Wave, columns: Sequence[Buffer]) -> Reference | None:
         """Store a wave's large answers for its gateway, in one copy. Any thread (`wave_execution.PutColumns`)."""
-        return self._directory.give(columns, wave.endpoint) if wave.reply_by_reference else None
+        if not wave.reply_by_reference:
+            return None
+        reference = self._directory.give(columns, wave.endpoint)
+        return self._directory.write(columns, owner=wave.endpoint) if reference is None else reference
 
     def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
         if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE:

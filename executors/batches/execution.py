@@ -132,6 +132,10 @@ class Batch:
     def cancel(self, ids: Collection[bytes], instance: RequestInstance) -> None:
         """Cancel requests: notify the instance of those that run now; the others will not start."""
         self._cancelled.update(ids)
+        self.notify(ids, instance)
+
+    def notify(self, ids: Collection[bytes], instance: RequestInstance) -> None:
+        """Tell the instance that requests which run now are not wanted any more."""
         cancelled = [request for request_id, request in self._running if request_id in ids]
         if cancelled and isinstance(instance, CancellableInstance):
             instance.cancel_requests(cancelled)

@@ -5,6 +5,7 @@ What columns cannot represent (ragged inputs, BYTES outputs, answers that differ
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -85,9 +86,22 @@ class WaveBatch:
 
     planned = ()
 
-    def __init__(self, planner: Planner, version: int, waves: Sequence[Wave], put: PutColumns | None = None) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        version: int,
+        waves: Sequence[Wave],
+        put: PutColumns | None = None,
+        unwanted: Collection[bytes] = (),
+    ) -> None:
+        """`unwanted` are the ids of requests that were cancelled before."""
         self._planner = planner
         self._put = put
+        self._unwanted = set(unwanted)
+        self._running: Batch | tuple[RequestColumns, list[Wave]] | None = None
+        """What a `RequestInstance` runs now."""
+        self._notified: set[int] = set()
+        """The indices of requests in running columns of which the model knows that they are not wanted."""
         self._interface = planner.interface
         self._version = version
         self._waves = waves
@@ -98,7 +112,7 @@ class WaveBatch:
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`; the caller then handles the unanswered waves."""
         for run in self._runs():
-            if self._planner.needs_requests:
+            if self._planner.needs_requests or not self._has_payloads(run):
                 batch = self._requests_of(run)
                 try:
                     self._take(run, batch, batch.run_on(instance, workspace))
@@ -112,10 +126,12 @@ class WaveBatch:
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
         """Execute on a `RequestInstance`. Raises `InstanceDied` as `run_on` does."""
         for run in self._runs():
-            if _has_columns(instance) and instance.takes_columns and self._may_be_columns(run):
+            is_column = self._may_be_columns(run) and self._has_payloads(run)
+            if is_column and _has_columns(instance) and instance.takes_columns:
                 await self._run_columns(instance, run)
                 continue
             batch = self._requests_of(run)
+            self._starts(batch, instance)
             try:
                 self._take(run, batch, await batch.run_requests_on(instance))
             except InstanceDied:
@@ -130,16 +146,30 @@ class WaveBatch:
                 self._fail([index], error, BACKEND)
         return self.executed
 
-    def cancel(self, _ids: Collection[bytes], _instance: RequestInstance) -> None:
-        """Do nothing: models whose executions are worth cancelling get no waves."""
+    def cancel(self, ids: Collection[bytes], instance: RequestInstance) -> None:
+        """Tell the model that requests are not wanted any more. They are answered like the others of their wave."""
+        self._unwanted.update(ids)
+        running = self._running
+        if isinstance(running, Batch):
+            running.notify(ids, instance)
+        elif running is not None and _has_columns(instance):
+            columns, waves = running
+            every = [request_id for wave in waves for request_id in wave.ids()]
+            if indices := [i for i, one in enumerate(every) if one in ids and i not in self._notified]:
+                self._notified.update(indices)
+                instance.cancel_columns(columns, indices)
+
+    def _starts(self, running: Batch | tuple[RequestColumns, list[Wave]], instance: RequestInstance) -> None:
+        """Notify the model, once it runs these, of those among them that are not wanted by now."""
+        self._running = running
+        self._notified = set()
+        if self._unwanted:
+            asyncio.get_running_loop().call_soon(self.cancel, set(self._unwanted), instance)
 
     def _runs(self) -> Iterable[list[tuple[int, RequestPlan]]]:
         """The parts of the batch that fit one execution each: one, unless the model was reloaded."""
         planned: list[tuple[int, RequestPlan]] = []
         for index, wave in enumerate(self._waves):
-            if wave.references and not wave.payloads:
-                self._fail([index], InternalError("the tensors of the request are gone"), OTHER)
-                continue
             try:
                 planned.append((index, self._planner.plan(wave)))
             except CharoniaError as error:
@@ -280,6 +310,14 @@ class WaveBatch:
         batch = self._requests_of(run)
         self._take(run, batch, batch.run_on(instance, workspace))
 
+    def _has_payloads(self, run: list[tuple[int, RequestPlan]]) -> bool:
+        """Whether no request's tensors are gone. Of those whose are, only these requests fail."""
+        for index, _ in run:
+            wave = self._waves[index]
+            if wave.references and not (wave.payloads and all(wave.payloads)):
+                return False
+        return True
+
     def _may_be_columns(self, run: list[tuple[int, RequestPlan]]) -> bool:
         """Whether to run these waves as one set of columns; not for a single small request.
 
@@ -315,6 +353,7 @@ class WaveBatch:
             _Origins(waves),
         )
         joined = monotonic_ns()
+        self._starts((columns, waves), cast(RequestInstance, instance))
         try:
             answers = await instance.execute_columns(columns)
             inferred = monotonic_ns()

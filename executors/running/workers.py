@@ -132,7 +132,7 @@ class Worker(ABC):
     def _execution_of(self, batch: SubmittedBatch) -> Batch | WaveBatch:
         batch.generation = self.generation
         if batch.waves:
-            return WaveBatch(self._pool.planner, self._pool.version, batch.waves, batch.put_columns)
+            return WaveBatch(self._pool.planner, self._pool.version, batch.waves, batch.put_columns, batch.unwanted)
         batch.steps = self._pool.steps(batch, self.generation)
         return Batch(self._pool.planner, self._pool.version, batch.records, batch.unwanted, batch.steps, batch.put)
 

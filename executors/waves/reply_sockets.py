@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 _SIZE = Struct("<I")
 _TRY_AGAIN_NS = 1_000_000_000
+_MOST_REPLY_BYTES = 1 << 24
+"""Longer replies go through the log: a socket hands them over in many small parts."""
 _MOST_UNSENT_BYTES = 1 << 20
 """A gateway with more unread bytes gets its replies through the log, which stores them."""
 
@@ -36,6 +38,8 @@ class _Peer:
 
     def send(self, reply: bytes) -> bool:
         """Write one reply; False when nothing of it was written. May be called in any thread."""
+        if len(reply) > _MOST_REPLY_BYTES:
+            return False
         data = _SIZE.pack(len(reply)) + reply
         with self._lock:
             if self.is_closed or len(self._unsent) > _MOST_UNSENT_BYTES:

@@ -40,8 +40,11 @@ class Awaited:
         Raises `DeadlineExceeded` at its deadline and `LogUnavailable` where the outcome is unknown. Cancelling the
         caller cancels the request.
         """
-        call = AwaitedCall(self, data, client_id, deadline_ns)
         door = self.door
+        held_bytes = door.held_bytes
+        if held_bytes and not door.waves.hold(held_bytes):
+            return None  # the full way says why
+        call = AwaitedCall(self, data, client_id, deadline_ns)
         door.waiting.append(call)
         door.gathering.came(door)
         if deadline_ns:
@@ -53,6 +56,9 @@ class Awaited:
             raise
         except CharoniaError as error:
             raise shed(error) from None
+        finally:
+            if held_bytes:
+                door.waves.release(held_bytes)
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
         for index, call in enumerate(calls, start):

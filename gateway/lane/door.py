@@ -39,6 +39,10 @@ class Waves(Protocol):
         self, door: Door, calls: list[Call], size_bytes: int, references: Sequence[Reference]
     ) -> PendingWave | None: ...
 
+    def hold(self, size_bytes: int) -> bool: ...
+
+    def release(self, size_bytes: int) -> None: ...
+
     def end_payloads(self, references: Sequence[Reference]) -> None: ...
 
     def send(self, wave: PendingWave, stream: bytes, pieces: list[Buffer]) -> bool: ...
@@ -65,6 +69,7 @@ class Door:
         "_varies",
         "counts",
         "gathering",
+        "held_bytes",
         "is_closed",
         "key",
         "most",
@@ -106,11 +111,13 @@ class Door:
             most = min(MAX_WAVE_REQUESTS, served.interface.max_batch_size // admitted.rows)
         self._by_reference = not self._varies and admitted.meta.size_bytes >= BY_REFERENCE_BYTES
         """Their tensors travel beside the log (docs/adr/0017)."""
+        self.held_bytes = admitted.meta.size_bytes if self._by_reference else 0
+        """What each of its requests holds from the time it comes."""
         payloads = waves.payloads
         self._reply_by_reference = payloads is not None and bool(payloads.flags(served))
         self.most = max(1, min(most, MOST_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
         if self._by_reference:
-            self.most = min(most, _MOST_LARGE)
+            self.most = max(1, min(most, _MOST_LARGE))
         """Requests of a wave."""
 
     def send(self, *, full_only: bool = False) -> int:

@@ -75,21 +75,22 @@ class Lease:
     def is_short_of(self, size_bytes: int) -> bool:
         """Whether room for a wave of so many bytes, which there was none for, may be reserved."""
         most = self._limits.size_bytes // _SHARE
-        return self.is_short or (not self._asking and self.held_bytes < size_bytes and (not most or size_bytes <= most))
+        is_full = self.used_bytes + size_bytes > self.held_bytes and not (most and self.held_bytes >= most)
+        return self.is_short or (is_full and not self._asking)
 
     @property
     def is_idle(self) -> bool:
         return not self.used_requests and not self._asking
 
     async def grow(self, least_bytes: int = 0) -> bool:
-        """Reserve room, or twice as much, or enough for a few waves of `least_bytes`.
+        """Reserve room, or twice as much, or enough for a few waves of `least_bytes` beside those under way.
 
         False when there is none, or the log cannot say.
         """
         limits = self._limits
         times = 1 if least_bytes else 2
         requests = max(_FIRST_REQUESTS, times * self.held_requests)
-        size_bytes = max(_FIRST_BYTES, times * self.held_bytes, _FEW * least_bytes)
+        size_bytes = max(_FIRST_BYTES, times * self.held_bytes, self.used_bytes + _FEW * least_bytes)
         if limits.requests:
             requests = min(requests, limits.requests // _SHARE)
         if limits.size_bytes:

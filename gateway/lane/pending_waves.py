@@ -103,7 +103,7 @@ class Waves:
         The payloads at `references` end with the wave, or now.
         """
         count = len(calls)
-        if not self._has_room(door.served.model, count, size_bytes):
+        if not self._has_room(door.served.model, count, size_bytes, counts_itself=not references):
             self.end_payloads(references)
             return None
         wave = PendingWave(self._next_prefix(), door, calls, size_bytes, references)
@@ -113,8 +113,8 @@ class Waves:
         self._under_way[wave.prefix] = wave
         return wave
 
-    def _has_room(self, model: str, count: int, size_bytes: int) -> bool:
-        """Count so many requests, if there is room for them."""
+    def _has_room(self, model: str, count: int, size_bytes: int, *, counts_itself: bool) -> bool:
+        """Count so many requests, if there is room for them; large ones are counted by `hold` already."""
         lease = self._leases.get(model)
         if lease is None or not lease.take(count, size_bytes):
             if lease is not None and lease.is_short_of(size_bytes):
@@ -123,11 +123,23 @@ class Waves:
         if lease.is_short:
             self._dataplane.spawn(lease.grow())
         try:
-            self._pending.hold(size_bytes)
+            self._pending.hold(size_bytes if counts_itself else 0)
         except ResourceExhausted:
             lease.give_back(count, size_bytes)
             return False
         return True
+
+    def hold(self, size_bytes: int) -> bool:
+        """Count a large request from now on, before its wave begins; False where this gateway holds too much."""
+        try:
+            self._pending.hold(size_bytes)
+        except ResourceExhausted:
+            return False
+        return True
+
+    def release(self, size_bytes: int) -> None:
+        """A large request has ended."""
+        self._pending.release(size_bytes)
 
     def end_payloads(self, references: Iterable[Reference]) -> None:
         """Release the payloads of a wave."""
@@ -321,7 +333,7 @@ class Waves:
         if self._under_way.pop(wave.prefix, None) is None:
             return
         self.end_payloads(wave.references)
-        self._pending.release(wave.size_bytes)
+        self._pending.release(0 if wave.references else wave.size_bytes)
         lease = self._leases.get(wave.model)
         if lease is not None:
             lease.give_back(len(wave.calls), wave.size_bytes)
@@ -466,7 +478,9 @@ class _Replies(asyncio.Protocol):
         self._waves = waves
         self._connections = connections
         self._transport: Any = None
-        self._rest = b""
+        self._rest = bytearray()
+        """The beginning of a reply, of `_needed` bytes with its length."""
+        self._needed = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -478,20 +492,26 @@ class _Replies(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         failpoints.hit("gateway.notified")
         if self._rest:
-            data = self._rest + data
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return
+            data, self._rest = bytes(self._rest), bytearray()
         at, size = 0, len(data)
-        while size - at >= 4:
+        while size - at >= _SIZE.size:
             (length,) = _SIZE.unpack_from(data, at)
             if length > _MOST_REPLY_BYTES:
                 _log.error("an executor wrote a reply of %d bytes", length)
                 self._transport.abort()
                 return
-            end = at + 4 + length
+            end = at + _SIZE.size + length
             if end > size:
+                self._needed = end - at
                 break
             try:
-                self._waves.on_reply(data[at + 4 : end])
+                self._waves.on_reply(data[at + _SIZE.size : end])
             except Exception:
                 _log.exception("a reply could not be given to its callers")
             at = end
-        self._rest = data[at:]
+        else:
+            self._needed = _SIZE.size
+        self._rest += data[at:]

@@ -16,6 +16,7 @@ import redis
 import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as grpcaio
 import tritonclient.http as httpclient
+from e2e_asking import client, inputs
 from tritonclient.utils import InferenceServerException
 
 from charonia.eventlog.embedded import PrivateServer, find_server
@@ -320,3 +321,39 @@ def test_a_gateway_killed_under_large_requests_leaves_bounded_memory(echoes: Pat
     asyncio.run(drive())
     server.wait_ready()
     assert all(asyncio.run(_ask_many(server, 100, np.random.default_rng(10))))
+
+
+# -- answers that fit no slot ------------------------------------------------------------------------------------------
+
+GROWS = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            array = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
+            times = 1 if array.size < 1000 else 500
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", np.tile(array, times))]))
+        return answers
+"""
+GROWS_CONFIG = """
+max_batch_size: 0
+dynamic_batching { }
+input { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }
+"""
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_answers_larger_than_any_slot_come_whole(protocol: str, tmp_path: Path, serve: Any) -> None:
+    """Of requests that travel in waves, by a model without batches."""
+    e2e_models.python(tmp_path / "models", "grows", GROWS, GROWS_CONFIG)
+    server = serve(tmp_path / "models")
+    with client(protocol, server) as caller:
+        for count in (10, 10, 40_000, 10, 40_000, 40_000, 40_000, 10):
+            values = np.random.default_rng(count).random(count, dtype=np.float32)
+            answer = caller.infer("grows", inputs(protocol, INPUT0=values)).as_numpy("OUTPUT0")
+            np.testing.assert_array_equal(answer, np.tile(values, 1 if count < 1000 else 500))
+    _wait_given_back(server)

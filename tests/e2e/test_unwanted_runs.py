@@ -11,6 +11,7 @@ import pytest
 from e2e_asking import until
 from e2e_models import python
 from e2e_server import Server, serving
+from wave_load import is_riding
 
 from charonia.clock import wall_ns
 
@@ -22,6 +23,8 @@ class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             mark = json.loads(request.parameters())["mark"]
+            if not mark:
+                continue
             open(mark + ".entered", "w").close()
             give_up_at = time.monotonic() + 60
             while not request.is_cancelled() and time.monotonic() < give_up_at:
@@ -61,12 +64,30 @@ def send(
     return connection
 
 
+def ride(server: Server) -> None:
+    """Let the model be seen to be quick, so that its requests travel in waves from now on."""
+    body = {"inputs": [{"name": "x", "shape": [1], "datatype": "INT32", "data": [1]}], "parameters": {"mark": ""}}
+
+    def rides() -> bool:
+        connection = http.client.HTTPConnection(server.http, timeout=60)
+        connection.request("POST", "/v2/models/patient/infer", json.dumps(body))
+        assert connection.getresponse().status == 200
+        connection.close()
+        with server.log_client() as log:
+            return is_riding(log, "patient")
+
+    until("its requests ride", rides)
+
+
 def seen(mark: Path) -> bool:
     assert not mark.with_suffix(".gave_up").exists()
     return mark.with_suffix(".cancelled").exists()
 
 
-def test_a_caller_that_hangs_up(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_wave", [False, True], ids=["alone", "in a wave"])
+def test_a_caller_that_hangs_up(server: Server, tmp_path: Path, in_wave: bool) -> None:
+    if in_wave:
+        ride(server)
     mark = tmp_path / "call"
     send(server, mark, {}, {}).close()
     until("the model sees it", lambda: seen(mark))
@@ -86,7 +107,10 @@ def test_a_job_that_is_deleted(server: Server, tmp_path: Path) -> None:
     assert json.loads(server.get(location)[1])["state"] == "cancelled"
 
 
-def test_a_deadline_that_passes(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_wave", [False, True], ids=["alone", "in a wave"])
+def test_a_deadline_that_passes(server: Server, tmp_path: Path, in_wave: bool) -> None:
+    if in_wave:
+        ride(server)
     mark = tmp_path / "late"
     connection = send(server, mark, {"charonia_deadline_us": wall_ns() // 1000 + 2_000_000}, {})
     assert connection.getresponse().status == 504

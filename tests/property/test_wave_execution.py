@@ -194,13 +194,16 @@ def test_arrays_of_waves(made: list[tuple[list[float], tuple[str, ...], bool]]) 
     assert counted(wave_increments(waves, executed)) == totals
 
 
-def test_a_wave_whose_tensors_are_gone_fails_and_no_other() -> None:
+GONE = "the request's tensors, which are stored outside the log, cannot be read"
+
+
+def test_a_request_whose_tensors_are_gone_fails_and_no_other() -> None:
     waves = [numbers_wave(1, [1.0, 2.0], by_reference=True), numbers_wave(2, [3.0])]
-    waves[0].payloads = ()
+    waves[0].payloads = (waves[0].payloads[0], b"")
     executed = WaveBatch(Planner(SIX), 1, waves, put).run_on(Doubling(), Workspace())
     assert isinstance(executed, ExecutedWaves)
     gone, other = answers_of(waves, executed)
-    assert [error for *_, error in gone] == [(ErrorCode.INTERNAL, "the tensors of the request are gone")] * 2
+    assert [error for *_, error in gone] == [None, (ErrorCode.UNAVAILABLE, GONE)]
     assert [error for *_, error in other] == [None]
 
 

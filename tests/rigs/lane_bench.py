@@ -307,7 +307,8 @@ class LaneBench:
 
     def request(self, value: int = 1, *, batch: int = 1, width: int = 1, **fields: Any) -> InferenceRequest:
         names = _INPUTS[: self.inputs]
-        tensors = [Tensor.of(name, np.full((batch, width), value, np.int32)) for name in names]
+        shape = (batch, width) if self._rows else (width,)
+        tensors = [Tensor.of(name, np.full(shape, value, np.int32)) for name in names]
         return InferenceRequest(MODEL, -1, tensors, **fields)
 
     def text_request(self, element: bytes, **fields: Any) -> InferenceRequest:

@@ -158,7 +158,7 @@ class Outbox:
     def _pump(self, stream: Stream) -> None:
         before = stream.send_window
         while stream.pending and not self.is_paused:
-            size = min(stream.send_window, self.window, self.frame_bytes)
+            size = min(stream.send_window, self.window, self.frame_bytes, _MOST_AT_ONCE_BYTES)
             if size <= 0:
                 break
             if len(stream.pending[0]) > 2 * size:

@@ -12,11 +12,12 @@ from lane_bench import GATEWAY, MODEL, LaneBench, SentWave
 
 from charonia import keys
 from charonia.datatypes import DataType
-from charonia.errors import DeadlineExceeded, LogUnavailable
+from charonia.errors import DeadlineExceeded, LogUnavailable, ResourceExhausted
 from charonia.eventlog.payload_slots import SlotPool
 from charonia.eventlog.port import Reply
 from charonia.inference import InferenceResponse
 from charonia.wire import FIELD_WAVE, pack_wave_reply, records_of, reply_meta, unpack_request
+from gateway.lane.pending_waves import _Replies
 
 WIDTH = 10_000
 """Elements: 40,000 bytes."""
@@ -176,3 +177,53 @@ def test_without_a_shared_directory_large_requests_go_the_full_way() -> None:
         reserve(bench)
         ask(bench, 1)
         assert bench.sent() == []
+
+
+def test_a_model_without_batches_gets_large_requests_one_by_one(tmp_path: Path) -> None:
+    with LaneBench(rows=0, shared=tmp_path) as bench:
+        reserve(bench)
+        asked = ask(bench, 1, 2, 3)
+        answered = 0
+        while waves := bench.sent():
+            assert [sent.wave.count for sent in waves] == [1] * len(waves)
+            for sent in waves:
+                execute(bench, sent)
+                answered += 1
+        assert answered == 3
+        assert [int(task.result().outputs[0].array()[0]) for task in asked] == [1, 2, 3]
+
+
+def test_large_requests_that_wait_are_counted_and_too_many_refused(tmp_path: Path) -> None:
+    bound = 10 * 4 * WIDTH
+    with LaneBench(shared=tmp_path, max_pending_per_gateway_bytes=bound) as bench:
+        reserve(bench)
+        asked = ask(bench, *range(40))
+        requester = bench.service._dataplane.requester
+        assert requester._size_bytes <= bound
+        refused = [task for task in asked if task.done()]
+        assert len(refused) >= 30
+        for task in refused:
+            with pytest.raises(ResourceExhausted):
+                task.result()
+        while waves := bench.sent():
+            for sent in waves:
+                execute(bench, sent)
+        assert requester._size_bytes == 0
+        assert sorted(value_of(task) for task in asked if task not in refused) == list(range(40 - len(refused)))
+
+
+def test_a_reply_in_many_parts_is_put_together() -> None:
+    got: list[bytes] = []
+
+    class Waves:
+        def on_reply(self, record: bytes) -> None:
+            got.append(record)
+
+    replies = [bytes([number]) * size for number, size in enumerate((0, 1, 3, 4, 5, 70_000, 2))]
+    stream = b"".join(len(reply).to_bytes(4, "little") + reply for reply in replies)
+    for step in (1, 3, 7, 4096, len(stream)):
+        got.clear()
+        connection = _Replies(Waves(), set())  # type: ignore[arg-type]
+        for at in range(0, len(stream), step):
+            connection.data_received(stream[at : at + step])
+        assert got == replies

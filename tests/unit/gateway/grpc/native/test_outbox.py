@@ -83,6 +83,20 @@ def test_frames_of_a_tick_leave_in_one_write(client: Client) -> None:
     assert [each.stream for each in frames_of(client.written.taken())] == [0, 1, 2]
 
 
+def test_a_client_that_takes_very_long_frames_gets_a_long_answer(client: Client) -> None:
+    """Clients of gRPC's C core take frames of 4 MiB once they have measured a quick connection."""
+    out = client.out
+    out.frame_bytes = 1 << 22
+    out.widen(LARGEST_WINDOW - DEFAULT_WINDOW)
+    stream = client.stream(1, LARGEST_WINDOW)
+    answer = bytes(range(251)) * 100_000
+    out.data(stream, [answer])
+    out.end(stream, TAIL)
+    *data, _ = client.frames()
+    assert max(len(each.payload) for each in data) <= out.frame_bytes
+    assert b"".join(each.payload for each in data) == answer
+
+
 class TestWholeAnswers:
     def test_headers_data_and_end(self, client: Client) -> None:
         stream = client.stream(3)
