@@ -4,9 +4,9 @@
 journal), `Sequences`, `Leases` (who owns what, who lives), `Notes` (values and times by key), `Statistics` and `Blobs`.
 `EventLog` is all of them, for who opens it and for parts that give it to others.
 
-Adapters: `charonia.eventlog.memory.log` (complete, in one process) and `charonia.eventlog.redis` (Redis or Valkey >=
-7.0, one server or a cluster). One contract suite (tests/contract) runs over all. Every method that cannot reach the
-log raises `charonia.errors.LogUnavailable`.
+Its adapter is `charonia.eventlog.redis` (Redis or Valkey >= 7.0, one server or a cluster); tests have one in memory
+(tests/rigs/memory_log). One contract suite (tests/contract) runs over all. Every method that cannot reach the log
+raises `charonia.errors.LogUnavailable`.
 
 Streams have one reader each, who remembers how far it has read; entries are deleted when what they carry is settled.
 There are no consumer groups: the single owner of a model makes pending lists a second truth.

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import ResourceExhausted
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
 from charonia.eventlog.redis import open_log
 from charonia.facts.jobs import JobEnd, JobState, NewJob

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from memory_log.log import MemoryLog
 
 from batcher.ensembles import owned_ensemble as shell
 from batcher.ensembles.step_flights import step_id
@@ -20,7 +21,6 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, Limits, Reply
 from charonia.facts.events import (
     FIELD_FACT,

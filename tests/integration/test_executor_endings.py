@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from executor_bench import ME, WEIGHTS, Follower, linear, running, x
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Fields
 from charonia.facts.events import BatchDied, BatchFinished, BatchReturned, ExecutorDraining, VersionLoaded
 from charonia.tensors import Tensor

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from executor_bench import ME, Bench, Follower, linear, running, x
+from memory_log.log import MemoryLog
 from onnx import TensorProto, helper, numpy_helper, save
 
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import BatchDied, BatchReturned, VersionLoaded
 from charonia.facts.jobs import JobState
 from charonia.facts.journal import JournalFact, read_facts

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from executor_bench import ME, expected, linear, running, x
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import ErrorCode, StartupError
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import (
     BatchReturned,
     ProcessJoined,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import repeat_backend as repeat
 from executor_bench import ME, Bench, Follower, running
+from memory_log.log import MemoryLog
 from response_reader import MODEL, Reader, told
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import (
     FIELD_FACT,
     BatchReturned,

@@ -9,10 +9,10 @@ from typing import Any
 import job_bench as bench_module
 import pytest
 from job_bench import MODEL
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.jobs import JobRecord, JobState, public_id
 from charonia.facts.journal import read_facts
 from charonia.inference import InferenceResponse

@@ -12,10 +12,10 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Limits
 from charonia.facts.jobs import JobEnd, JobState, NewJob
 from gateway.webhooks.addresses import Allowed, Endpoint

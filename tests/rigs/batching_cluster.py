@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from memory_log.log import MemoryLog
+
 from batcher.service import BatcherService
 from charonia import keys
 from charonia.clock import wall_ns
@@ -18,7 +20,6 @@ from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.local_link import LocalLink
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Reply
 from charonia.eventlog.redis import open_log
 from charonia.facts.events import (

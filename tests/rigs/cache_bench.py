@@ -7,10 +7,10 @@ from typing import Any
 
 from job_bench import CONFIG, numbers, until_so
 from job_bench import request as request_of
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 
 CACHED = CONFIG + "response_cache { enable: true }\n"
 SIZE = 1_000_000

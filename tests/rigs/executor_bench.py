@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
+from memory_log.log import MemoryLog
 from onnx import TensorProto, helper, numpy_helper
 
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.local_link import LocalLink
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, Limits
 from charonia.facts.events import (
     FIELD_FACT,

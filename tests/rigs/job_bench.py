@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog, Reply
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState

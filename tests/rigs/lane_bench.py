@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from memory_log.log import MemoryLog
+from memory_log.waves import MemoryWaves
 from virtual_time import VirtualLoop
 
 from charonia import keys
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.memory.log import MemoryLog
-from charonia.eventlog.memory.waves import MemoryWaves
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Reply, Sent
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from memory_log.log import MemoryLog
 
 from batcher.app import BatcherApp
 from charonia import keys
 from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog
 from charonia.eventlog.redis import open_log
 from charonia.options.settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
+from memory_log.log import MemoryLog
 
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Entry, EventLog, Limits
 from charonia.eventlog.redis import open_log
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from charonia.eventlog.memory.log import MemoryLog
+from memory_log.log import MemoryLog
+
 from charonia.facts.jobs import JobTicket
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import webhook_receiver as parts
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
 from charonia.eventlog.redis import open_log
 from charonia.facts.jobs import JobEnd, JobState, NewJob

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from memory_log.log import MemoryLog
 
 from batcher.app import BatcherApp
 from batcher.scheduling.sequences.sequence_scheduler import Delays
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.options.settings import BatcherSettings, LogSettings
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from memory_log.log import MemoryLog
+
 from charonia import keys
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import (
     ExecutorDraining,
     ModelRequestFinished,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import stream_bench as bench_module
+from memory_log.log import MemoryLog
 from stream_bench import job_bench
 
-from charonia.eventlog.memory.log import MemoryLog
 from gateway.deferral import Accepted, Deferral
 from gateway.requests.delivery import ANYONE
 

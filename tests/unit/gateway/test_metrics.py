@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia.calls.refused import failure_reason
 from charonia.catalog.catalog import Catalog
@@ -16,7 +17,6 @@ from charonia.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import ProcessJoined, VersionLoaded, VersionUnloaded
 from charonia.options.settings import GatewaySettings
 from executors.configuration.config import normalise

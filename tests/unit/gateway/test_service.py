@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia.calls.model_control import check_model_name
 from charonia.errors import InvalidArgument, NotFound, Unavailable
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact
 from charonia.inference import InferenceRequest
 from charonia.keys import CONTROL

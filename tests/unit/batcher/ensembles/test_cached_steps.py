@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from memory_log.log import MemoryLog
 
 from batcher.ensembles.cached_steps import CachedSteps
 from charonia.calls.cache.cached_calls import CachedCalls
 from charonia.catalog.catalog import Catalog
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import ProcessJoined, VersionLoaded
 from charonia.inference import InferenceRequest
 from charonia.tensors import Tensor

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from memory_log.log import MemoryLog
 
 from batcher.ensembles import ensemble_endings as module
 from batcher.ensembles.ensemble_endings import Endings
@@ -19,7 +20,6 @@ from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest
 from batcher.scheduling.observations import RequestQueued
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import Limits
 from charonia.metrics.latencies import Latencies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from memory_log.log import MemoryLog
 from scheduler_bench import interface
 
 from batcher.entries.bursting import Bursting
@@ -17,7 +18,6 @@ from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import START
 from charonia.models.scheduling import DynamicBatching
 from charonia.tensors import Tensor

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from log_jobs import accept, made
+from memory_log.log import MemoryLog
 
 from batcher.entries.carriers import Carried, CarrierEntry
 from batcher.entries.interrupted import jobs_unseen, visible_requests
 from batcher.scheduling.observations import RequestQueued
 from charonia import keys
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Limits
 from charonia.wire import FLAG_JOB, pack_request, request_meta, unpack_request
 

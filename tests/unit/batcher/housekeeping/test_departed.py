@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from memory_log.log import MemoryLog
 
 from batcher.housekeeping import departed
 from batcher.housekeeping.departed import Departed
 from charonia import keys
 from charonia.catalog.catalog import Catalog
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import ProcessJoined
 
 REPLIES = keys.replies("gateway-1")

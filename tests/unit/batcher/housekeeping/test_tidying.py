@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from memory_log.log import MemoryLog
+
 from batcher.housekeeping.tidying import ControlTidying, trim_dead_letters
 from charonia import keys
 from charonia.eventlog.control import facts_of
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import FIELD_FACT, ModelRequested, ProcessJoined, ProcessLeft, pack_fact
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from memory_log.log import MemoryLog
+
 from batcher.takeover.ownership import live_batchers, preferred_owner, take
 from charonia.catalog.catalog import Catalog
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import ProcessJoined, ProcessLeft
 
 MODELS = [f"model-{n}" for n in range(200)]

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.calls.lent_blobs import LentBlobs, sweep_lent
 from charonia.calls.payload_transfer import Payloads
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 
 LARGE = [b"x" * BY_REFERENCE_BYTES]

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.calls.model_control import ModelControl
 from charonia.errors import ErrorCode, InvalidArgument, LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import (
     FIELD_FACT,
     ExecutorDraining,

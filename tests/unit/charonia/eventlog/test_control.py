@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import msgpack
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import (
     FIELD_FACT,
     Fact,

@@ -7,11 +7,11 @@ import os
 import time
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import clock, keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.membership import Membership
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import ProcessJoined, ProcessLeft, unpack_fact
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import keys
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import EventLog, Limits
 from charonia.facts.events import FIELD_FACT, Fact, RepositoryScanned, pack_fact
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState, NewJob

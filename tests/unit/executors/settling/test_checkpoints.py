@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from memory_log.log import MemoryLog
 
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Limits
 from charonia.facts.sequence_states import SequenceState, SequenceStep
 from charonia.models.interface import ModelInterface

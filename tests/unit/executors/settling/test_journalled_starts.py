@@ -6,10 +6,10 @@ import asyncio
 
 import numpy as np
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Fields
 from charonia.facts.journal import JournalFact, read_facts
 from charonia.tensors import Tensor

@@ -10,12 +10,12 @@ from typing import cast
 
 import numpy as np
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.local_link import LocalLink
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import Entry, Limits, Reply, Settled
 from charonia.facts.events import BatchFinished, Fact, LaneOpened, RequestsRescheduled

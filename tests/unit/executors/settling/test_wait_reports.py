@@ -7,9 +7,9 @@ import threading
 from types import SimpleNamespace
 
 from instance_pool import Doubling, Pool, record
+from memory_log.log import MemoryLog
 
 from charonia import keys
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.resource_waits import TurnsNote
 from charonia.models.interface import InstanceGroup, ResourceNeed
 from executors.running.rate_limiter import RateLimiter

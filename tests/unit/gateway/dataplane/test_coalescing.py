@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from memory_log.log import MemoryLog
 from virtual_time import in_no_time
 
 from charonia import keys
 from charonia.calls.queue_entrance import AppendCounts, Ids, Terms
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Fields, Limits
 from charonia.wire import records_of
 from gateway.dataplane.coalescing import Coalescer

@@ -6,12 +6,12 @@ import asyncio
 
 import numpy as np
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia.calls.admission import Admission
 from charonia.calls.payload_transfer import Payloads
 from charonia.catalog.served import ServedVersion
 from charonia.errors import ResourceExhausted
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface

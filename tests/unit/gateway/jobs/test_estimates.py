@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from memory_log.log import MemoryLog
 
 import gateway.jobs.estimates
 from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia.errors import LogUnavailable, ResourceExhausted
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.eventlog.port import Limits
 from gateway.lane.leases import Lease
 

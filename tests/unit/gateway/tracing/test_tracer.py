@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import InvalidArgument, LogUnavailable, Unsupported
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.traces.contexts import PROPAGATED, TIMESTAMPS
 from charonia.traces.reports import Report
 from charonia.traces.trace_settings import OPENTELEMETRY, TraceOptions, TraceSettings

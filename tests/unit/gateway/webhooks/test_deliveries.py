@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import msgpack
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.jobs import JobRecord, JobState
 from gateway.webhooks.deliveries import Delivery, delivery_of, keep, pack, unpack
 from gateway.webhooks.retries import DeliveryState

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.calls.cache import cache_store
 from charonia.calls.cache.cache_store import CacheStore, pack
 from charonia.datatypes import DataType
 from charonia.errors import LogUnavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 

@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.calls.cache.cached_calls import CachedCalls
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, Unavailable
-from charonia.eventlog.memory.log import MemoryLog
 from charonia.facts.events import ProcessJoined, VersionLoaded
 from charonia.inference import InferenceRequest
 from charonia.metrics.cache_metrics import CacheMetrics

@@ -1,4 +1,4 @@
-"""What `charonia.eventlog.memory.log` keeps beside streams and work: leases, statistics, blobs, notes, times and uses.
+"""What `memory_log.log` keeps beside streams and work: leases, statistics, blobs, notes, times and uses.
 
 Each of them by its key, as the port describes it; nothing here knows of models.
 """

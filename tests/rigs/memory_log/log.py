@@ -1,9 +1,9 @@
 """The event log in one process's memory: the whole port, nothing durable.
 
-For tests, and as the plain statement of what the port means.
-Buffers are kept as they are given, so a caller must not change one after handing it over. One log may be shared by
-several services of a process: `open` and `close` do nothing, the data lives as long as the object. Streams and readers
-are `streams`', the rules of accepted work `work`'s, what is kept by key `projections`'.
+It states plainly what the port means. Buffers are kept as they are given, so a caller must not change one after handing
+it over. One log may be shared by several services of a process: `open` and `close` do nothing, the data lives as long
+as the object. Streams and readers are `streams`', the rules of accepted work `work`'s, what is kept by key
+`projections`'.
 """
 
 from __future__ import annotations

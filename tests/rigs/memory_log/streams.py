@@ -1,4 +1,4 @@
-"""Streams in one process's memory, and who reads them: what `charonia.eventlog.memory.log` is built on."""
+"""Streams in one process's memory, and who reads them: what `memory_log.log` is built on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `charonia.eventlog.memory.log` knows of one model: unsettled requests, tenants and jobs.
+"""What `memory_log.log` knows of one model: unsettled requests, tenants and jobs.
 
 The rules of the scripts (charonia/eventlog/scripts) in plain Python; streams are the log's.
 """
