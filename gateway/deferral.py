@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, Unsupported
 from charonia.inference import InferenceRequest, InferenceResponse, Parameters
 from charonia.models.interface import ModelInterface
+from charonia.tasks import Tasks
 from protos.model_config_pb2 import ModelConfig
 
 from .handler import Handler
@@ -46,7 +47,7 @@ class Deferral:
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._endings: set[asyncio.Task[None]] = set()
+        self._endings = Tasks()
 
     async def answer(
         self,
@@ -113,7 +114,7 @@ class Deferral:
             try:
                 receipt = await asyncio.shield(submitting)
             except asyncio.CancelledError:
-                self._see_to(self._cancel_submitted(submitting, options.caller))
+                self._endings.spawn(self._cancel_submitted(submitting, options.caller))
                 raise
         else:
             receipt = await handler.submit_job(request, options)
@@ -124,7 +125,7 @@ class Deferral:
             except asyncio.CancelledError:
                 # no caller has read the id yet: without a key or a webhook the job is lost to its caller
                 if receipt.created and _cancels(options):
-                    self._see_to(self._cancel(receipt.id, options.caller))
+                    self._endings.spawn(self._cancel(receipt.id, options.caller))
                 raise
             if response is not None:
                 response.id = request.id  # a known key's first caller may have given another
@@ -143,11 +144,6 @@ class Deferral:
             receipt = await submitting
             if receipt.created:
                 await self._cancel(receipt.id, caller)
-
-    def _see_to(self, ending: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(ending)
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
 
 
 def _at_once(wish: Wish) -> Wish:

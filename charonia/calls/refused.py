@@ -12,6 +12,7 @@ from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import Statistics
+from charonia.tasks import Tasks
 
 _FLUSH_S = 0.2
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
@@ -37,7 +38,7 @@ class RefusedRequests:
         self._log = log
         self._refused: dict[bytes, dict[str, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def count(self, served: ServedVersion, duration_ns: int, reason: str) -> None:
         """One more refused request of a resolved model; `reason` is M1's."""
@@ -55,9 +56,7 @@ class RefusedRequests:
             with contextlib.suppress(CharoniaError):
                 await self.flush()
 
-        task = asyncio.get_running_loop().create_task(flush())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(flush())
 
     async def flush(self) -> None:
         """Write what was gathered; it is kept when the log cannot be reached, which raises `LogUnavailable`."""

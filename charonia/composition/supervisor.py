@@ -22,6 +22,7 @@ from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import HostMetrics
 from charonia.options.metrics_options import metrics_settings
 from charonia.options.values import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
+from charonia.tasks import Tasks
 from executors.repository.remote.store_addresses import is_remote, parse
 
 from .children import STABLE_S, Child, backoff_s, descendants
@@ -64,7 +65,7 @@ class Supervisor:
         self._metrics: MetricsEndpoint | None = None
         self._metrics_union: MetricsUnion | None = None
         self._census: list[dict[str, Any]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def run(self) -> int:
         _check_repositories(self._values["model_repository"])
@@ -77,7 +78,7 @@ class Supervisor:
             self._start_children()
             await self._start_metrics()
             await self._start_here()
-            self._spawn(self._take_census())
+            self._tasks.spawn(self._take_census(), "census")
             await self._wait(self._started)
             if self._started.is_set() and not self._failed:
                 self._announce()
@@ -351,8 +352,7 @@ class Supervisor:
 
     async def _kill_all(self) -> None:
         self._stopping = True
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         for child in self._children:
             if child.pid and not child.exited.is_set():
                 child.signal(signal.SIGKILL)
@@ -362,11 +362,6 @@ class Supervisor:
         for held in self._held_ports:
             held.close()
         self._state.clear()
-
-    def _spawn(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 async def _all_exited(children: list[Child]) -> None:

@@ -12,14 +12,14 @@ import contextlib
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Coroutine
-from typing import Any
+from collections.abc import Awaitable
 
 from charonia import keys
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.facts.events import Fact, TraceSettingChanged
 from charonia.facts.jobs import JobTicket
+from charonia.tasks import Tasks
 from charonia.traces.contexts import PROPAGATED, TIMESTAMPS, Context, Parent, read_parent
 from charonia.traces.trace_settings import (
     OPENTELEMETRY,
@@ -83,7 +83,7 @@ class Tracer:
         self._of_all = _Sampler(options.initial, "", 0)
         self._series = 0
         self._awaited: OrderedDict[bytes, Trace] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._uncounted = 0
         self.on = False
         self._catalog.process_listeners.append(self._heard)
@@ -221,7 +221,7 @@ class Tracer:
             trace.on_finish, trace.is_over = self._finished, True
             return
         if trace.counted:
-            self._spawn(self._count(trace))
+            self._tasks.spawn(self._count(trace))
         elif self._writer is not None:
             self._writer.put(trace.finished())
 
@@ -282,16 +282,11 @@ class Tracer:
         trace.awaits_report = False
         trace.finish()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def close(self) -> None:
         """Write what there is."""
         for job_id in list(self._awaited):
             self._give_up(job_id)
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=1.0)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._tasks.settled(), 1.0)
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close)

@@ -12,14 +12,13 @@ import contextlib
 import logging
 import struct
 from collections import OrderedDict
-from collections.abc import Coroutine
 from itertools import islice
-from typing import Any
 
 from charonia import keys
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.port import MOST_TAKEN, Notes
+from charonia.tasks import Tasks
 from charonia.wire import ResponseRecord, pack_response, unpack_response
 
 _log = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ class CacheStore:
         self._here: OrderedDict[bytes, Cached] = OrderedDict()
         self._uses: dict[bytes, int] = {}
         self._on_the_way_bytes = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._left_alone_until_ns = 0
         self._failing = False
         self._too_large: set[str] = set()
@@ -95,12 +94,10 @@ class CacheStore:
         """Responses that this process took out of the log because of the bound."""
 
     def start(self) -> None:
-        self._spawn(self._watch())
+        self._tasks.spawn(self._watch(), "response cache")
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def forget(self) -> None:
         """Keep nothing in this process."""
@@ -110,11 +107,6 @@ class CacheStore:
 
     def __len__(self) -> int:
         return len(self._here)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -179,7 +171,7 @@ class CacheStore:
             return None
         self._on_the_way_bytes += len(data)
         stored = asyncio.get_running_loop().create_future()
-        self._spawn(self._share(key, data, cached, now_us, ttl_s, stored))
+        self._tasks.spawn(self._share(key, data, cached, now_us, ttl_s, stored))
         return stored
 
     def _keep(self, key: bytes, cached: Cached) -> None:

@@ -16,6 +16,7 @@ from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.durability_levels import Level, parse_level
 from charonia.eventlog.port import Fields, Reply
+from charonia.tasks import Tasks
 from charonia.tensors import Buffer
 
 from .durability import Durability, Writes
@@ -33,7 +34,7 @@ class Commands:
     def __init__(self, connection: Connection, durability: Durability) -> None:
         self._connection = connection
         self._durability = durability
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def execute(self, *command: Argument) -> Any:
         return await self._connection.execute(*command)
@@ -133,7 +134,7 @@ class Commands:
                 if answers is None:
                     done(lost())
                 elif hiredis.ReplyError in map(type, answers):
-                    self._spawn(self._settled(answers, script, pieces, replies, facts), done)
+                    self._tasks.spawn(_report(self._settled(answers, script, pieces, replies, facts), done))
                 else:
                     done(answers[len(replies)])
             except Exception as error:  # the connection is not to blame
@@ -142,18 +143,6 @@ class Commands:
 
         out = _joint(replies, pieces, facts)
         return self._connection.batch_now(out, len(replies) + 1 + len(facts), answered)
-
-    def _spawn(self, work: Coroutine[Any, Any, Any], done: Callable[[Any], None]) -> None:
-        async def run() -> None:
-            try:
-                result = await work
-            except LogUnavailable as error:
-                result = error
-            done(result)
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _settled(
         self,
@@ -185,6 +174,14 @@ class Commands:
         if isinstance(result, hiredis.ReplyError):
             raise Refused(str(result))
         return result
+
+
+async def _report(work: Coroutine[Any, Any, Any], done: Callable[[Any], None]) -> None:
+    try:
+        result = await work
+    except LogUnavailable as error:
+        result = error
+    done(result)
 
 
 def _joint(replies: Sequence[Reply], pieces: Sequence[Buffer], facts: Sequence[Reply]) -> list[Buffer]:

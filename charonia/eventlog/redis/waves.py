@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -12,6 +12,7 @@ import hiredis
 from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import Counted, Ended, Fields, Limits, Reply, Sent
+from charonia.tasks import Tasks
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE
 
@@ -31,13 +32,13 @@ class RedisWaves:
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._unsent: list[tuple[Sequence[Buffer], Sent]] = []
 
     def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
         pieces = _append(stream, record)
         if not self._commands.replies_prove_level:
-            self._spawn(self._send_and_wait(pieces, done))
+            self._tasks.spawn(self._send_and_wait(pieces, done))
             return True
         if not self._unsent:
             if not self._commands.takes_writes:
@@ -89,7 +90,7 @@ class RedisWaves:
 
         def answered(answers: list[Any] | None) -> None:
             if answers is not None and hiredis.ReplyError in map(type, answers[:-1]):
-                self._spawn(self._append_again(replies, answers, done))
+                self._tasks.spawn(self._append_again(replies, answers, done))
             else:
                 done(_result(answers, -1))
 
@@ -158,11 +159,6 @@ class RedisWaves:
     async def leases(self, model: str) -> list[str]:
         counters = await self._commands.execute("HGETALL", keys.counters(model))
         return [name[len(_LEASE) :].decode() for name in map(bytes, counters[::2]) if name.startswith(_LEASE)]
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _append(stream: bytes, record: Sequence[Buffer]) -> Sequence[Buffer]:

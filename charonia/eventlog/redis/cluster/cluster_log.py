@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from charonia.eventlog.redis.log import RedisLog, level_of
 from charonia.eventlog.redis.server.address import Address, parse_address
 from charonia.eventlog.redis.server.topology import Place, Topology, slot_of
 from charonia.eventlog.redis.server.transport import Refused
+from charonia.tasks import Tasks
 from charonia.tensors import Buffer
 
 from .cluster_reader import ClusterReader
@@ -87,7 +88,7 @@ class ClusterWaves:
             else:
                 done(entry_id)
 
-        self._log.spawn(send())
+        self._log.tasks.spawn(send())
         return True
 
     def flush(self) -> None:
@@ -104,7 +105,7 @@ class ClusterWaves:
             else:
                 done(count)
 
-        self._log.spawn(end())
+        self._log.tasks.spawn(end())
         return True
 
     async def burst(
@@ -133,7 +134,7 @@ class ClusterWaves:
             else:
                 done(None)
 
-        self._log.spawn(count())
+        self._log.tasks.spawn(count())
         return True
 
     async def queued(self, model: str) -> int:
@@ -165,7 +166,7 @@ class ClusterLog:
         self._topology = Topology(self._address)
         self._topology.listeners.append(self._moved)
         self._nodes: dict[Place, _Node] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks()
         self._closed = False
         self.waves = ClusterWaves(self)
 
@@ -182,8 +183,7 @@ class ClusterLog:
         await self._topology.close()
         nodes, self._nodes = list(self._nodes.values()), {}
         await asyncio.gather(*(node.close() for node in nodes), return_exceptions=True)
-        for task in list(self._tasks):
-            await asyncio.gather(task, return_exceptions=True)
+        await self.tasks.settled()
 
     def reader(self) -> StreamReader:
         return ClusterReader(self._topology, self._holder)
@@ -219,12 +219,7 @@ class ClusterLog:
             if place not in self._nodes and self._nodes:
                 self._node(place).start()
         for place in [place for place in self._nodes if place not in wanted]:
-            self.spawn(self._nodes.pop(place).close())
-
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self.tasks.spawn(self._nodes.pop(place).close())
 
     async def at(self, key: bytes, call: Callable[[_Node], Awaitable[T]]) -> T:
         """Do something where a key is."""

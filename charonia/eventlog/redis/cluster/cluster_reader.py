@@ -14,6 +14,7 @@ from typing import Protocol
 from charonia.eventlog.port import START, OnEntries
 from charonia.eventlog.redis.reader import RedisReader
 from charonia.eventlog.redis.server.topology import Topology, slot_of
+from charonia.tasks import Tasks
 
 _logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class ClusterReader:
         self._on_entries: OnEntries | None = None
         self._on_state: Callable[[bool], None] | None = None
         self._told: bool | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._closed = False
         topology.listeners.append(self._moved)
 
@@ -83,7 +84,7 @@ class ClusterReader:
             self._topology.listeners.remove(self._moved)
         readers = [of_slot.reader for of_slot in self._slots.values() if of_slot.reader is not None]
         self._slots.clear()
-        await asyncio.gather(*(reader.close() for reader in readers), *self._tasks, return_exceptions=True)
+        await asyncio.gather(*(reader.close() for reader in readers), self._tasks.settled(), return_exceptions=True)
 
     # -- places -------------------------------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ class ClusterReader:
         reader.on_refused = lambda reply: self._refused(of_slot, reply)
         if former is not None:
             former.hand_over(reader)
-            self._end(former)
+            self._tasks.spawn(former.close())
         else:
             for stream, (after, consume) in of_slot.streams.items():
                 reader.add(stream, after, consume=consume)
@@ -115,14 +116,7 @@ class ClusterReader:
 
     def _spawn_refresh(self) -> None:
         if not self._closed:
-            task = asyncio.get_running_loop().create_task(self._topology.refresh())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def _end(self, reader: RedisReader) -> None:
-        task = asyncio.get_running_loop().create_task(reader.close())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._topology.refresh())
 
     # -- state --------------------------------------------------------------------------------------------------------
 
