@@ -6,8 +6,9 @@ Of ensembles also what is an executor's to tell of other models, for no executor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.catalog.catalog import Catalog
@@ -15,6 +16,7 @@ from charonia.clock import monotonic_ns
 from charonia.metrics.cache_metrics import CacheMetrics
 from charonia.metrics.endpoint import log_epoch_changes, render, tagged
 from charonia.metrics.exposition import merge
+from charonia.metrics.triton_counters import DURATION, EXECUTED, FAILURE, SUCCESS
 from charonia.options.settings import MetricsSettings
 
 from .ensembles.owned_ensemble import OwnedEnsemble
@@ -22,37 +24,7 @@ from .housekeeping.adaptive_report import adaptive_of
 from .scheduling.sequences.sequence_scheduler import SequenceScheduler
 from .service import BatcherService
 
-_OF_ENSEMBLES = (
-    (
-        "nv_inference_request_success",
-        "Number of successful inference requests, all batch sizes",
-        "unawaited_count",
-        1,
-    ),
-    ("nv_inference_request_duration_us", "Cumulative inference request duration in microseconds", "unawaited_ns", 1000),
-    ("nv_inference_count", "Number of inferences performed (does not include cached requests)", "inference_count", 1),
-    ("nv_inference_exec_count", "Number of model executions performed", "execution_count", 1),
-    ("nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue_ns", 1000),
-    (
-        "nv_inference_compute_input_duration_us",
-        "Cumulative compute input duration in microseconds",
-        "compute_input_ns",
-        1000,
-    ),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "Cumulative compute inference duration in microseconds",
-        "compute_infer_ns",
-        1000,
-    ),
-    (
-        "nv_inference_compute_output_duration_us",
-        "Cumulative compute output duration in microseconds",
-        "compute_output_ns",
-        1000,
-    ),
-)
-"""Family, help, the statistics increment it sums, what to divide it by."""
+_OF_ENSEMBLES = (replace(SUCCESS, sums="unawaited_count"), replace(DURATION, sums="unawaited_ns"), *EXECUTED)
 
 
 class BatcherMetrics(Collector):
@@ -136,20 +108,16 @@ class BatcherMetrics(Collector):
         ensembles = [(m, owned) for m, owned in self._service.owned.items() if isinstance(owned, OwnedEnsemble)]
         if not ensembles:
             return
-        for name, what, increment, divisor in _OF_ENSEMBLES:
-            if divisor != 1 and not self._settings.counters:
+        for counter in _OF_ENSEMBLES:
+            if counter.is_timed and not self._settings.counters:
                 continue
-            family = CounterMetricFamily(name, what, labels=["model", "version"])
+            family = counter.family()
             for model, owned in ensembles:
                 for version in self._catalog.held(model):
                     counts = owned.counted.get(version, {})
-                    family.add_metric([model, str(version)], counts.get(increment, 0) // divisor)
+                    family.add_metric([model, str(version)], counter.value(counts.get(counter.sums, 0)))
             yield family
-        failures = CounterMetricFamily(
-            "nv_inference_request_failure",
-            "Number of failed inference requests, all batch sizes",
-            labels=["model", "version", "reason"],
-        )
+        failures = FAILURE.family()
         for model, owned in ensembles:
             for version in self._catalog.held(model):
                 counts = owned.counted.get(version, {})

@@ -18,6 +18,7 @@ from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.metrics.endpoint import log_epoch_changes, render, tagged
 from charonia.metrics.latencies import Latencies
+from charonia.metrics.triton_counters import DURATION, EXECUTED, FAILURE, SUCCESS
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import MetricsSettings
 from charonia.wire import RequestRecord
@@ -28,32 +29,7 @@ from .batches.accounting import Executed, Execution
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LABELS = ("model", "version")
 
-_TRITON_COUNTERS = (
-    ("nv_inference_count", "Number of inferences performed (does not include cached requests)", "inference_count", 1),
-    ("nv_inference_exec_count", "Number of model executions performed", "execution_count", 1),
-    ("nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue_ns", 1000),
-    (
-        "nv_inference_compute_input_duration_us",
-        "Cumulative compute input duration in microseconds",
-        "compute_input_ns",
-        1000,
-    ),
-    (
-        "nv_inference_compute_infer_duration_us",
-        "Cumulative compute inference duration in microseconds",
-        "compute_infer_ns",
-        1000,
-    ),
-    (
-        "nv_inference_compute_output_duration_us",
-        "Cumulative compute output duration in microseconds",
-        "compute_output_ns",
-        1000,
-    ),
-)
-"""Triton's counters: family, help, the statistics increment that it sums, divisor."""
-
-_SETTLED = tuple(increment for _, _, increment, _ in _TRITON_COUNTERS)
+_SETTLED = tuple(counter.sums for counter in EXECUTED)
 _MAX_ADDED = 64
 """Increments of this many batches are summed at once: one by one, cold caches double the cost."""
 
@@ -232,13 +208,13 @@ class ExecutorMetrics(Collector):
         self.before_collecting()
         for totals in self._totals.values():
             totals.add_up()
-        for name, what, increment, divisor in _TRITON_COUNTERS:
-            if divisor != 1 and not self._settings.counters:
+        for counter in EXECUTED:
+            if counter.is_timed and not self._settings.counters:
                 continue
-            family = CounterMetricFamily(name, what, labels=_LABELS)
+            family = counter.family()
             for labels in self._loads:
                 totals = self._of(labels[0], int(labels[1]))
-                family.add_metric(labels, totals.settled.get(increment, 0) // divisor)
+                family.add_metric(labels, counter.value(totals.settled.get(counter.sums, 0)))
             yield family
         yield from self._unawaited()
         yield self._counter("executions", "Model executions", lambda totals: totals.executions)
@@ -280,17 +256,7 @@ class ExecutorMetrics(Collector):
 
     def _unawaited(self) -> Iterator[Metric]:
         """Triton's request counters for requests that no gateway counts. Sum them with the gateways' counters."""
-        success = CounterMetricFamily(
-            "nv_inference_request_success", "Number of successful inference requests, all batch sizes", labels=_LABELS
-        )
-        failure = CounterMetricFamily(
-            "nv_inference_request_failure",
-            "Number of failed inference requests, all batch sizes",
-            labels=(*_LABELS, "reason"),
-        )
-        duration = CounterMetricFamily(
-            "nv_inference_request_duration_us", "Cumulative inference request duration in microseconds", labels=_LABELS
-        )
+        success, failure, duration = SUCCESS.family(), FAILURE.family(), DURATION.family()
         for labels in self._loads:
             totals = self._of(labels[0], int(labels[1]))
             success.add_metric(labels, totals.unawaited)

@@ -14,6 +14,15 @@ from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.metrics.endpoint import log_epoch_changes, render, tagged
 from charonia.metrics.latencies import Latencies, ModelLatencies
+from charonia.metrics.triton_counters import (
+    CACHE_HIT_DURATION,
+    CACHE_HITS,
+    CACHE_MISS_DURATION,
+    CACHE_MISSES,
+    DURATION,
+    FAILURE,
+    SUCCESS,
+)
 from charonia.options.settings import MetricsSettings
 
 from .dataplane.dataplane import DataPlane
@@ -148,18 +157,7 @@ class GatewayMetrics(Collector):
         return served.interface.metric_tags if served is not None else {}
 
     def _collect(self) -> Iterable[Metric]:
-        names = ["model", "version"]
-        success = CounterMetricFamily(
-            "nv_inference_request_success", "Number of successful inference requests, all batch sizes", labels=names
-        )
-        failure = CounterMetricFamily(
-            "nv_inference_request_failure",
-            "Number of failed inference requests, all batch sizes",
-            labels=[*names, "reason"],
-        )
-        duration = CounterMetricFamily(
-            "nv_inference_request_duration_us", "Cumulative inference request duration in microseconds", labels=names
-        )
+        success, failure, duration = SUCCESS.family(), FAILURE.family(), DURATION.family()
         served = [(m, v) for m in self._catalog.served_models() for v in self._catalog.served(m)]
         for gone in self._counts.keys() - set(served):
             del self._counts[gone]
@@ -215,15 +213,8 @@ class GatewayMetrics(Collector):
 
     def _of_cache(self, cache: CacheStore, served: list[tuple[str, int]]) -> Iterable[Metric]:
         """M6, for models with the cache on."""
-        hits, misses, hit_us, miss_us = (
-            CounterMetricFamily(name, text, labels=["model", "version"])
-            for name, text in (
-                ("nv_cache_num_hits_per_model", "Number of cache hits per model"),
-                ("nv_cache_num_misses_per_model", "Number of cache misses per model"),
-                ("nv_cache_hit_duration_per_model", "Total cache hit duration per model, in microseconds"),
-                ("nv_cache_miss_duration_per_model", "Total cache miss duration per model, in microseconds"),
-            )
-        )
+        families = CACHE_HITS, CACHE_MISSES, CACHE_HIT_DURATION, CACHE_MISS_DURATION
+        hits, misses, hit_us, miss_us = (counter.family() for counter in families)
         for model, version in served:
             if self._catalog.served(model)[version].config.response_cache.enable:
                 counts, labels = self.counts(model, version), [model, str(version)]

@@ -32,13 +32,12 @@ class BoundPart:
 
     async def start(self, argv: Sequence[str]) -> None:
         """Join the log that `argv` (an executor's flags) names, and serve. Raises `StartupError`."""
-        from charonia.eventlog.local_link import LocalLink
         from charonia.eventlog.redis import RedisLog
         from charonia.eventlog.redis.server.address import with_password
-        from charonia.options.role_settings import batcher_settings, executor_settings, log_settings
-        from executors.app import ExecutorApp
         from executors.backends.bound import WORD, BoundBackend, BoundFunction
         from executors.backends.registry import BackendRegistry
+
+        from .roles import ExecutorParts
 
         values = options.parse(EXECUTOR, argv, {}, {})
         backend = BoundBackend()
@@ -47,37 +46,19 @@ class BoundPart:
             backend.functions[binding.name] = BoundFunction(binding.function, binding.style, outputs)
         log = RedisLog(with_password(values["log_url"], values["log_password_file"]))
         await log.open()
-        settings, shared = executor_settings(values), log_settings(values)
-        batcher = None
-        if settings.hosts_batcher:
-            from batcher.app import BatcherApp
-
-            link = LocalLink(settings.incarnation)
-            batcher = BatcherApp(log, batcher_settings(values, colocated=True), shared, link=link)
-            executor = ExecutorApp(log, settings, shared, BackendRegistry({WORD: backend}), batcher.control, link=link)
-            executor.add_metrics(batcher.metrics.render)
-        else:
-            executor = ExecutorApp(log, settings, shared, BackendRegistry({WORD: backend}))
-        executor.service.on_failure = self._on_failure
+        try:
+            parts = ExecutorParts(log, values, self._on_failure, backends=BackendRegistry({WORD: backend}))
+            await parts.start()
+        except BaseException:
+            await log.close()
+            raise
 
         async def stop() -> bool:
-            clean = await executor.stop()
-            if batcher is not None:
-                await batcher.stop()
-                await executor.service.report_hung_batches()
+            clean = await parts.stop()
             with contextlib.suppress(Exception):
                 await log.close()
             return clean
 
-        try:
-            if batcher is not None:
-                await batcher.start()
-            await executor.start()
-        except BaseException:
-            if batcher is not None:
-                await batcher.stop()
-            await log.close()
-            raise
         self._stop = stop
 
     async def stop(self) -> bool:

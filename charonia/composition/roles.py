@@ -34,7 +34,9 @@ from charonia.options.values import Values
 from .logs import configure_logging
 
 if TYPE_CHECKING:
+    from batcher.app import BatcherApp
     from charonia.eventlog.redis.blobs import BlobServer
+    from executors.backends.registry import BackendRegistry
 
 _log = logging.getLogger(__name__)
 
@@ -228,48 +230,79 @@ async def _webhooks(log: EventLog, values: Values) -> tuple[dict[str, str], Stop
 # -- executor ----------------------------------------------------------------------------------------------------------
 
 
+class ExecutorParts:
+    """An executor, and the batcher in its process unless it is to have none.
+
+    `backends` may hold some that exist already. `on_failure` is called when the executor has to end.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        values: Values,
+        on_failure: Callable[[], None],
+        *,
+        backends: BackendRegistry | None = None,
+        cache_log: EventLog | None = None,
+    ) -> None:
+        from charonia.eventlog.local_link import LocalLink
+        from executors.app import ExecutorApp
+
+        settings, shared = executor_settings(values), log_settings(values)
+        self._batcher: BatcherApp | None = None
+        link = control = None
+        if settings.hosts_batcher:
+            from batcher.app import BatcherApp
+
+            link = LocalLink(settings.incarnation)
+            own = batcher_settings(values, colocated=True)
+            self._batcher = BatcherApp(log, own, shared, link=link, cache_log=cache_log)
+            control = self._batcher.control
+        self._executor = ExecutorApp(log, settings, shared, backends, control, cache_log, link)
+        self._executor.service.on_failure = on_failure
+        if self._batcher is not None:
+            self._executor.add_metrics(self._batcher.metrics.render)
+
+    async def start(self) -> None:
+        """Serve. Raises `StartupError`, then nothing is left running."""
+        if self._batcher is None:
+            await self._executor.start()
+            return
+        # the batcher first: an executor that is ready with models must find an owner for them
+        await self._batcher.start()
+        try:
+            await self._executor.start()
+        except BaseException:
+            await self._batcher.stop()
+            raise
+
+    async def stop(self) -> bool:
+        """Drain and leave; True: in time."""
+        clean = await self._executor.stop()
+        if self._batcher is not None:
+            await self._batcher.stop()
+            await self._executor.service.report_hung_batches()
+        return clean
+
+    @property
+    def must_end(self) -> bool:
+        """Whether something of a model still runs, or has failed so that the process is not to be trusted."""
+        return self._executor.service.failed or self._executor.service.hangs
+
+
 async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
-    from charonia.eventlog.local_link import LocalLink
-    from executors.app import ExecutorApp
     from executors.host.watchdog import watch_loop
 
     watching = asyncio.create_task(watch_loop(), name="watchdog")
-    settings = executor_settings(values)
-    shared = log_settings(values)
     cache_log = await _cache_log(values)
-    if not settings.hosts_batcher:
-        executor = ExecutorApp(log, settings, shared, cache_log=cache_log)
-        executor.service.on_failure = _stop_myself
-        await executor.start()
-
-        async def stop_alone() -> bool:
-            clean = await executor.stop()
-            await _close(cache_log)
-            watching.cancel()
-            if executor.service.failed or executor.service.hangs:
-                await _end_now(log, clean=clean)
-            return clean
-
-        return {}, stop_alone
-
-    from batcher.app import BatcherApp
-
-    link = LocalLink(settings.incarnation)
-    batcher = BatcherApp(log, batcher_settings(values, colocated=True), shared, link=link, cache_log=cache_log)
-    executor = ExecutorApp(log, settings, shared, control=batcher.control, cache_log=cache_log, link=link)
-    executor.service.on_failure = _stop_myself
-    executor.add_metrics(batcher.metrics.render)
-    # the batcher first: an executor that is ready with models must find an owner for them
-    await batcher.start()
-    await executor.start()
+    parts = ExecutorParts(log, values, _stop_myself, cache_log=cache_log)
+    await parts.start()
 
     async def stop() -> bool:
-        clean = await executor.stop()
-        await batcher.stop()
-        await executor.service.report_hung_batches()
+        clean = await parts.stop()
         await _close(cache_log)
         watching.cancel()
-        if executor.service.failed or executor.service.hangs:
+        if parts.must_end:
             await _end_now(log, clean=clean)
         return clean
 

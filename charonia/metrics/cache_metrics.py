@@ -4,37 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.calls.cache.cached_calls import CachedCalls, CallerCounts
 from charonia.options.settings import MetricsSettings
 
 from .endpoint import render, tagged
+from .triton_counters import (
+    CACHE_HIT_DURATION,
+    CACHE_HITS,
+    CACHE_MISS_DURATION,
+    CACHE_MISSES,
+    DURATION,
+    SUCCESS,
+    TritonCounter,
+)
 
-_FAMILIES: tuple[tuple[str, str, Callable[[CallerCounts], int]], ...] = (
-    (
-        "nv_inference_request_success",
-        "Number of successful inference requests, all batch sizes",
-        lambda counts: counts.hits,
-    ),
-    (
-        "nv_inference_request_duration_us",
-        "Cumulative inference request duration in microseconds",
-        lambda counts: counts.hit_ns // 1000,
-    ),
-    ("nv_cache_num_hits_per_model", "Number of cache hits per model", lambda counts: counts.hits),
-    ("nv_cache_num_misses_per_model", "Number of cache misses per model", lambda counts: counts.misses),
-    (
-        "nv_cache_hit_duration_per_model",
-        "Total cache hit duration per model, in microseconds",
-        lambda counts: counts.hit_ns // 1000,
-    ),
-    (
-        "nv_cache_miss_duration_per_model",
-        "Total cache miss duration per model, in microseconds",
-        lambda counts: counts.miss_ns // 1000,
-    ),
+_COUNTERS: tuple[tuple[TritonCounter, Callable[[CallerCounts], int]], ...] = (
+    (SUCCESS, lambda counts: counts.hits),
+    (DURATION, lambda counts: counts.hit_ns // 1000),
+    (CACHE_HITS, lambda counts: counts.hits),
+    (CACHE_MISSES, lambda counts: counts.misses),
+    (CACHE_HIT_DURATION, lambda counts: counts.hit_ns // 1000),
+    (CACHE_MISS_DURATION, lambda counts: counts.miss_ns // 1000),
 )
 
 
@@ -59,9 +52,9 @@ class CacheMetrics(Collector):
 
     def _collect(self) -> Iterable[Metric]:
         counted = self._calls.counts()
-        families = _FAMILIES if self._settings.counters else _FAMILIES[:1]
-        for name, text, value in families:
-            family = CounterMetricFamily(name, text, labels=["model", "version"])
+        counters = _COUNTERS if self._settings.counters else _COUNTERS[:1]
+        for counter, value in counters:
+            family = counter.family()
             for (model, version), counts in counted.items():
                 family.add_metric([model, str(version)], value(counts))
             yield family

@@ -13,17 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from charonia.catalog.executor_views import LOADING, READY, UNAVAILABLE, UNLOADED, UNLOADING
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, StartupError, Unavailable
 from charonia.facts.events import ModelRequested, VersionFailed, VersionLoaded, VersionStateChanged, VersionUnloaded
 from charonia.models.names import name_of
-
-UNAVAILABLE = "UNAVAILABLE"
-LOADING = "LOADING"
-READY = "READY"
-UNLOADING = "UNLOADING"
-
-UNLOADED = "unloaded"
-"""The reason of a version that was unloaded on purpose."""
 
 NO_VERSION = -1
 """The version in the index and in errors of a model that has no version to load."""
