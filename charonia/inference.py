@@ -6,10 +6,11 @@ through the log is `charonia.wire`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import CharoniaError
+from .errors import CharoniaError, InvalidArgument
 from .tensors import Tensor
 from .traces.contexts import Traced
 
@@ -18,6 +19,7 @@ Parameters = dict[str, ParameterValue]
 
 LATEST_VERSION = -1
 """An empty version in a request: the numerically highest READY one (I1)."""
+_DIGITS = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(slots=True)
@@ -68,3 +70,18 @@ class InferenceResponse:
     def is_flag(self) -> bool:
         """Whether it says only that there are no more responses (G24)."""
         return self.final and not self.outputs and not self.parameters and self.error is None
+
+
+def parse_version(version: str) -> int:
+    """The number of a version string, `LATEST_VERSION` for "". Raises E6's `InvalidArgument`."""
+    if version in ("", "-1"):
+        return LATEST_VERSION
+    if not _DIGITS.fullmatch(version):
+        raise InvalidArgument(
+            f"failed to get model version from specified version string '{version}' (details: not a number), version "
+            "should be an integral value > 0"
+        )
+    number = int(version)
+    if number < 1:
+        raise InvalidArgument(f"invalid model version specified '{version}' , version should be an integral value > 0")
+    return number

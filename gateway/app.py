@@ -15,7 +15,7 @@ from charonia.metrics.host_metrics import beside_host
 from charonia.options.settings import GatewaySettings, LogSettings
 
 from .service import GatewayService
-from .tracing.sinks import trace_writer
+from .tracing.writer import trace_writer
 
 
 class Front(Protocol):

@@ -25,7 +25,7 @@ from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import LanesWeighed
 from charonia.facts.jobs import JobEvent
-from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse
+from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
@@ -35,7 +35,7 @@ from charonia.wire import ResponseRecord
 from .access.restrictions import RawHeaders
 from .access.tenants import Tenants
 from .access.terms import TermsBook
-from .control.metadata import metadata_of, parse_version
+from .control.metadata import metadata_of
 from .control.model_statistics import model_statistics
 from .control.readiness import Readiness
 from .dataplane.dataplane import AdmittedRequest, DataPlane
@@ -47,9 +47,8 @@ from .handler import (
     ServerMetadata,
 )
 from .jobs.jobs import Jobs
-from .lane.awaited import Awaited
 from .lane.counted import CountedWaves
-from .lane.express_lane import Lane
+from .lane.express_lane import Awaited, Lane
 from .metrics import GatewayMetrics
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
 from .streaming import only, responses_of, wanted_outputs

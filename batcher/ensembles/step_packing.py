@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from batcher.entries.carriers import carrier_of
 from charonia.calls.admission import Admissions, Admitted
 from charonia.calls.payload_transfer import Payloads
-from charonia.calls.request_packing import request_record
+from charonia.calls.queue_entrance import request_record
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.inference import InferenceRequest

@@ -37,8 +37,7 @@ from charonia.wire import FIELD_WAVE, Lineage, Reference, ResponseRecord, record
 
 from .admission import Admitted
 from .payload_transfer import Payloads
-from .queue_entrance import Ids, QueueEntrance, Spawn, Terms
-from .request_packing import request_record
+from .queue_entrance import Ids, QueueEntrance, Spawn, Terms, request_record
 from .waiters import Held, OpenRequest, Waiter
 
 _log = logging.getLogger(__name__)

@@ -30,6 +30,7 @@ from charonia.facts.events import (
     VersionUnloaded,
 )
 from charonia.models.interface import ModelInterface
+from charonia.models.names import Namespaces
 from protos.model_config_pb2 import ModelConfig
 
 from .executor_views import (
@@ -49,7 +50,6 @@ from .executor_views import (
     index,
     states,
 )
-from .namespaces import Namespaces
 from .rollout import all_ready, may_come, started
 from .served import ServedVersion, held_versions, not_served
 
@@ -307,7 +307,7 @@ class Catalog:
         return self._accepting.get(model, {})
 
     def resolve(self, model: str, near: str = "") -> str:
-        """The key of the one model that a name means, one in the namespace `near` before others (`namespaces`).
+        """The key of the one model that a name means, one in the namespace `near` before others (`Namespaces`).
 
         Raises `InvalidArgument` where that is open (R2).
         """

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from charonia.errors import CharoniaError
-from charonia.facts.job_places import JobPlace
-from charonia.facts.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.facts.jobs import JobEnd, JobPlace, JobRecord, JobTicket, NewJob
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 

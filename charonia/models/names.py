@@ -3,13 +3,19 @@
 With `--model-namespacing` each repository is a namespace: its absolute path or its URL. A model's *key* is then
 `<namespace>::<name>`, without it the name alone. Keys say which model is meant everywhere in the log and between the
 parts; clients know names. A name has no slash and a namespace has, so that the two forms differ.
+
+A name that one model has means that one; of several it means the one in the namespace of the caller, and without one
+it means none: clients cannot say a namespace, as with Triton.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from charonia.errors import InvalidArgument
 
 SEPARATOR = "::"
+_REMEMBERED = 4096
 
 
 def check_model_name(name: str) -> None:
@@ -60,3 +66,54 @@ def _parts(key: str) -> tuple[str, str]:
         return "", key
     directory, _, name = last.partition(SEPARATOR)
     return f"{parent}/{directory}", name
+
+
+class Namespaces:
+    """The keys that were heard of. `is_meant` says whether a model of a key is there, or was to be."""
+
+    def __init__(self, is_meant: Callable[[str], bool]) -> None:
+        self._is_meant = is_meant
+        self._keys: dict[str, set[str]] = {}
+        self._resolved: dict[tuple[str, str], str] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are any: without them a name is a key."""
+        return bool(self._keys)
+
+    def clear(self) -> None:
+        self._keys.clear()
+        self._resolved.clear()
+
+    def heard_of(self, key: str) -> None:
+        """Something is said of a model."""
+        if is_namespaced(key):
+            self._keys.setdefault(name_of(key), set()).add(key)
+
+    def changed(self) -> None:
+        """What `is_meant` says may be another now."""
+        self._resolved.clear()
+
+    def resolve(self, model: str, near: str = "") -> str:
+        """The key of the one model of this name, the one in the namespace `near` before others; a key is itself.
+
+        So is a name that no model has. Raises `InvalidArgument` when several have it and none is in that namespace.
+        """
+        if not self._keys:
+            return model
+        key = self._resolved.get((model, near))
+        if key is None:
+            if len(self._resolved) >= _REMEMBERED:
+                self._resolved.clear()  # clients may ask for any name
+            key = self._resolved[(model, near)] = self._choose(model, near)
+        return key
+
+    def _choose(self, model: str, near: str) -> str:
+        keys = sorted(key for key in {*self._keys.get(model, ()), model} if self._is_meant(key))
+        if near and model_key(near, model) in keys:
+            return model_key(near, model)
+        if len(keys) > 1:
+            raise InvalidArgument(
+                f"There are {len(keys)} identifiers of model '{model}' in global map, model namespace must be provided "
+                "to resolve ambiguity."
+            )
+        return keys[0] if keys else model

@@ -12,8 +12,7 @@ from charonia import keys
 from charonia.calls.request_endings import Ending, cancel_requests
 from charonia.errors import NotFound
 from charonia.eventlog.port import Entry, JobLog, Jobs, QueueLog, RequestLog
-from charonia.facts.job_places import ahead_of
-from charonia.facts.jobs import JobRecord, JobState, parse_public_id, public_id
+from charonia.facts.jobs import JobRecord, JobState, ahead_of, parse_public_id, public_id
 from charonia.wire import ResponseRecord, unpack_response
 
 from .folding import folded_control

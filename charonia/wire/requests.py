@@ -21,12 +21,12 @@ from charonia.traces.contexts import Context, Traced
 
 from .entries import FIELD_RECORD, FIELD_RECORDS, FIELD_WAVE, lengths_of
 from .lineages import Lineage
-from .references import Reference
 from .sequence_fields import SequenceMark
 from .tensor_places import (
     MAX_CACHED_META_BYTES,
     META_CACHE_LIMIT,
     WIRE_VERSION,
+    Reference,
     TensorPlace,
     parameters_of,
     places_of,

@@ -19,11 +19,11 @@ from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.reports import Report
 
-from .references import Reference
 from .tensor_places import (
     MAX_CACHED_META_BYTES,
     META_CACHE_LIMIT,
     WIRE_VERSION,
+    Reference,
     TensorPlace,
     parameters_of,
     places_of,

@@ -12,8 +12,7 @@ from collections.abc import Sized
 from typing import Protocol
 
 from .bodies import Message
-from .codec.heads import status_line
-from .codec.response_codec import LargeReply
+from .codec.response_codec import LargeReply, status_line
 
 HIGH_WATER_BYTES = 65_536
 """Reading stops when so much of a body waits that its request has not asked for."""

@@ -48,11 +48,10 @@ from .codec.error_replies import (
     error_body,
     render_error,
 )
-from .codec.heads import response_head
 from .codec.job_json import PREFERENCE_APPLIED, accepted
 from .codec.paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
 from .codec.request_codec import RequestDecoder, parse_header_length
-from .codec.response_codec import HEADER_LENGTH, LargeReply, ResponseEncoder
+from .codec.response_codec import HEADER_LENGTH, LargeReply, ResponseEncoder, response_head
 from .generate import Generation
 from .http_lane import HttpLane
 from .large_bodies import Room

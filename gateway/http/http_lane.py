@@ -21,8 +21,7 @@ from gateway.lane.layout import Layout, is_plain
 from gateway.lane.pending_waves import response_in
 
 from .codec.error_replies import Headers, render_error
-from .codec.heads import response_head
-from .codec.response_codec import ReplyForm, ResponseEncoder
+from .codec.response_codec import ReplyForm, ResponseEncoder, response_head
 
 _MOST_SIGNATURES = 1024
 _MOST_ALIKE = 16

@@ -1,6 +1,6 @@
 """When a job may be expected to end: from what its model's executions took, its instances and how fast it goes lately.
 
-It is an estimate: `charonia.facts.job_places` counts what is served before a job, and more may come meanwhile.
+It is an estimate: `charonia.facts.jobs` counts what is served before a job, and more may come meanwhile.
 """
 
 from __future__ import annotations

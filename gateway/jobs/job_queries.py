@@ -11,8 +11,7 @@ from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unsupported
 from charonia.eventlog.port import EventLog
-from charonia.facts.job_places import Ahead, JobPlace, ahead_of
-from charonia.facts.jobs import JobEvent, JobRecord, JobState, parse_public_id
+from charonia.facts.jobs import Ahead, JobEvent, JobPlace, JobRecord, JobState, ahead_of, parse_public_id
 from charonia.inference import InferenceResponse
 from charonia.models.names import name_of
 from charonia.wire import ResponseRecord

@@ -10,8 +10,7 @@ from typing import Any
 
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import InvalidArgument
-from charonia.facts.job_places import Ahead
-from charonia.facts.jobs import JobRecord, JobState
+from charonia.facts.jobs import Ahead, JobRecord, JobState
 from charonia.inference import InferenceRequest
 from gateway.dataplane.job_outcomes import end_error
 from gateway.requests.delivery import Caller, DeliveryOptions, JobFilter, JobTimings, JobView

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from charonia import failpoints
-from charonia.calls.queue_entrance import Terms
+from charonia.calls.queue_entrance import Terms, request_record
 from charonia.calls.request_endings import Ending, answer_gateways, count_failures, end_jobs, version_of
-from charonia.calls.request_packing import request_record
 from charonia.calls.waiters import Waiter
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns

@@ -13,9 +13,8 @@ from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.tensors import Buffer
 from charonia.wire import MAX_WAVE_REQUESTS, Reference, WaveReply, wave_head
 
-from .expiry import Expiry
 from .gathering import Gathering
-from .lane_calls import Call, PendingWave, Signature
+from .lane_calls import Call, Expiry, PendingWave, Signature
 
 if TYPE_CHECKING:
     from charonia.calls.admission import Admitted

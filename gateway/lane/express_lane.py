@@ -2,6 +2,8 @@
 
 A door opens for a request that went the full way and was answered; it closes when anything changes that decided about
 it: what is served and by whom, tracing, the log, a drain. Then its signatures are forgotten and learned again.
+
+Requests that were read in full share waves, too: each has a coroutine that waits for its answer (`Awaited`).
 """
 
 from __future__ import annotations
@@ -15,21 +17,23 @@ from charonia.calls.payload_transfer import Payloads
 from charonia.catalog.catalog import Catalog
 from charonia.catalog.served import ServedVersion
 from charonia.clock import monotonic_ns
-from charonia.errors import EPOCH_CHANGED, SERVER_EXITING, CharoniaError, LogUnavailable, Unavailable
+from charonia.errors import EPOCH_CHANGED, SERVER_EXITING, CharoniaError, LogUnavailable, Unavailable, shed
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import QueueLog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft
 from charonia.inference import InferenceRequest
+from charonia.tensors import Buffer
+from charonia.wire import ResponseRecord, WaveReply
 from gateway.access.terms import TermsBook
 from gateway.dataplane.dataplane import DataPlane
 from gateway.entrances import Entrances
 from gateway.metrics import RequestCounts
 from gateway.tracing.tracer import Tracer
 
-from .awaited import Awaited
 from .door import Door
 from .gathering import Gathering, Round
-from .pending_waves import ReplyServer, Waves
+from .lane_calls import Call
+from .pending_waves import ReplyServer, Waves, response_in
 
 MAX_REQUEST_BYTES = 16_384
 """Larger requests are not recognised by their bytes: they gain little by sharing an entry."""
@@ -193,11 +197,11 @@ class Lane:
         if asked is not None and asked.done():
             del self._reserving[model]
             if not asked.cancelled() and asked.exception() is None and asked.result():
-                return self.waves.is_leased(model)
+                return self.waves.leases.has(model)
         elif asked is None:
-            if self.waves.is_leased(model):
+            if self.waves.leases.has(model):
                 return True
-            self._reserving[model] = asyncio.get_running_loop().create_task(self.waves.reserve(model))
+            self._reserving[model] = asyncio.get_running_loop().create_task(self.waves.leases.reserve(model))
         return False
 
     def _batchers_read_waves(self) -> bool:
@@ -217,7 +221,7 @@ class Lane:
 
     def _on_process(self, fact: Fact) -> None:
         if isinstance(fact, ProcessLeft) and fact.incarnation == self.waves.endpoint.decode():
-            self.waves.forget_leases()
+            self.waves.leases.were_ended()
         if isinstance(fact, ProcessJoined) and self._ways and not self._batchers_read_waves():
             self.close_all()
 
@@ -243,7 +247,7 @@ class Lane:
         """The log is another one, which knows nothing of these waves."""
         self._dataplane.counts.lanes.clear()
         self.close_all()
-        self.waves.drop_leases()
+        self.waves.leases.drop()
         self.waves.lose_all(LogUnavailable(EPOCH_CHANGED))
 
     async def close(self) -> None:
@@ -259,3 +263,73 @@ class Lane:
         self.waves.lose_all(Unavailable(SERVER_EXITING))
         await self.waves.close()
         await self.replies.close()
+
+
+class AwaitedCall(Call):
+    """A request whose answer is a future's result: a response record, or None where it has to go by itself."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, signature: Awaited, data: tuple[Buffer, ...], client_id: bytes, deadline_ns: int) -> None:
+        super().__init__(signature, data, client_id)
+        self.deadline_ns = deadline_ns
+        self.future: asyncio.Future[ResponseRecord | None] = asyncio.get_running_loop().create_future()
+
+
+class Awaited:
+    """The requests of one door that are awaited; see `gateway.lane.lane_calls.Signature`."""
+
+    __slots__ = ("door",)
+
+    counts_itself = False
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+
+    async def infer(self, data: tuple[Buffer, ...], client_id: bytes, deadline_ns: int) -> ResponseRecord | None:
+        """The response record of a request that is in no wave yet; None where it has to go by itself.
+
+        Raises `DeadlineExceeded` at its deadline and `LogUnavailable` where the outcome is unknown. Cancelling the
+        caller cancels the request.
+        """
+        door = self.door
+        held_bytes = door.held_bytes
+        if held_bytes and not door.waves.hold(held_bytes):
+            return None  # the full way says why
+        call = AwaitedCall(self, data, client_id, deadline_ns)
+        door.waiting.append(call)
+        door.gathering.came(door)
+        if deadline_ns:
+            door.waves.expiry.watch(deadline_ns)
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            call.abandon()
+            raise
+        except CharoniaError as error:
+            raise shed(error) from None
+        finally:
+            if held_bytes:
+                door.waves.release(held_bytes)
+
+    def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
+        for index, call in enumerate(calls, start):
+            assert isinstance(call, AwaitedCall)
+            if not call.gone and not call.future.done():
+                call.future.set_result(response_in(reply, index))
+
+    def respond(self, call: Call, record: ResponseRecord) -> None:
+        assert isinstance(call, AwaitedCall)
+        if not call.future.done():
+            call.future.set_result(record)
+
+    def fail(self, call: Call, error: CharoniaError) -> None:
+        """The request has no outcome that is known."""
+        assert isinstance(call, AwaitedCall)
+        if not call.future.done():
+            call.future.set_exception(error)
+
+    def leave(self, call: Call) -> None:
+        assert isinstance(call, AwaitedCall)
+        if not call.future.done():
+            call.future.set_result(None)

@@ -5,6 +5,10 @@ A wave is counted here, within the lease, and not in the log: so no wave costs t
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
+
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import Limits, Work
 
@@ -58,11 +62,6 @@ class Lease:
         self.used_bytes += size_bytes
         return True
 
-    def give_back(self, requests: int, size_bytes: int) -> None:
-        """A wave has ended."""
-        self.used_requests -= requests
-        self.used_bytes -= size_bytes
-
     @property
     def is_short(self) -> bool:
         """Whether more should be reserved."""
@@ -112,3 +111,76 @@ class Lease:
         """Give back what was reserved. Raises what the log raises."""
         self.held_requests = self.held_bytes = 0
         await self._log.waves.lease(self._model, self._holder, 0, 0, self._limits)
+
+
+class Leases:
+    """Those of one gateway, by model. `spawn` runs what asks the log for more."""
+
+    def __init__(
+        self, log: Work, holder: str, limits: Limits, spawn: Callable[[Coroutine[Any, Any, Any]], object]
+    ) -> None:
+        self._log = log
+        self._holder = holder
+        self._limits = limits
+        self._spawn = spawn
+        self._held: dict[str, Lease] = {}
+
+    def take(self, model: str, requests: int, size_bytes: int) -> bool:
+        """Count a wave of a model, and see to it that there is room for the next ones; False without room for it."""
+        lease = self._held.get(model)
+        if lease is None or not lease.take(requests, size_bytes):
+            if lease is not None and lease.is_short_of(size_bytes):
+                self._spawn(lease.grow(size_bytes))
+            return False
+        if lease.is_short:
+            self._spawn(lease.grow())
+        return True
+
+    def give_back(self, model: str, requests: int, size_bytes: int) -> None:
+        """A wave of a model has ended."""
+        lease = self._held.get(model)
+        if lease is not None:
+            lease.used_requests -= requests
+            lease.used_bytes -= size_bytes
+
+    def has(self, model: str) -> bool:
+        """Whether room for a model's waves is reserved."""
+        lease = self._held.get(model)
+        return lease is not None and lease.held_requests > 0
+
+    async def reserve(self, model: str) -> bool:
+        """Lease room for the waves of a model; False where there is none."""
+        lease = self._held.get(model)
+        if lease is None:
+            lease = Lease(self._log, model, self._holder, self._limits)
+            if not lease.is_possible:
+                return False
+            self._held[model] = lease
+        return lease.held_requests > 0 or await lease.grow()
+
+    def were_ended(self) -> None:
+        """This gateway was taken for lost, so others ended them: reserve room again where it is needed."""
+        for lease in self._held.values():
+            lease.held_requests = lease.held_bytes = 0
+
+    def drop(self) -> None:
+        """The log is another one, and knows of none."""
+        self._held.clear()
+
+    async def end_idle(self, used: Collection[str], closing: Callable[[str], None]) -> None:
+        """Give back those of models that are not used; `closing` is called with each before. Raises as the log does."""
+        for model in [model for model, lease in self._held.items() if model not in used and lease.is_idle]:
+            lease = self._held.pop(model)
+            closing(model)
+            try:
+                await lease.end()
+            except CharoniaError:
+                self._held.setdefault(model, lease)  # to be ended later
+                raise
+
+    async def close(self) -> None:
+        """Give all back."""
+        held, self._held = self._held, {}
+        for lease in held.values():
+            with contextlib.suppress(CharoniaError):
+                await lease.end()

@@ -7,7 +7,6 @@ first is a caller's answer. A wave that is gone from the log and has no reply in
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -42,9 +41,8 @@ from charonia.wire import (
 )
 
 from .door import Door
-from .expiry import Expiry
-from .lane_calls import Call, PendingWave
-from .leases import Lease
+from .lane_calls import Call, Expiry, PendingWave
+from .leases import Leases
 
 if TYPE_CHECKING:
     from gateway.dataplane.dataplane import DataPlane
@@ -71,10 +69,9 @@ class Waves:
         self._send_wave, self._flush_waves = log.waves.send, log.waves.flush
         self._dataplane = dataplane
         self._pending = dataplane.requester
-        self._limits = limits
         self.endpoint = endpoint.encode()
         self._under_way: dict[bytes, PendingWave] = {}
-        self._leases: dict[str, Lease] = {}
+        self.leases = Leases(log, endpoint, limits, dataplane.spawn)
         self._ids = b""
         self._ids_at = 0
         self.touched: list[Door] = []
@@ -103,7 +100,14 @@ class Waves:
         The payloads at `references` end with the wave, or now.
         """
         count = len(calls)
-        if not self._has_room(door.served.model, count, size_bytes, counts_itself=not references):
+        model = door.served.model
+        if not self.leases.take(model, count, size_bytes):
+            self.end_payloads(references)
+            return None
+        try:
+            self._pending.hold(0 if references else size_bytes)  # large requests hold theirs since they came
+        except ResourceExhausted:
+            self.leases.give_back(model, count, size_bytes)
             self.end_payloads(references)
             return None
         wave = PendingWave(self._next_prefix(), door, calls, size_bytes, references)
@@ -112,22 +116,6 @@ class Waves:
             call.index = index
         self._under_way[wave.prefix] = wave
         return wave
-
-    def _has_room(self, model: str, count: int, size_bytes: int, *, counts_itself: bool) -> bool:
-        """Count so many requests, if there is room for them; large ones are counted by `hold` already."""
-        lease = self._leases.get(model)
-        if lease is None or not lease.take(count, size_bytes):
-            if lease is not None and lease.is_short_of(size_bytes):
-                self._dataplane.spawn(lease.grow(size_bytes))
-            return False
-        if lease.is_short:
-            self._dataplane.spawn(lease.grow())
-        try:
-            self._pending.hold(size_bytes if counts_itself else 0)
-        except ResourceExhausted:
-            lease.give_back(count, size_bytes)
-            return False
-        return True
 
     def hold(self, size_bytes: int) -> bool:
         """Count a large request from now on, before its wave begins; False where this gateway holds too much."""
@@ -334,9 +322,7 @@ class Waves:
             return
         self.end_payloads(wave.references)
         self._pending.release(0 if wave.references else wave.size_bytes)
-        lease = self._leases.get(wave.model)
-        if lease is not None:
-            lease.give_back(len(wave.calls), wave.size_bytes)
+        self.leases.give_back(wave.model, len(wave.calls), wave.size_bytes)
 
     def abandoned(self, call: Call) -> None:
         """The caller of a request that is under way has gone: its owner is told, should it not have begun."""
@@ -349,25 +335,6 @@ class Waves:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    def is_leased(self, model: str) -> bool:
-        lease = self._leases.get(model)
-        return lease is not None and lease.held_requests > 0
-
-    async def reserve(self, model: str) -> bool:
-        """Lease room for the waves of a model; False where there is none."""
-        lease = self._leases.get(model)
-        if lease is None:
-            lease = Lease(self._log, model, self.endpoint.decode(), self._limits)
-            if not lease.is_possible:
-                return False
-            self._leases[model] = lease
-        return lease.held_requests > 0 or await lease.grow()
-
-    def forget_leases(self) -> None:
-        """This gateway was taken for lost, so its leases were ended: reserve room again where it is needed."""
-        for lease in self._leases.values():
-            lease.held_requests = lease.held_bytes = 0
-
     def close_door(self, door: Door) -> None:
         """Requests of a door go the full way from now on."""
         self.on_close(door)
@@ -379,10 +346,6 @@ class Waves:
         """The log is another one, or the gateway ends: nothing under way is answered any more."""
         for wave in list(self._under_way.values()):
             self._fail(wave, error)
-
-    def drop_leases(self) -> None:
-        """The log is another one, and knows of none."""
-        self._leases.clear()
 
     async def watch(self) -> None:
         """See to it that no caller waits for ever, and give back leases that are not used."""
@@ -418,22 +381,16 @@ class Waves:
         doors = list(self.doors())
         since_ns = monotonic_ns() - _IDLE_NS
         used = {door.served.model for door in doors if door.used_ns > since_ns}
-        for model in [model for model, lease in self._leases.items() if model not in used and lease.is_idle]:
-            lease = self._leases.pop(model)
+
+        def close_doors(model: str) -> None:
             for door in [door for door in doors if door.served.model == model]:
                 self.close_door(door)
-            try:
-                await lease.end()
-            except CharoniaError:
-                self._leases.setdefault(model, lease)  # to be ended later
-                raise
+
+        await self.leases.end_idle(used, close_doors)
 
     async def close(self) -> None:
         self.expiry.close()
-        leases, self._leases = self._leases, {}
-        for lease in leases.values():
-            with contextlib.suppress(CharoniaError):
-                await lease.end()
+        await self.leases.close()
 
 
 def response_in(reply: WaveReply, index: int) -> ResponseRecord:

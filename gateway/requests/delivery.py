@@ -67,7 +67,7 @@ class JobReceipt:
     """A job was accepted, or (`created` False) its key was known and this is the earlier job.
 
     `durability` is the level reached. `position` is one more than the jobs served before it
-    (`charonia.facts.job_places`), of the `total` active ones of the model, 0 once it runs; `eta_s` is None when nothing
+    (`charonia.facts.jobs`), of the `total` active ones of the model, 0 once it runs; `eta_s` is None when nothing
     is known to estimate from.
     """
 

@@ -12,7 +12,11 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from charonia.options.settings import SERVER_VERSION, GatewaySettings
+from charonia.traces.trace_settings import OPENTELEMETRY
+
 from .trace import Finished
+from .triton_file import TritonFile
 
 _log = logging.getLogger(__name__)
 
@@ -88,3 +92,15 @@ class TraceWriter:
             if not self._failing:  # once for a row of them
                 _log.error("traces cannot be written: %s: %s", type(error).__name__, error)
             self._failing = True
+
+
+def trace_writer(settings: GatewaySettings) -> TraceWriter | None:
+    """None where traces would lead nowhere. Raises `StartupError` for a library that is missing."""
+    options = settings.tracing
+    if not options.leads_somewhere:
+        return None
+    if options.mode == OPENTELEMETRY:
+        from .span_export import SpanExport  # its libraries take time to load
+
+        return TraceWriter(SpanExport(options, settings.incarnation, SERVER_VERSION))
+    return TraceWriter(TritonFile(options.file))

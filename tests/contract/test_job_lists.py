@@ -11,8 +11,7 @@ from log_jobs import NOW_US, accept, end, made
 
 from charonia import keys
 from charonia.eventlog.port import Entry, EventLog, kept_response
-from charonia.facts.job_places import JobPlace
-from charonia.facts.jobs import MOVED, JobState, NewJob
+from charonia.facts.jobs import MOVED, JobPlace, JobState, NewJob
 
 
 @pytest.fixture(params=ADAPTERS)

@@ -400,7 +400,7 @@ def test_a_call_that_differs_in_one_byte(pair: LanePair, model: str, request_id:
 def test_what_cannot_be_leased_goes_the_full_way(pair: LanePair) -> None:
     async def ask() -> None:
         await pair.settled()
-        lease = pair.waves._leases["one"]
+        lease = pair.waves.leases._held["one"]
         held, lease.held_requests = lease.held_requests, 0
         lease._asking = True  # for more, which does not come
         try:

@@ -184,18 +184,18 @@ async def test_a_gateway_that_was_taken_for_lost_reserves_anew(cluster: Cluster)
     await batcher.owns()
     gateway = await cluster.gateway()
     log = await cluster.log()
-    assert await gateway.lane.waves.reserve(MODEL)
-    assert gateway.lane.waves.is_leased(MODEL)
+    assert await gateway.lane.waves.leases.reserve(MODEL)
+    assert gateway.lane.waves.leases.has(MODEL)
 
     await cluster.lose("gateway", "gateway-1")
-    await until(lambda: not gateway.lane.waves.is_leased(MODEL))
+    await until(lambda: not gateway.lane.waves.leases.has(MODEL))
 
     async def ended() -> bool:
         return await log.waves.leases(MODEL) == []
 
     await until_so(ended)
     await log.append(keys.CONTROL, _joined("gateway-1"))
-    assert await gateway.lane.waves.reserve(MODEL)
+    assert await gateway.lane.waves.leases.reserve(MODEL)
     assert await log.waves.leases(MODEL) == ["gateway-1"]
 
 

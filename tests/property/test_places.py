@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from batcher.scheduling.decisions import DispatchBatch
 from batcher.scheduling.observations import BatchFinished, PolicyChanged, RequestQueued, VersionServed
 from batcher.scheduling.stateless.scheduler import ModelScheduler
-from charonia.facts.job_places import JobPlace, Line, ahead_of
+from charonia.facts.jobs import JobPlace, Line, ahead_of
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching
 

@@ -12,7 +12,7 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from gateway.http.bodies import EXCHANGE, Message, Receive, Scope, Send
-from gateway.http.codec.heads import response_head
+from gateway.http.codec.response_codec import response_head
 from gateway.http.protocol import BoundedHttpProtocol
 
 TURNS = 50

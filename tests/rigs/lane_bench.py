@@ -44,7 +44,7 @@ from gateway.lane.lane_calls import Call, values_of
 from gateway.lane.leases import Lease
 from gateway.lane.pending_waves import Waves
 from gateway.service import GatewayService
-from gateway.tracing.sinks import trace_writer
+from gateway.tracing.writer import trace_writer
 
 MODEL = "m"
 GATEWAY = "g"
@@ -256,7 +256,7 @@ class LaneBench:
         if self._ready:
             await self.tell(*self.facts())
             await self.open_queue()
-            assert await self.waves.reserve(MODEL)
+            assert await self.waves.leases.reserve(MODEL)
 
     async def _close(self) -> None:
         await self.service.close()
@@ -336,7 +336,7 @@ class LaneBench:
     @property
     def lease(self) -> Lease:
         """The room for waves of the model."""
-        return self.waves._leases[MODEL]
+        return self.waves.leases._held[MODEL]
 
     # -- the queue and what executes it --------------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class LaneBench:
         """Whether the gateway has nothing under way, neither counted nor held."""
         pending = self.service._dataplane.requester
         nothing = not self.waves._under_way and not pending._size_bytes and not pending._coming
-        return nothing and all(lease.is_idle for lease in self.waves._leases.values())
+        return nothing and all(lease.is_idle for lease in self.waves.leases._held.values())
 
     def age(self, seconds: float) -> None:
         """Let waves have left, and doors have been used, so much earlier: they go by the clock of the machine."""

@@ -218,7 +218,7 @@ class LanePair:
         for app in (self.with_lane, self.without):
             if app.service._dataplane.pending_requests or app.service.lane.waves._under_way:
                 return False
-        if any(not lease.is_idle for lease in self.waves._leases.values()):
+        if any(not lease.is_idle for lease in self.waves.leases._held.values()):
             return False
         for model in CONFIGS:
             if await self.log.pending(model) != (0, 0):

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from charonia import keys
 from charonia.errors import InternalError
 from charonia.eventlog.port import Entry, kept_response
-from charonia.facts.job_places import JobPlace, Line
-from charonia.facts.jobs import MOVED, JobRecord
+from charonia.facts.jobs import MOVED, JobPlace, JobRecord, Line
 from charonia.tensors import Buffer
 
 from . import scripts

@@ -1,12 +1,14 @@
 """An `InferenceResponse` to an infer reply: v2 JSON with flat data, or JSON and binary outputs (H15, H16, H23). Pure.
 
 Binary replies of one signature have the same JSON part, so it is kept and a repeated reply costs a lookup and a join.
+Here are also the heads of HTTP/1.1 responses, as bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -208,3 +210,17 @@ def _describe(tensor: Tensor, rest: bytes) -> bytes:
         shape,
         rest,
     )
+
+
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
+
+
+def status_line(status: int) -> bytes:
+    """The first line of a response."""
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def response_head(headers: Headers, size_bytes: int, status: int = 200) -> bytes:
+    """Status line and headers of a response with a body of this size."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"%b%bcontent-length: %d\r\n\r\n" % (_STATUS_LINES[status], lines, size_bytes)

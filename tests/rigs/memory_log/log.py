@@ -17,8 +17,7 @@ from charonia.clock import wall_ns
 from charonia.eventlog.port import Fields, Limits, Reply, Settled, kept_response
 from charonia.eventlog.refusal_texts import not_owner
 from charonia.facts.events import FIELD_FACT, LaneOpened, pack_fact
-from charonia.facts.job_places import JobPlace
-from charonia.facts.jobs import JobEnd, JobRecord, JobTicket, NewJob
+from charonia.facts.jobs import JobEnd, JobPlace, JobRecord, JobTicket, NewJob
 from charonia.facts.journal import FIELD, FIELD_MASK, pack_accepted, pack_batched, pack_ended
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer

@@ -21,8 +21,7 @@ from charonia.eventlog.refusal_texts import (
     key_reused,
     over_limit,
 )
-from charonia.facts.job_places import FIRST_LINE, JobPlace, Line
-from charonia.facts.jobs import MOVED, JobEnd, JobEvent, JobRecord, JobState, NewJob
+from charonia.facts.jobs import FIRST_LINE, MOVED, JobEnd, JobEvent, JobPlace, JobRecord, JobState, Line, NewJob
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 

@@ -132,11 +132,11 @@ def test_room_is_reserved_before_the_first_door_opens() -> None:
     with LaneBench(ready=False) as bench:
         bench.run(bench.tell(*bench.facts()))
         assert bench.door() is None
-        assert not bench.waves.is_leased(MODEL), "its queue is not open"
+        assert not bench.waves.leases.has(MODEL), "its queue is not open"
         bench.run(bench.open_queue())
         assert bench.door() is None
         bench.settle()
-        assert bench.waves.is_leased(MODEL)
+        assert bench.waves.leases.has(MODEL)
         assert bench.door() is not None
 
 
@@ -226,13 +226,13 @@ def test_other_processes_come_and_go_without_a_word(bench: LaneBench, fact: Proc
     bench.run(bench.tell(fact))
     assert closed == []
     assert bench.door() is door
-    assert bench.waves.is_leased(MODEL)
+    assert bench.waves.leases.has(MODEL)
 
 
 def test_a_gateway_that_was_taken_for_lost_reserves_room_anew(bench: LaneBench) -> None:
     front = bench.front()
     bench.run(bench.tell(ProcessLeft("gateway", GATEWAY, "lost")))
-    assert not bench.waves.is_leased(MODEL)
+    assert not bench.waves.leases.has(MODEL)
     front.send(1)
     assert front.answers == ["left"]
     bench.settle()
@@ -258,9 +258,9 @@ def test_another_log_knows_nothing_of_waves_leases_and_queues(bench: LaneBench) 
     bench.service.lane.begin_anew()
     assert [str(error) for error in front.answers] == [EPOCH_CHANGED]
     assert bench.is_quiet()
-    assert not bench.waves.is_leased(MODEL)
+    assert not bench.waves.leases.has(MODEL)
     assert front.door.is_closed
-    assert bench.run(bench.waves.reserve(MODEL))
+    assert bench.run(bench.waves.leases.reserve(MODEL))
     assert bench.door() is None, "its queue has to be opened again"
     bench.run(bench.log.delete_stream(bench.stream))
     bench.run(bench.open_queue())

@@ -338,7 +338,7 @@ def test_every_request_is_answered_once_and_none_waits_while_nothing_is_under_wa
                 (index, index) for index in range(len(calls))
             ]
         assert bench.service.lane.waves._under_way == {}
-        assert all(lease.is_idle for lease in bench.service.lane.waves._leases.values())
+        assert all(lease.is_idle for lease in bench.service.lane.waves.leases._held.values())
 
 
 # -- several queues ----------------------------------------------------------------------------------------------------

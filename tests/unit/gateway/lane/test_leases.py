@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from memory_log.log import MemoryLog
 
 from charonia.errors import LogUnavailable, ResourceExhausted
 from charonia.eventlog.port import Limits
-from gateway.lane.leases import Lease
+from gateway.lane.leases import Lease, Leases
 
 WIDE = Limits(requests=100_000, size_bytes=1 << 30)
 
@@ -21,15 +22,22 @@ async def leased(limits: Limits = WIDE, holder: str = "g", log: MemoryLog | None
 
 
 async def test_waves_are_counted_within_the_lease() -> None:
-    lease = await leased()
+    asked: list[Coroutine[Any, Any, Any]] = []
+    leases = Leases(MemoryLog(), "g", WIDE, asked.append)
+    assert not leases.take("m", 1, 1), "nothing is reserved"
+    assert await leases.reserve("m")
+    lease = leases._held["m"]
     held = lease.held_requests
-    assert lease.take(held, 10)
-    assert not lease.take(1, 0)
-    lease.give_back(held, 10)
-    assert lease.take(1, lease.held_bytes)
-    assert not lease.take(1, 1)
-    lease.give_back(1, lease.held_bytes)
+    assert leases.take("m", held, 10)
+    assert not leases.take("m", 1, 0)
+    leases.give_back("m", held, 10)
+    assert leases.take("m", 1, lease.held_bytes)
+    assert not leases.take("m", 1, 1)
+    leases.give_back("m", 1, lease.held_bytes)
     assert lease.is_idle
+    assert asked, "it has been asked for more"
+    for one in asked:
+        one.close()
 
 
 async def test_it_asks_for_more_before_it_is_full() -> None:

@@ -283,7 +283,7 @@ def test_the_lease_grows_before_it_is_full(bench: LaneBench) -> None:
 
 def test_a_lease_that_ran_out_grows_too(bench: LaneBench) -> None:
     front = bench.front()
-    bench.waves.forget_leases()
+    bench.waves.leases.were_ended()
     front.send(1)
     assert front.answers == ["left"]
     bench.settle()
@@ -299,7 +299,7 @@ def virtual_deadlines(bench: LaneBench, monkeypatch: pytest.MonkeyPatch) -> None
     def now_ns() -> int:
         return began_ns + int((bench.loop.time() - began_s) * 1e9)
 
-    monkeypatch.setattr("gateway.lane.expiry.wall_ns", now_ns)
+    monkeypatch.setattr("gateway.lane.lane_calls.wall_ns", now_ns)
     monkeypatch.setitem(globals(), "wall_ns", now_ns)
 
 
@@ -492,20 +492,20 @@ def test_the_lease_of_a_model_that_nobody_asks_is_given_back(bench: LaneBench) -
     bench.settle()
     bench.age(11)
     look(bench)
-    assert bench.waves.is_leased(MODEL), "a wave is under way"
+    assert bench.waves.leases.has(MODEL), "a wave is under way"
     bench.answer()
     front.send(2)
     bench.answer()
     look(bench)
-    assert bench.waves.is_leased(MODEL), "it is used"
+    assert bench.waves.leases.has(MODEL), "it is used"
     assert bench.run(bench.log.waves.leases(MODEL)) == [GATEWAY]
     bench.age(11)
     bench.gate.is_away = True
     look(bench)
-    assert MODEL in bench.waves._leases, "the log is to be told later"
+    assert MODEL in bench.waves.leases._held, "the log is to be told later"
     bench.gate.is_away = False
     look(bench)
-    assert not bench.waves.is_leased(MODEL)
+    assert not bench.waves.leases.has(MODEL)
     assert bench.run(bench.log.waves.leases(MODEL)) == []
     assert front.door.is_closed
 
@@ -514,25 +514,25 @@ def test_leases_end_with_the_gateway(bench: LaneBench) -> None:
     assert bench.run(bench.log.waves.leases(MODEL)) == [GATEWAY]
     bench.run(bench.waves.close())
     assert bench.run(bench.log.waves.leases(MODEL)) == []
-    assert not bench.waves.is_leased(MODEL)
+    assert not bench.waves.leases.has(MODEL)
 
 
 def test_no_room_is_reserved_under_narrow_bounds() -> None:
     with LaneBench(ready=False, max_pending_requests=4095) as bench:
-        assert not bench.run(bench.waves.reserve(MODEL))
-        assert not bench.waves.is_leased(MODEL)
+        assert not bench.run(bench.waves.leases.reserve(MODEL))
+        assert not bench.waves.leases.has(MODEL)
         assert bench.run(bench.log.waves.leases(MODEL)) == []
 
 
 def test_room_is_reserved_once_and_again_when_it_was_forgotten(bench: LaneBench) -> None:
     lease = bench.lease
-    assert bench.run(bench.waves.reserve(MODEL))
+    assert bench.run(bench.waves.leases.reserve(MODEL))
     assert bench.lease is lease
-    bench.waves.forget_leases()
-    assert not bench.waves.is_leased(MODEL)
-    assert bench.run(bench.waves.reserve(MODEL))
-    bench.waves.drop_leases()
-    assert not bench.waves.is_leased(MODEL)
+    bench.waves.leases.were_ended()
+    assert not bench.waves.leases.has(MODEL)
+    assert bench.run(bench.waves.leases.reserve(MODEL))
+    bench.waves.leases.drop()
+    assert not bench.waves.leases.has(MODEL)
 
 
 def test_what_waits_at_a_door_that_closes_is_sent(bench: LaneBench) -> None:

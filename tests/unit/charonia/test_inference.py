@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from charonia.errors import InvalidArgument
-from charonia.inference import LATEST_VERSION
-from gateway.control.metadata import parse_version
+from charonia.inference import LATEST_VERSION, parse_version
 
 
 @pytest.mark.parametrize(("text", "version"), [("", LATEST_VERSION), ("-1", LATEST_VERSION), ("1", 1), ("0010", 10)])

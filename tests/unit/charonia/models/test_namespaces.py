@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from charonia.catalog.namespaces import Namespaces
 from charonia.errors import InvalidArgument
+from charonia.models.names import Namespaces
 
 
 def known(*keys: str) -> tuple[Namespaces, set[str]]:
