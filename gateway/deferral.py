@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,13 +121,14 @@ class Deferral:
         state = "queued"
         if wish.wait_s > 0:
             try:
-                response = await handler.job_result(receipt.id, options.caller, wish.wait_s)
+                _, responses = await handler.job_result(receipt.id, options.caller, wish.wait_s)
             except asyncio.CancelledError:
                 # no caller has read the id yet: without a key or a webhook the job is lost to its caller
                 if receipt.created and _cancels(options):
                     self._endings.spawn(self._cancel(receipt.id, options.caller))
                 raise
-            if response is not None:
+            if responses is not None:
+                response = only(responses)
                 response.id = request.id  # a known key's first caller may have given another
                 return Answered(response, wish.applied)
         if wish.wait_s > 0 or not receipt.created:
@@ -149,6 +150,15 @@ class Deferral:
 def _at_once(wish: Wish) -> Wish:
     """The wish without its wait: a caller that wants several responses follows the job."""
     return replace(wish, wait_s=0.0, applied="respond-async")
+
+
+def only(responses: Sequence[InferenceResponse]) -> InferenceResponse:
+    """The one answer of a job that may give several. Raises its error, `Unsupported` where there are none or more."""
+    if len(responses) != 1:
+        raise Unsupported(f"the job has {len(responses)} responses: follow its events, or ask for it in a stream")
+    if responses[0].error is not None:
+        raise responses[0].error
+    return responses[0]
 
 
 def served_of(handler: Handler, view: JobView) -> ServedVersion:

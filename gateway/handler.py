@@ -209,11 +209,12 @@ class Handler(Protocol):
 
     async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView: ...
 
-    async def job_result(self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0) -> InferenceResponse | None:
-        """The answer of an ended job, None when it has not ended within `wait_s`.
+    async def job_result(
+        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
+    ) -> tuple[JobView, list[InferenceResponse] | None]:
+        """A job and the responses it ended with, None when it has not ended within `wait_s`.
 
-        A job that failed, was cancelled or expired raises its error; one whose result is not kept any more `NotFound`;
-        one that did not answer exactly once `Unsupported`.
+        One that failed, was cancelled or expired raises its error; one whose result is not kept any more `NotFound`.
         `InferenceResponse.id` is the id that the job's caller gave.
         """
 

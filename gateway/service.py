@@ -314,7 +314,9 @@ class GatewayService:
     async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         return await self.jobs.queries.view(job_id, caller)
 
-    async def job_result(self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0) -> InferenceResponse | None:
+    async def job_result(
+        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
+    ) -> tuple[JobView, list[InferenceResponse] | None]:
         answer = await self.jobs.queries.result(job_id, caller, wait_s)
         failpoints.hit("gateway.read")
         return answer

@@ -14,7 +14,7 @@ from typing import Any
 from charonia.catalog.served import ServedVersion
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest, InferenceResponse, Parameters
-from gateway.deferral import Accepted, Deferral, served_of
+from gateway.deferral import Accepted, Deferral, only, served_of
 from gateway.handler import Handler
 from gateway.requests.delivery import Caller, JobReceipt, JobView
 from gateway.requests.preferences import HEADERS, MAX_WAIT_S, PARAMETERS, add_word
@@ -139,16 +139,17 @@ class JobCalls:
         """
         job_id, wait_s, cancel = _read_fetch(message)
         handler = self._handler
-        view = await handler.job(job_id, caller)
-        if message.model_name not in ("", view.model):
-            raise InvalidArgument(f"job '{job_id}' is one of model '{view.model}', not of '{message.model_name}'")
+        if message.model_name:  # before a caller waits
+            view = await handler.job(job_id, caller)
+            if message.model_name != view.model:
+                raise InvalidArgument(f"job '{job_id}' is one of model '{view.model}', not of '{message.model_name}'")
         if cancel:
             return _described(await handler.cancel_job(job_id, caller))
-        response = await handler.job_result(job_id, caller, wait_s)
-        if response is None:
-            return _described(await handler.job(job_id, caller) if wait_s else view)
+        view, responses = await handler.job_result(job_id, caller, wait_s)
+        if responses is None:
+            return _described(view)
         classes: Classes = dict(view.form.get("classes", {}))
-        return self._encoder.encode(response, classes, served_of(self._handler, view))
+        return self._encoder.encode(only(responses), classes, served_of(self._handler, view))
 
 
 def placed(response: InferenceResponse) -> Parameters:

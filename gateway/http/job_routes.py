@@ -5,10 +5,7 @@ What they say is `job_json`'s, how a result is written `response_codec`'s; how j
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -16,10 +13,9 @@ from fastapi import FastAPI, Request, Response
 
 from charonia.errors import InvalidArgument, ResourceExhausted
 from charonia.facts.jobs import JobState
-from charonia.inference import InferenceResponse
-from gateway.deferral import served_of
+from gateway.deferral import only, served_of
 from gateway.handler import Handler
-from gateway.requests.delivery import ANYONE, Caller, JobFilter, JobView
+from gateway.requests.delivery import ANYONE, Caller, JobFilter
 from gateway.requests.preferences import MAX_WAIT_S
 
 from .bodies import deflate
@@ -129,51 +125,21 @@ class _Jobs:
             raise InvalidArgument("query parameter 'wait' must be a number of seconds")
         binary = _binary(query, request)
         caller = self._caller(request)
-        view = await self._handler.job(job_id, caller)
-        wait_s = min(float(wait), MAX_WAIT_S)
-        if view.decoupled:
-            response: Any = await self._all_responses(view, caller, wait_s)
-        else:
-            response = await self._handler.job_result(job_id, caller, wait_s)
-        if isinstance(response, Sequence):
-            return Response(
-                responses_json(response, ReplyForm.of_note(view.form, False), served_of(self._handler, view)),
-                media_type="application/json",
-            )
-        if response is None:
-            body = view_json(await self._handler.job(job_id, caller) if float(wait) else view)
-            return _json(body, 202, {"location": location(view.id)})
+        view, responses = await self._handler.job_result(job_id, caller, min(float(wait), MAX_WAIT_S))
+        if responses is None:
+            return _json(view_json(view), 202, {"location": location(view.id)})
+        served = served_of(self._handler, view)
+        if len(responses) != 1:
+            form = ReplyForm.of_note(view.form, False)
+            return Response(responses_json(responses, form, served), media_type="application/json")
         form = ReplyForm.of_note(view.form, binary)
-        headers, reply = self._encoder.encode(response, form, served_of(self._handler, view))
+        headers, reply = self._encoder.encode(only(responses), form, served)
         plain = {name.decode(): value.decode() for name, value in headers}
         encoding = choose_encoding(request.headers.get("accept-encoding", "").encode("latin-1"))
         if encoding != IDENTITY:
             reply = await deflate(encoding, reply)
             plain["content-encoding"] = encoding
         return Response(reply, 200, plain)
-
-    async def _all_responses(
-        self, view: JobView, caller: Caller, wait_s: float
-    ) -> InferenceResponse | Sequence[InferenceResponse] | None:
-        """All responses of a job, its only one, or None when it has not ended in time. Raises what it failed with."""
-        if not view.state.terminal and not wait_s:
-            return None
-        responses: list[InferenceResponse] = []
-        try:
-            async with (
-                asyncio.timeout(None if view.state.terminal else wait_s),
-                contextlib.aclosing(self._handler.job_responses(view.id, caller)) as coming,
-            ):
-                async for response in coming:
-                    if not response.is_flag:
-                        responses.append(response)
-        except TimeoutError:
-            return None
-        if len(responses) != 1:
-            return responses
-        if responses[0].error is not None:
-            raise responses[0].error
-        return responses[0]
 
     async def events(self, job_id: str, request: Request) -> Response:
         query = _query(request, "after")

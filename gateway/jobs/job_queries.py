@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unsupported
+from charonia.errors import CharoniaError, InvalidArgument, NotFound
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import Ahead, JobEvent, JobPlace, JobRecord, JobState, ahead_of, parse_public_id
 from charonia.inference import InferenceResponse
@@ -127,7 +127,9 @@ class JobQueries:
         """Whether a batcher that is there owns the model."""
         return place.owner in self._catalog.processes
 
-    async def result(self, job_id: str, caller: Caller, wait_s: float) -> InferenceResponse | None:
+    async def result(
+        self, job_id: str, caller: Caller, wait_s: float
+    ) -> tuple[JobView, list[InferenceResponse] | None]:
         record = await self.record(job_id, caller)
         if not record.state.terminal and wait_s > 0 and not self._hurried:
             patience = asyncio.timeout(wait_s)
@@ -136,18 +138,19 @@ class JobQueries:
                     self._waits.add(patience)
                     record = await self._ended(record.model, record.id, caller)
             except TimeoutError:
-                return None
+                record = await self.record(job_id, caller)
             finally:
                 self._waits.discard(patience)
         outcome = await outcome_of(self._log, record)
         if outcome is None:
-            return None
+            return await self.view_of(record), None
         if outcome.error is not None:
             raise outcome.error
         if not record.about.get("decoupled"):
-            return _response(record, outcome)
+            return await self.view_of(record), [_response(record, outcome)]
         async with contextlib.aclosing(self._streams.responses(record, caller, -1)) as responses:
-            return _only([_response(record, response) async for response in responses])
+            found = [_response(record, response) async for response in responses]
+        return await self.view_of(record), [response for response in found if not response.is_flag]
 
     async def responses(self, job_id: str, caller: Caller, after_index: int) -> AsyncGenerator[InferenceResponse]:
         """What a job answers above an index, as it comes. Raises what the job ended with, if not with success."""
@@ -260,16 +263,6 @@ def _response(record: JobRecord, response: ResponseRecord) -> InferenceResponse:
         response.final,
         response.place,
     )
-
-
-def _only(responses: list[InferenceResponse]) -> InferenceResponse:
-    """The one answer of a job that may give several. Raises `Unsupported` when there is another number of them."""
-    real = [response for response in responses if not response.is_flag]
-    if len(real) != 1:
-        raise Unsupported(f"the job has {len(real)} responses: follow its events, or ask for it in a stream")
-    if real[0].error is not None:
-        raise real[0].error
-    return real[0]
 
 
 def _standing(at: Cursor | None, models: list[str], phases: list[bool]) -> Cursor | None:

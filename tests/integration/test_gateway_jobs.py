@@ -112,7 +112,9 @@ async def test_those_who_wait_are_woken(over: Over, journal: str) -> None:
         await bench.finish(record)
     async with asyncio.timeout(5):
         responses = await asyncio.gather(*waiting)
-        assert [numbers(response.outputs)["y"] for response in responses] == [n for n in range(8) for _ in range(2)]
+        assert [numbers(response.outputs)["y"] for _, (response,) in responses] == [
+            n for n in range(8) for _ in range(2)
+        ]
         assert await asyncio.gather(*following) == [["accepted", "batched", "succeeded"]] * 8
 
 

@@ -114,16 +114,18 @@ class EchoJobs:
     async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         return self._job(job_id, caller).view()
 
-    async def job_result(self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0) -> InferenceResponse | None:
+    async def job_result(
+        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
+    ) -> tuple[JobView, list[InferenceResponse] | None]:
         job = self._job(job_id, caller)
         self.waits_s.append(wait_s)
         done, _ = await asyncio.wait({job.task}, timeout=wait_s)
         if not done:
-            return None
+            return job.view(), None
         outcome = job.task.result()
         if isinstance(outcome, CharoniaError):
             raise outcome
-        return outcome
+        return job.view(), [outcome]
 
     async def job_responses(
         self, job_id: str, caller: Caller = ANYONE, after_index: int = -1

@@ -22,6 +22,7 @@ from charonia.errors import (
 )
 from charonia.facts.jobs import JobEvent, JobState
 from charonia.inference import InferenceResponse
+from gateway.deferral import only
 from gateway.requests.delivery import Caller
 
 request_of, options, numbers, until, until_so = (
@@ -178,16 +179,19 @@ async def test_a_repeated_run_goes_on_in_the_log(bench: Any) -> None:
 async def test_the_result_of_one_response_and_of_another_number(bench: Any) -> None:
     gateway = await gateway_of(bench)
     job_id, record = await running(bench, gateway)
-    assert await gateway.job_result(job_id) is None
-    assert (await gateway.job(job_id)).decoupled
+    view, responses = await gateway.job_result(job_id)
+    assert view.decoupled
+    assert responses is None
     await bench.answer(record, 0, 5)
     await bench.end(record, 1)
-    response = await gateway.job_result(job_id)
+    _, responses = await gateway.job_result(job_id)
+    response = only(responses)
     assert numbers(response.outputs) == {"y": 5, "z": 5}
     job_id, record = await running(bench, gateway)
     await bench.end(record, 0)
+    _, responses = await gateway.job_result(job_id)
     with pytest.raises(Unsupported, match="the job has 0 responses"):
-        await gateway.job_result(job_id)
+        only(responses)
 
 
 async def test_another_tenants_job(bench: Any) -> None:

@@ -46,7 +46,7 @@ async def test_many_wait_for_a_job_and_all_are_told(bench: Any, journal: str) ->
     receipt = await gateway.submit_job(request_of(9), options())
     (record,) = await bench.queued()
     assert record.journalled == (journal != "off")
-    assert await gateway.job_result(receipt.id, wait_s=0.01) is None
+    assert (await gateway.job_result(receipt.id, wait_s=0.01))[1] is None
 
     async def kinds(after: int) -> list[str]:
         return [event.kind async for event in await gateway.job_events(receipt.id, after_number=after)]
@@ -57,8 +57,8 @@ async def test_many_wait_for_a_job_and_all_are_told(bench: Any, journal: str) ->
     await bench.begin(record)
     await bench.finish(record)
     async with asyncio.timeout(5):
-        for response in await asyncio.gather(*waiting):
-            assert response is not None
+        for _, responses in await asyncio.gather(*waiting):
+            (response,) = responses
             assert numbers(response.outputs)["y"] == 9
         assert await asyncio.gather(*reading) == [
             ["accepted", "batched", "succeeded"],
@@ -81,7 +81,7 @@ async def test_the_journal_wakes_before_the_slow_look(bench: Any, monkeypatch: p
     await until(lambda: any(w.record for j in gateway.jobs._watches._watches.values() for w in j.values()))
     await bench.finish(record)
     async with asyncio.timeout(5):
-        assert await waiting is not None
+        assert (await waiting)[1]
 
 
 async def test_not_everybody_can_wait_at_once(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ async def test_not_everybody_can_wait_at_once(bench: Any, monkeypatch: pytest.Mo
         await bench.finish(record)
     async with asyncio.timeout(5):
         assert [event.kind for event in await asyncio.gather(first, *others)] == ["succeeded"] * 3
-    assert await gateway.job_result(ours, ACME, 60) is not None
+    assert (await gateway.job_result(ours, ACME, 60))[1]
 
 
 async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:
@@ -126,7 +126,7 @@ async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:
     gone.cancel()
     await bench.finish(record)
     async with asyncio.timeout(5):
-        assert await staying is not None
+        assert (await staying)[1]
 
 
 # -- deadlines ---------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ async def test_a_job_from_its_receipt_to_its_result(bench: Any) -> None:
     view = await gateway.job(receipt.id)
     assert (view.state, view.position, view.total, view.wait_reason) == (JobState.QUEUED, 1, 1, "it is next")
     assert (view.version, view.client_id, view.attempts, view.form) == (1, "mine", 0, {"binary": True})
-    assert await gateway.job_result(receipt.id) is None
+    assert (await gateway.job_result(receipt.id))[1] is None
 
     assert await bench.begin(record)
     view = await gateway.job(receipt.id)
@@ -57,8 +57,9 @@ async def test_a_job_from_its_receipt_to_its_result(bench: Any) -> None:
     assert (view.state, view.position, view.wait_reason, view.error) == (JobState.SUCCEEDED, 0, "", "")
     assert view.has_result
     assert view.expires_us == view.timings.ended_us + 86_400 * 1_000_000
-    response = await gateway.job_result(receipt.id)
-    assert response is not None
+    _, responses = await gateway.job_result(receipt.id)
+    assert responses is not None
+    (response,) = responses
     assert [t.name for t in response.outputs] == ["z", "y"]
     assert numbers(response.outputs) == {"y": 7, "z": 7}
     assert (response.id, response.version, response.parameters) == ("mine", 1, {"note": "kept"})
