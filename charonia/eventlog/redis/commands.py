@@ -55,27 +55,6 @@ class Commands:
                 raise Refused(str(reply))
         return replies
 
-    def write_now(self, pieces: Sequence[Buffer], count: int, done: Callable[[list[Any] | None], None]) -> bool:
-        """`count` packed commands, written before this returns; `done` gets the replies, None when they are lost.
-
-        False: nothing was written, as the server is away or takes no more just now.
-        """
-        return self._connection.batch_now(pieces, count, done)
-
-    def write_soon(self, pieces: Sequence[Buffer], count: int, done: Callable[[list[Any] | None], None]) -> bool:
-        """`write_now` that waits for the end of the tick."""
-        return self._connection.batch_soon(pieces, count, done)
-
-    @property
-    def takes_writes(self) -> bool:
-        """Whether `write_now` would write now."""
-        return self._connection.takes_writes
-
-    @property
-    def replies_prove_level(self) -> bool:
-        """Whether the reply to a write proves the server's own level, without a barrier behind it."""
-        return self._durability.replies_prove_default
-
     async def write(self, command: Argument, key: bytes, *arguments: Argument) -> Any:
         """A write of one key that the server takes even when it is out of memory."""
         words = (b"EVALSHA", WRITE.digest, 1, key, command, *arguments)

@@ -76,7 +76,7 @@ class RedisLog(Work, Jobs):
         commands = Commands(self._connection, self._durability)
         Work.__init__(self, commands)
         Jobs.__init__(self, commands)
-        self.waves = RedisWaves(commands)
+        self.waves = RedisWaves(commands, self._connection, self._durability)
 
     def _connect(self, name: str) -> Connection:
         return Connection(

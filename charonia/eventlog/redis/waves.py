@@ -18,8 +18,10 @@ from charonia.wire import FIELD_WAVE
 
 from . import scripts
 from .commands import Commands, call_of, pack_append
+from .durability import Durability
 from .records.groups import value_of
 from .records.statistics import amounts_of
+from .server.hot_connection import Connection
 from .server.packing import LARGE_BYTES, Argument, pack, pack_pieces
 from .server.transport import Refused, lost
 
@@ -28,20 +30,22 @@ _MULTI, _EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
 
 class RedisWaves:
-    """`charonia.eventlog.port.Waves` on one server."""
+    """`charonia.eventlog.port.Waves` on one server; waves are written to its connection without waiting."""
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, commands: Commands, connection: Connection, durability: Durability) -> None:
         self._commands = commands
+        self._connection = connection
+        self._durability = durability
         self._tasks = Tasks()
         self._unsent: list[tuple[Sequence[Buffer], Sent]] = []
 
     def send(self, stream: bytes, record: Sequence[Buffer], done: Sent) -> bool:
         pieces = _append(stream, record)
-        if not self._commands.replies_prove_level:
+        if not self._durability.replies_prove_default:
             self._tasks.spawn(self._send_and_wait(pieces, done))
             return True
         if not self._unsent:
-            if not self._commands.takes_writes:
+            if not self._connection.takes_writes:
                 return False
             asyncio.get_running_loop().call_soon(self.flush)
         self._unsent.append((pieces, done))
@@ -61,7 +65,7 @@ class RedisWaves:
             for done, result in zip(dones, results, strict=True):
                 done(result)
 
-        if not self._commands.write_now(pieces, len(dones) + 2 * (len(dones) > 1), answered):
+        if not self._connection.batch_now(pieces, len(dones) + 2 * (len(dones) > 1), answered):
             answered(None)
 
     async def append(self, stream: bytes, record: Sequence[Buffer]) -> bytes:
@@ -94,7 +98,7 @@ class RedisWaves:
             else:
                 done(_result(answers, -1))
 
-        return self._commands.write_soon(pieces, len(replies) + 1, answered)
+        return self._connection.batch_soon(pieces, len(replies) + 1, answered)
 
     def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
         sums, amounts = amounts_of(increments)
@@ -104,7 +108,7 @@ class RedisWaves:
             result = _result(answers, 0)
             done(result if isinstance(result, CharoniaError) else None)
 
-        return self._commands.write_soon([call], 1, answered)
+        return self._connection.batch_soon([call], 1, answered)
 
     async def _append_again(self, replies: Sequence[Reply], answers: Sequence[Any], done: Ended) -> None:
         """Append what the server refused as it was out of memory: its wave is settled already."""

@@ -153,7 +153,7 @@ class Connection:
         return True
 
     def batch_soon(self, pieces: Sequence[Buffer], count: int, done: Done) -> bool:
-        """`batch`; False when the server is away or takes no more just now."""
+        """`batch_now` that waits for the end of the tick; False when the server is away or takes no more just now."""
         wire = self._wire
         if wire is None or wire.paused or wire.closed.done():
             return False
