@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from charonia.catalog.catalog import Catalog
+from charonia.eventlog.membership import preferred_owner
 from charonia.eventlog.port import Leases, Work
-from charonia.eventlog.sharing import preferred_owner
 
 __all__ = ["is_waited_for", "live_batchers", "preferred_owner", "take"]
 

@@ -124,15 +124,14 @@ class ModelInterface:
     scattered_outputs: dict[str, str] = field(default_factory=dict)
     """Output to the input by whose shapes it is cut apart (`batch_output`, C21)."""
 
-    @property
-    def batching(self) -> bool:
-        """Whether request tensors have a leading batch dimension (T7)."""
-        return self.max_batch_size > 0
+    batching: bool = field(init=False)
+    """Whether request tensors have a leading batch dimension (T7)."""
+    repeatable: bool = field(init=False)
+    """Whether a request whose first responses were seen may be run again from its beginning."""
 
-    @property
-    def repeatable(self) -> bool:
-        """Whether a request whose first responses were seen may be run again from its beginning."""
-        return is_repeatable(self.parameters)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batching", self.max_batch_size > 0)
+        object.__setattr__(self, "repeatable", is_repeatable(self.parameters))
 
     @property
     def has_ragged_input(self) -> bool:

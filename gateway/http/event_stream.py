@@ -18,7 +18,7 @@ from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceResponse
 
 from .bodies import Receive, Scope, Send
-from .codec.job_stream_json import EventWriter
+from .codec.job_json import EventWriter
 
 HEARTBEAT_S = 15.0
 """Proxies close connections that are silent for a minute, and a client that is gone is noticed by writing to it."""

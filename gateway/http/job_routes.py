@@ -20,8 +20,7 @@ from gateway.requests.preferences import MAX_WAIT_S
 
 from .bodies import deflate
 from .codec.compression import IDENTITY, choose_encoding
-from .codec.job_json import JOBS, location, page_json, timeline_json, view_json
-from .codec.job_stream_json import EventWriter, responses_json
+from .codec.job_json import JOBS, EventWriter, location, page_json, responses_json, timeline_json, view_json
 from .codec.response_codec import ReplyForm, ResponseEncoder
 from .event_stream import HEARTBEAT_S, EventStream
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.membership import Membership
+from charonia.eventlog.membership import Membership, preferred_owner
 from charonia.eventlog.port import EventLog
-from charonia.eventlog.sharing import preferred_owner
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.options.settings import LogSettings, WebhookSettings
 

@@ -18,8 +18,8 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
+from charonia.eventlog.membership import preferred_owner
 from charonia.eventlog.port import Limits
-from charonia.eventlog.sharing import preferred_owner
 from charonia.facts.events import ProcessJoined
 from charonia.facts.sequence_states import SequenceAbout, SequenceStep
 from charonia.options.settings import BatcherSettings

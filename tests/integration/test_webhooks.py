@@ -22,9 +22,9 @@ from webhook_bench import (
 )
 
 from charonia import keys
+from charonia.eventlog.membership import preferred_owner
 from charonia.eventlog.port import EventLog
 from charonia.eventlog.redis import open_log
-from charonia.eventlog.sharing import preferred_owner
 from charonia.facts.jobs import JobState
 from charonia.options.settings import WebhookSettings
 from gateway.webhooks.app import WebhooksApp

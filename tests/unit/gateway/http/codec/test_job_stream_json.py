@@ -12,7 +12,7 @@ from charonia.errors import InternalError
 from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceResponse
 from charonia.tensors import Tensor
-from gateway.http.codec.job_stream_json import EventWriter, response_json, responses_json
+from gateway.http.codec.job_json import EventWriter, response_json, responses_json
 from gateway.http.codec.response_codec import ReplyForm
 
 
