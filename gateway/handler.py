@@ -212,7 +212,7 @@ class Handler(Protocol):
     async def job_result(
         self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
     ) -> tuple[JobView, list[InferenceResponse] | None]:
-        """A job and the responses it ended with, None when it has not ended within `wait_s`.
+        """A job, without its webhook, and the responses it ended with; None when it has not ended within `wait_s`.
 
         One that failed, was cancelled or expired raises its error; one whose result is not kept any more `NotFound`.
         `InferenceResponse.id` is the id that the job's caller gave.

@@ -146,11 +146,12 @@ class JobQueries:
             return await self.view_of(record), None
         if outcome.error is not None:
             raise outcome.error
+        view = job_view(record, Outlook(), wall_ns() // 1000)
         if not record.about.get("decoupled"):
-            return await self.view_of(record), [_response(record, outcome)]
+            return view, [_response(record, outcome)]
         async with contextlib.aclosing(self._streams.responses(record, caller, -1)) as responses:
             found = [_response(record, response) async for response in responses]
-        return await self.view_of(record), [response for response in found if not response.is_flag]
+        return view, [response for response in found if not response.is_flag]
 
     async def responses(self, job_id: str, caller: Caller, after_index: int) -> AsyncGenerator[InferenceResponse]:
         """What a job answers above an index, as it comes. Raises what the job ended with, if not with success."""

@@ -14,7 +14,7 @@ import hiredis
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.durability_levels import Level, parse_level
+from charonia.eventlog.durability_levels import parse_level
 from charonia.eventlog.port import Fields, Reply
 from charonia.tasks import Tasks
 from charonia.tensors import Buffer
@@ -77,8 +77,9 @@ class Commands:
 
     async def writes(self, durability: str) -> Writes:
         """What an acceptance is written with; "" is the server's level. Raises `Unsupported`, `InvalidArgument`."""
-        level: Level | None = parse_level(durability) if durability else None
-        return await self._durability.writes(level)
+        if durability in ("", self._durability.default.text):
+            return await self._durability.writes(None)
+        return await self._durability.writes(parse_level(durability))
 
     async def accept(self, script: Script, pieces: Sequence[Buffer], writes: Writes) -> Any:
         """The reply of a packed call that accepts; its effects have reached no level yet (`Writes.reached`)."""
