@@ -1,7 +1,7 @@
 """Follows `ctl` into a `Catalog` and watches the heartbeats of the processes it names.
 
 Any process that runs a `ControlPlane` may be the one to notice a death; it then writes `ProcessLeft(lost)`. Several may
-write it: folding it twice changes nothing.
+write it: folding it twice changes nothing. Tools that look once fold it with `folded_control`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.facts.events import FIELD_FACT, Fact, ProcessLeft, pack_fact, unpack_fact
 
-from .port import START, Entry, EventLog
+from .port import START, Entry, EventLog, Streams
 
 _log = logging.getLogger(__name__)
 
 _PATIENCE_S = 2.5
 """After the log was away; reconnecting takes at most a second, the first beat one interval more."""
+_PAGE = 500
 
 
 def facts_of(entry: Entry) -> list[Fact]:
@@ -211,3 +212,15 @@ def _exists(pid: int) -> bool:
         return False
     except OSError:
         return True  # another user's, or no /proc here
+
+
+async def folded_control(log: Streams) -> Catalog:
+    """What all control facts together say."""
+    catalog = Catalog()
+    after = START
+    while entries := await log.range(keys.CONTROL, after, _PAGE):
+        after = entries[-1].id
+        for entry in entries:
+            for fact in facts_of(entry):
+                catalog.apply(fact)
+    return catalog

@@ -6,10 +6,9 @@ from typing import Any
 
 from charonia import keys
 from charonia.catalog.catalog import READY, ExecutorView
+from charonia.eventlog.control import folded_control
 from charonia.eventlog.port import START, ControlLog, Streams
 from charonia.wire import FIELD_HEADER
-
-from .folding import folded_control
 
 _PAGE = 500
 

@@ -11,11 +11,11 @@ from typing import Any
 from charonia import keys
 from charonia.calls.request_endings import Ending, cancel_requests
 from charonia.errors import NotFound
+from charonia.eventlog.control import folded_control
 from charonia.eventlog.port import Entry, JobLog, Jobs, QueueLog, RequestLog
 from charonia.facts.jobs import JobRecord, JobState, ahead_of, parse_public_id, public_id
 from charonia.wire import ResponseRecord, unpack_response
 
-from .folding import folded_control
 from .queued import find_queued, queued_of_model
 from .text.tensor_text import described, saved_all
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from charonia import keys
 from charonia.errors import InvalidArgument, NotFound
+from charonia.eventlog.control import folded_control
 from charonia.eventlog.port import ControlLog, EventLog, Limits, RequestLog, Streams
 from charonia.facts.events import FIELD_FACT, RequestsMoved, pack_fact
 from charonia.facts.jobs import MOVED, JobState
 from charonia.wire import RequestRecord, pack_request, record_fields
 
-from .folding import folded_control
 from .queued import Queued, find_queued, must_be_known
 
 _OWNER = "batcher"
