@@ -286,6 +286,8 @@ class Durability:
         self._connect = connect
         self.server: Server | None = None
         """What the common connection leads to, another object with each connect."""
+        self.replies_prove_default = default == MEMORY
+        """Whether a reply on the common connection proves the default level."""
         self._in_memory = Writes(common, MEMORY)
         self._groups: dict[Level, Group] = {}
         self._opening = asyncio.Lock()
@@ -293,23 +295,13 @@ class Durability:
     def connected_to(self, server: Server) -> None:
         """The common connection leads to this server now."""
         previous, self.server = self.server, server
-        if server != previous and (problem := server.shortfall(self.default)):
+        problem = server.shortfall(self.default)
+        if self.default == FSYNC:
+            self.replies_prove_default = server.flushes_before_replies and not problem
+        if server != previous and problem:
             _logger.error("the event log cannot promise durability '%s': %s", self.default.text, problem)
         if server != previous and server.evicts and self.default == MEMORY:
             _logger.warning("the event log may evict what it has taken: maxmemory-policy is %s", server.eviction)
-
-    @property
-    def replies_prove_default(self) -> bool:
-        """Whether a reply on the common connection proves the default level."""
-        if self.default == MEMORY:
-            return True
-        server = self.server
-        return (
-            self.default == FSYNC
-            and server is not None
-            and server.flushes_before_replies
-            and not server.shortfall(self.default)
-        )
 
     async def writes(self, level: Level | None) -> Writes:
         """For one call. Raises `Unsupported` or, for the server's own level, `LogUnavailable` when it has none now."""
