@@ -5,7 +5,6 @@ What columns cannot represent (ragged inputs, BYTES outputs, answers that differ
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -93,11 +92,13 @@ class WaveBatch:
         waves: Sequence[Wave],
         put: PutColumns | None = None,
         unwanted: Collection[bytes] = (),
+        soon: Callable[..., object] | None = None,
     ) -> None:
-        """`unwanted` are the ids of requests that were cancelled before."""
+        """`unwanted` are the ids of requests that were cancelled before; `soon` is the event loop's `call_soon`."""
         self._planner = planner
         self._put = put
         self._unwanted = set(unwanted)
+        self._soon = soon
         self._running: Batch | tuple[RequestColumns, list[Wave]] | None = None
         """What a `RequestInstance` runs now."""
         self._notified: set[int] = set()
@@ -163,8 +164,8 @@ class WaveBatch:
         """Notify the model, once it runs these, of those among them that are not wanted by now."""
         self._running = running
         self._notified = set()
-        if self._unwanted:
-            asyncio.get_running_loop().call_soon(self.cancel, set(self._unwanted), instance)
+        if self._unwanted and self._soon is not None:
+            self._soon(self.cancel, set(self._unwanted), instance)
 
     def _runs(self) -> Iterable[list[tuple[int, RequestPlan]]]:
         """The parts of the batch that fit one execution each: one, unless the model was reloaded."""

@@ -82,6 +82,8 @@ class Worker(ABC):
         """Counts its instances: a new one does not know the state of the one before."""
         self._pool = pool
         self._closing = asyncio.Event()
+        self._soon: Callable[..., object] | None = None
+        """The event loop's `call_soon`, where instances run in it."""
 
     @abstractmethod
     def start(self) -> None:
@@ -132,7 +134,8 @@ class Worker(ABC):
     def _execution_of(self, batch: SubmittedBatch) -> Batch | WaveBatch:
         batch.generation = self.generation
         if batch.waves:
-            return WaveBatch(self._pool.planner, self._pool.version, batch.waves, batch.put_columns, batch.unwanted)
+            planner, version = self._pool.planner, self._pool.version
+            return WaveBatch(planner, version, batch.waves, batch.put_columns, batch.unwanted, self._soon)
         batch.steps = self._pool.steps(batch, self.generation)
         return Batch(self._pool.planner, self._pool.version, batch.records, batch.unwanted, batch.steps, batch.put)
 
@@ -306,7 +309,9 @@ class TaskWorker(Worker):
         self._current: SubmittedBatch | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._work(), name=f"instance {self.spec.name}")
+        loop = asyncio.get_running_loop()
+        self._soon = loop.call_soon
+        self._task = loop.create_task(self._work(), name=f"instance {self.spec.name}")
 
     def submit(self, batch: SubmittedBatch) -> None:
         self._queue.put_nowait(batch)
