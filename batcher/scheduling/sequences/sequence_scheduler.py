@@ -45,7 +45,7 @@ from batcher.scheduling.observations import (
     VersionServed,
     VersionWithdrawn,
 )
-from batcher.scheduling.queues.due_times import NEVER_NS
+from batcher.scheduling.queues.ledger import NEVER_NS
 from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 

@@ -1,6 +1,6 @@
 """From queues and free instances to batches: what a `ModelScheduler` decides once the facts are folded. Pure.
 
-Which requests go together is `dynamic_batching`'s, who may take them `instance_group`'s and `kept_executors`'.
+Which requests go together is `dynamic_batching`'s, who may take them `model_state`'s.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from typing import Literal
 from batcher.scheduling.decisions import Decision, DispatchBatch, ReleaseReplies
 from batcher.scheduling.observations import Observation, QueuedRequest, RequestQueued, RequestState
 from batcher.scheduling.poison.poison_isolation import Suspects
-from batcher.scheduling.queues.due_times import NEVER_NS
 from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
+from batcher.scheduling.queues.ledger import NEVER_NS
 
-from .instance_group import Seat
-from .model_state import ModelState
-from .model_version import Batch, ModelVersion
+from .model_state import Batch, ModelState, ModelVersion, Seat
 
 DISPATCHED = RequestState.DISPATCHED
 
@@ -41,7 +39,7 @@ class Dispatching:
             version = self._state.versions.get(number)
             if version is None:
                 continue
-            if version.releases:
+            if version.releases.firsts:
                 earliest = min(version.queue.earliest_order(NO_BOUNDARY), version.isolation.earliest_order())
                 for batch_id in version.releases.release(earliest):
                     self._state.held.discard(batch_id)
@@ -75,7 +73,9 @@ class Dispatching:
             if wave.version != first.version or wave.signature != first.signature:
                 return None
             waves.append(wave)
-            wave.queue_level, policy = ledger.queueing.place(wave.level)
+            queueing = ledger.queueing
+            level, policy = (0, queueing.only) if queueing.only is not None else queueing.place(wave.level)
+            wave.queue_level = level
             if not ledger.takes(wave, now_ns, policy.max_queue_size) or (several and policy.max_queue_size):
                 return None
             if wave.id in ledger.known:
@@ -85,12 +85,14 @@ class Dispatching:
             return None
         if rules.delay_ns and rows < rules.largest_preferred:
             return None
-        seat = version.instances.best()
+        seat = version.instances.best
         if seat is None or seat.free_slots <= 0:
             return None
         ledger.has_waves = True
         for wave in waves:
             ledger.known[wave.id] = wave
+            wave.order = state.next_order
+            state.next_order += 1
             wave.deadline_ns = 0  # its gateway tells callers when their deadline comes
         return self._give(version, seat, waves, rules, now_ns)
 
@@ -105,11 +107,11 @@ class Dispatching:
         if rules.target_p99_ns or version.adaptive is not None:
             rules = version.rules(rules, now_ns)
         in_turn = rules.preserve_ordering and rules.several
-        while queue.size and (seat := instances.best()) is not None:
+        while queue.size and (seat := instances.best) is not None:
             if in_turn and self._is_running(version):
                 return
             boundary = NO_BOUNDARY
-            if rules.preserve_ordering and (releases or isolation.size):
+            if rules.preserve_ordering and (releases.firsts or isolation.size):
                 head = next(iter(queue)).order
                 boundary = min(releases.boundary(head), isolation.boundary(head))
             formation = form_batch(queue.in_order(), rules, now_ns, boundary)
@@ -132,7 +134,7 @@ class Dispatching:
         isolation, state = version.isolation, self._state
         state.fresh_waits.pop(version.number, None)
         for group in isolation:
-            seat = version.instances.best()
+            seat = version.instances.best
             if group.apart:
                 waits = now_ns < group.until_ns
                 seat = state.kept.choose(version, state.batches.values(), fresh=waits)

@@ -49,8 +49,7 @@ from charonia.errors import ErrorCode
 from .arrivals import Arrivals
 from .dispatch import Dispatching
 from .endings import Endings
-from .model_state import ModelState
-from .model_version import Batch
+from .model_state import Batch, ModelState
 from .recalls import Recalls
 
 QUEUED = RequestState.QUEUED
@@ -103,8 +102,6 @@ class ModelScheduler:
             if events and type(events[0]) is RequestQueued and events[0].wave:
                 given = self._dispatching.give_at_once(events, now_ns)
                 if given is not None:
-                    for wave in given.requests:
-                        self._arrivals.number(wave)
                     return [given]
             elif len(events) > 1:  # most of what arrives together is alike
                 events = events[self._arrivals.enqueue_alike(events, decisions) :]
@@ -123,7 +120,8 @@ class ModelScheduler:
 
     def next_wakeup(self) -> int | None:
         """The instant `advance` is due, None when only a fact can change anything."""
-        due_ns = self._state.ledger.due.next_ns()
+        due = self._state.ledger.due
+        due_ns = due.next_ns() if due.armed else 0
         for waits in (self._state.paused, self._state.fresh_waits):
             if waits:
                 wait_ns = min(waits.values())
@@ -259,9 +257,10 @@ class ModelScheduler:
             for request in batch.requests:
                 ledger.due.disarm(request)
         # one whose slots are free and whose queue is empty may be forgotten already
-        if (adaptive := state.version(batch.version).adaptive) is not None:
-            state.measure(adaptive, batch, now_ns)
+        was_freed = batch.freed
         version = state.free_slot(batch)
+        if version.adaptive is not None:
+            state.measure(version.adaptive, batch, was_freed, now_ns)
         if state.kept:
             state.released(batch)
         if batch.via_owner:
