@@ -40,7 +40,7 @@ NOTHING_UNFINISHED = b"+"
 
 
 async def verify(owned: OwnedModel, min_age_ns: int) -> None:
-    """Compare the batches given away at least `min_age_ns` ago with what the log knows of them.
+    """Compare the batches sent at least `min_age_ns` ago with what the log knows of them.
 
     Its last writes were perhaps a batch or the fact that one has finished, and a former owner that stalled may have
     read a fact meant for us.

@@ -120,6 +120,7 @@ class DispatchedBatches:
     async def _send(self, decision: DispatchBatch) -> None:
         """Send a batch of which something has to be recorded first, or which is for another process."""
         failpoints.hit("batcher.formed")
+        link = self._link if self._link is not None and decision.executor == self._link.executor else None
         try:
             if self._must_begin(decision):
                 decision, settled = await self.begin_attempts(decision)
@@ -135,17 +136,16 @@ class DispatchedBatches:
             # one that is given up by now would never leave again
             if decision.suspects == "apart" and decision.batch_id in self._batches:
                 await self._quarantine.enter(decision.executor, decision.batch_id)
-            if self._note.concerns(decision) and decision.batch_id in self._batches:
+            if link is not None and decision.batch_id in self._batches and self._may_end_us(decision):
                 await self._note.write(decision)
             decision = self._still_wanted(decision)
             if self._is_over(decision):
                 return
-            if self._link is not None and decision.executor == self._link.executor:
-                self._hand_over(self._link, decision)
-                self._sent(decision.batch_id, elsewhere=False)
+            if link is not None:
+                self._hand_over(link, decision)
             else:
                 await self._log.append(keys.batches(decision.executor), self._fields(decision))
-                self._sent(decision.batch_id, elsewhere=True)
+            self._sent(decision.batch_id, elsewhere=link is None)
             if self.wanted:
                 self._tell_responses_wanted([request.id for request in decision.requests])
             failpoints.hit("batcher.dispatched")
@@ -155,6 +155,11 @@ class DispatchedBatches:
             # not dispatched, or not known to be: a duplicate run is settled once
             _log.warning("batch %s could not be dispatched: %s", decision.batch_id, error)
             asyncio.get_running_loop().call_later(RETRY_S, self._not_dispatched, decision)
+
+    @staticmethod
+    def _may_end_us(decision: DispatchBatch) -> bool:
+        """Whether a batch may end the executor, and this owner with it: of suspects, or found at takeover."""
+        return bool(decision.suspects) or any(request.carrier.restored for request in decision.requests)
 
     def _must_begin(self, decision: DispatchBatch) -> bool:
         """Whether the attempt of any request has to be recorded."""

@@ -65,12 +65,11 @@ from charonia.options.settings import BatcherSettings
 from charonia.tasks import Tasks, insist
 from charonia.wire import PREFIX_BYTES, WAVE_BYTE
 
-from .custom_strategies import strategy_of
 from .demand import Demand, most_room
 from .dispatched_batches import DispatchedBatches
 from .executor_capacity import Capacity
 from .quarantine import Quarantine, SuspectNote
-from .schedulers import is_sequential, scheduler_for
+from .schedulers import is_sequential, scheduler_for, strategy_of
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import msgpack
 
-from batcher.entries.carriers import carrier_of
 from batcher.scheduling.decisions import DispatchBatch
 from batcher.scheduling.observations import BatchLost, RequestQueued
 from charonia import keys
@@ -75,12 +74,6 @@ class SuspectNote:
         self._executor = local_executor
         self.aboard: dict[str, list[object]] = {}
         """By batch id what the note says."""
-
-    def concerns(self, decision: DispatchBatch) -> bool:
-        """Whether a batch has to be noted before it is handed over."""
-        if decision.executor != self._executor or not self._executor:
-            return False
-        return bool(decision.suspects) or any(carrier_of(request).restored for request in decision.requests)
 
     async def write(self, decision: DispatchBatch) -> None:
         """Note a batch. Raises what the log raises."""

@@ -10,20 +10,20 @@ which goes on where the pages ended; the scheduler drops repetitions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from batcher.entries.bursting import burst_wave
 from batcher.entries.carriers import RETRY_S, requests_of, work_of
 from batcher.entries.interrupted import jobs_unseen, visible_requests
 from batcher.owner.owned import OwnedModel
-from batcher.owner.schedulers import sequences_found
-from batcher.scheduling.observations import BatchRunning, QueueHeld, RequestQueued, ResponsesSeen
+from batcher.scheduling.observations import BatchRunning, QueueHeld, RequestQueued, ResponsesSeen, SequenceFound
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.eventlog.port import START, Entry, EventLog, Streams
 from charonia.facts.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChanged, ProcessJoined, pack_fact
+from charonia.facts.sequence_states import SequenceAbout
 from charonia.tasks import insist
 from charonia.wire import FIELD_HEADER, FIELD_WAVE, BatchHeader, Wave
 
@@ -114,8 +114,17 @@ async def _without_waves(owned: OwnedModel, stream: bytes, entries: list[Entry])
 async def _restore_sequences(owned: OwnedModel) -> None:
     """Learn of the live sequences that the log knows; those known already stay as they are."""
     if owned.is_sequential:
-        for found in sequences_found(await owned.log.sequences(owned.model)):
+        for found in _sequences_found(await owned.log.sequences(owned.model)):
             owned.observe(found)
+
+
+def _sequences_found(records: Mapping[bytes, bytes]) -> Iterator[SequenceFound]:
+    """What the log knows of live sequences; what cannot be read is logged and left out."""
+    for key, about in records.items():
+        try:
+            yield SequenceFound(SequenceAbout.unpack(key, about))
+        except InvalidRecord as error:
+            _log.error("the record of sequence %r cannot be read: %s", key, error)
 
 
 async def _restore_more(owned: OwnedModel, stream: bytes) -> None:
@@ -166,7 +175,7 @@ def _restore_batch(owned: OwnedModel, header: BatchHeader, executor: str, reques
 
 
 async def _restore_deaths(log: Streams, owned: OwnedModel) -> None:
-    """What a batch died of must be known before its requests are given out again; the reader brings it once more."""
+    """What a batch died of must be known before its requests are dispatched again; the reader brings it once more."""
     after = START
     while entries := await log.range(keys.facts(owned.model), after, _PAGE):
         for entry in entries:

@@ -113,7 +113,7 @@ class SequenceScheduler:
     # -- what statistics ask -------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        """Requests that wait, not those given to executors (M2)."""
+        """Requests that wait, not those dispatched (M2)."""
         return self._ledger.queued
 
     def queued_by_version(self) -> dict[int, int]:

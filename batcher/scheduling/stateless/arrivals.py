@@ -18,7 +18,7 @@ from .model_state import ModelState, ModelVersion
 
 
 class Arrivals:
-    """The arrivals of one model, in order. `decide(now_ns, decisions)` looks at what may be given out."""
+    """The arrivals of one model, in order. `decide(now_ns, decisions)` dispatches what may be."""
 
     __slots__ = ("_decide", "_state")
 

@@ -20,7 +20,7 @@ DISPATCHED = RequestState.DISPATCHED
 
 
 class Dispatching:
-    """Gives out the batches of one model; `batch_prefix` as the scheduler has it. `is_held`: it gives out none."""
+    """Dispatches the batches of one model; `batch_prefix` as the scheduler has it. `is_held`: it dispatches none."""
 
     __slots__ = ("_batch_prefix", "_next_batch", "_state", "is_held", "waits_for")
 
@@ -30,10 +30,10 @@ class Dispatching:
         self._next_batch = 0
         self.is_held = False
         self.waits_for = 0
-        """For tests (S43): nothing is given out before so many requests wait."""
+        """For tests (S43): nothing is dispatched before so many requests wait."""
 
     def decide(self, now_ns: int, decisions: list[Decision]) -> None:
-        """Look at every version that changed: answer what may be answered, give out what is due."""
+        """Look at every version that changed: answer what may be answered, dispatch what is due."""
         while self._state.changed:
             number = self._state.changed.popitem()[0]
             version = self._state.versions.get(number)
@@ -51,8 +51,8 @@ class Dispatching:
             if version.is_idle():
                 del self._state.versions[number]
 
-    def give_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
-        """Give waves that have just arrived to a free instance, where nothing waits and they make one batch.
+    def dispatch_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
+        """Dispatch waves that have just arrived to a free instance, where nothing waits and they make one batch.
 
         None where more has to be looked at: then they are queued like any request; they skip the queue and no more.
         """
@@ -94,7 +94,7 @@ class Dispatching:
             wave.order = state.next_order
             state.next_order += 1
             wave.deadline_ns = 0  # its gateway tells callers when their deadline comes
-        return self._give(version, seat, waves, rules, now_ns)
+        return self._batch_of(version, seat, waves, rules, now_ns)
 
     def _waits(self) -> bool:
         if self._state.ledger.queued >= self.waits_for:
@@ -125,7 +125,7 @@ class Dispatching:
                 return
             requests = queue.take(formation.size)
             self._state.ledger.uncount_all(requests)
-            decisions.append(self._give(version, seat, requests, rules, now_ns))
+            decisions.append(self._batch_of(version, seat, requests, rules, now_ns))
 
     def _dispatch_suspects(
         self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]
@@ -147,7 +147,7 @@ class Dispatching:
                 requests = isolation.take(group)
                 for request in requests:
                     state.ledger.uncount(request)
-                decisions.append(self._give(version, seat, requests, rules, now_ns, suspects=group))
+                decisions.append(self._batch_of(version, seat, requests, rules, now_ns, suspects=group))
         if not isolation.needs_executor and state.kept.give_up_idle(version, state.batches.values()):
             state.refresh()
 
@@ -155,7 +155,7 @@ class Dispatching:
         """Responses that are seen as they come, and in order (S6), are those of one batch at a time."""
         return any(batch.version == version.number for batch in self._state.batches.values())
 
-    def _give(
+    def _batch_of(
         self,
         version: ModelVersion,
         seat: Seat,

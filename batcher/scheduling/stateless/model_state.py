@@ -217,7 +217,7 @@ class KeptExecutors(dict[str, int]):
 
 
 class ModelState:
-    """Requests (`ledger`), their queues by version, the batches given out, and what is to be looked at again.
+    """Requests (`ledger`), their queues by version, the dispatched batches, and what is to be looked at again.
 
     `held` are finished batches whose answers wait for their order, `changed` the versions to look at, `paused` those
     that wait for an instant to batch, `fresh_waits` those whose suspects wait for a fresh executor until then.

@@ -42,7 +42,7 @@ class Owner:
         self.tasks: list[asyncio.Task[None]] = []
         self.log = Log()
         self.quarantine = Quarantine()
-        note = SimpleNamespace(concerns=lambda _decision: False, aboard={})
+        note = SimpleNamespace(aboard={})
         arguments: Any = (self, self.log, None, "m", 1, note, self.quarantine, None)
         self.dispatched = DispatchedBatches(*arguments)
 
