@@ -83,7 +83,14 @@ class BatcherService:
             *(log, control.catalog, settings.incarnation, self._owned, self._upkeep, self._departed, self._deadlocks)
         )
         self._context = BatcherContext(
-            *(log, self._reader, control.catalog, settings, link, delays, self._departed, Quarantine()),
+            log=log,
+            reader=self._reader,
+            catalog=control.catalog,
+            settings=settings,
+            link=link,
+            delays=delays,
+            departed=self._departed,
+            quarantine=Quarantine(),
             lost_ownership=self._drop_if_owned,
             on_blocking=self._deadlocks.soon,
             on_behind=self._rounds.look_behind,
