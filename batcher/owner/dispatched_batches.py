@@ -270,14 +270,11 @@ class DispatchedBatches:
 
     def _tell_responses_wanted(self, ids: Iterable[bytes]) -> None:
         for request_id in ids:
-            count = self.wanted.get(request_id)
-            if count is None:
-                continue
-            for batch_id, batch in self._batches.items():
-                if batch.is_sent and any(request.id == request_id for request in batch.requests):
-                    wanted = ResponsesWanted(batch_id, request_id, count)
-                    self._owner.spawn(self._try_to_tell(batch.executor, wanted))  # its caller repeats it
-                    break
+            count, holder = self.wanted.get(request_id), self.holder(request_id)
+            if count is not None and holder is not None:
+                executor, batch_id = holder
+                # its caller repeats it
+                self._owner.spawn(self._try_to_tell(executor, ResponsesWanted(batch_id, request_id, count)))
 
     def stop_executions(self, executor: str, batch_id: str, ids: bytes) -> None:
         """Requests of a batch that an executor has are settled: it only saves work to notify it."""
@@ -349,6 +346,13 @@ class DispatchedBatches:
     def unsent(self, executor: str) -> list[str]:
         """What was decided for an executor that does not have it yet."""
         return [i for i, batch in self._batches.items() if batch.executor == executor and not batch.is_sent]
+
+    def holder(self, request_id: bytes) -> tuple[str, str] | None:
+        """The executor that has a request or wave, and in which batch."""
+        for batch_id, batch in self._batches.items():
+            if batch.is_sent and any(request.id == request_id for request in batch.requests):
+                return batch.executor, batch_id
+        return None
 
     def requests(self, batch_id: str) -> list[RequestQueued]:
         return self._batches[batch_id].requests if batch_id in self._batches else []

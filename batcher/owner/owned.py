@@ -381,8 +381,8 @@ class OwnedModel:
         wave = self.scheduler.find(request_id[:PREFIX_BYTES] + WAVE_BYTE)
         if wave is None or wave.state is not seen.RequestState.DISPATCHED:
             return False
-        if (holder := self.given.holder(wave.id)) is not None:
-            self.spawn(self.dispatcher.tell_unwanted(*holder, request_id))
+        if (holder := self.dispatched.holder(wave.id)) is not None:
+            self.dispatched.stop_executions(*holder, request_id)
         return True
 
     def _on_moved(self, ids: list[bytes]) -> None:
