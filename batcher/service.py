@@ -27,19 +27,18 @@ from charonia.options.settings import BatcherSettings
 
 from .deadlock.deadlock_looks import DeadlockLooks
 from .ensembles.owned_ensemble import OwnedEnsemble
+from .entries.carriers import RETRY_S
 from .housekeeping.departed import Departed, streams_of
 from .housekeeping.rounds import Rounds
 from .housekeeping.upkeep import Upkeep
-from .owner.demand import most_room
-from .owner.owned import OwnedModel
-from .owner.turns_apart import TurnsApart
+from .owner.owned import BatcherContext, OwnedModel
+from .owner.quarantine import Quarantine
 from .scheduling.sequences.sequence_scheduler import NO_DELAYS, Delays
 from .takeover import ownership
 from .takeover.pauses import Pauses
 from .takeover.recovery import ask_for_streams, newcomers, recover
 
 _log = logging.getLogger(__name__)
-_RETRY_S = 0.2
 _News = TypeVar("_News")
 
 
@@ -68,7 +67,6 @@ class BatcherService:
         self._pauses = Pauses()
         self._departed = Departed(log, control.catalog)
         self._upkeep: dict[str, Upkeep] = {}
-        self._turns = TurnsApart()
         others = partial(ownership.live_batchers, self._catalog)
         self._deadlocks = DeadlockLooks(
             log, settings.incarnation, self._owned.values, others, self._catalog.live_executors
@@ -81,9 +79,21 @@ class BatcherService:
         if caches:
             limit_bytes = settings.response_cache_size_bytes
             self.cached = CachedCalls(log, cache_log, limit_bytes, self._catalog, self._observe)
-        self.delays = delays
         self._rounds = Rounds(
             *(log, control.catalog, settings.incarnation, self._owned, self._upkeep, self._departed, self._deadlocks)
+        )
+        self._context = BatcherContext(
+            log=log,
+            reader=self._reader,
+            catalog=control.catalog,
+            settings=settings,
+            link=link,
+            delays=delays,
+            departed=self._departed,
+            quarantine=Quarantine(),
+            lost_ownership=self._drop_if_owned,
+            on_blocking=self._deadlocks.soon,
+            on_behind=self._rounds.look_behind,
         )
         self._closing = False
 
@@ -102,7 +112,7 @@ class BatcherService:
         for model in list(self._owned):
             owned = self._drop(model)
             with contextlib.suppress(CharoniaError):
-                await owned.notes.erase()
+                await owned.suspect_note.erase()
                 await self._log.release_ownership(model, self._settings.incarnation, owned.token)
 
     async def close(self) -> None:
@@ -177,7 +187,7 @@ class BatcherService:
                     return
                 except LogUnavailable as error:
                     _log.warning("ownership of model '%s' not taken yet: %s", model, error)
-                    await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(RETRY_S)
                 except Exception:
                     # no other batcher will: this process is alive and the log says that it is the owner
                     _log.exception("model '%s' could not be recovered", model)
@@ -199,7 +209,7 @@ class BatcherService:
             if any(version.interface.decoupled for version in self._catalog.held(model).values()):
                 await ask_for_streams(self._log, owned)
             if owned.closed:
-                raise InternalError("it stumbled over what the log holds")
+                raise InternalError("it failed on what the log holds")
         except BaseException:
             self._end(owned)
             raise
@@ -207,8 +217,6 @@ class BatcherService:
         self._owned[model] = owned
         # and only now of what comes: an entry that is read before an owner would take it is lost
         owned.windows.follow()
-        owned.on_blocking = self._deadlocks.soon
-        owned.on_behind = self._rounds.look_behind
         self._rounds.look_behind()
         self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
         for gone in set(known) - set(self._catalog.live_executors()):
@@ -228,25 +236,7 @@ class BatcherService:
                 latencies=self.latencies,
                 calls=self.cached,
             )
-        return make(
-            self._log,
-            self._reader,
-            model,
-            token,
-            self._settings.incarnation,
-            link=self._link,
-            prefetch=self._settings.prefetch,
-            window_requests=self._settings.window_requests,
-            lane_weights=self._catalog.lane_weights,
-            gone=self._departed.endpoints,
-            find_gone=self._departed.find,
-            turns=self._turns,
-            interface=self._interface(model),
-            delays=self.delays,
-            choose=partial(most_room, self._catalog),
-            failure=self._catalog.failure,
-            lost_ownership=self._drop_if_owned,
-        )
+        return make(self._context, model, token, self._interface(model))
 
     def _interface(self, model: str) -> ModelInterface | None:
         held = self._catalog.held(model)
@@ -269,7 +259,7 @@ class BatcherService:
         if model in self._owned:
             owned = self._drop(model)
             # a log that was rewound may have forgotten that it was ours: no other batcher would take it then
-            pause_s = self._pauses.next_s(model, monotonic_ns()) if owned.has_stumbled else _RETRY_S
+            pause_s = self._pauses.next_s(model, monotonic_ns()) if owned.has_failed else RETRY_S
             asyncio.get_running_loop().call_later(pause_s, self._on_model, model)
 
     def _drop(self, model: str) -> OwnedModel:
@@ -288,14 +278,14 @@ class BatcherService:
     def _on_entries(self, stream: bytes, entries: list[Entry]) -> None:
         owned = self._routes.get(stream)
         if owned is None:
-            owned = next((o for o in self._owned.values() if o.follows(stream)), None)
+            owned = next((o for o in self._owned.values() if stream in o.windows.lanes), None)
             if owned is None:
                 return
             self._routes[stream] = owned
         try:
             owned.on_entries(stream, entries)
         except Exception as error:  # the other models go on
-            owned.stumbled(error)
+            owned.failed(error)
 
     def _on_process(self, fact: Fact) -> None:
         if self._closing:
@@ -339,7 +329,7 @@ class BatcherService:
         try:
             tell(news)
         except Exception as error:
-            owned.stumbled(error)
+            owned.failed(error)
 
     def _on_log_state(self, up: bool) -> None:
         if up:

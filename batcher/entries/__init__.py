@@ -1,5 +1,4 @@
 """Queue entries and the requests they carry: read, bounded by windows, burst, refused, deleted when settled.
 
-May import `scheduling` for the observations that requests become. Begin reading at `carriers`, then `entry_arrivals`
-and `windows`.
+May import `scheduling` for the observations that requests become. Begin reading at `carriers`.
 """

@@ -33,7 +33,7 @@ class Bursting:
     def __init__(self, log: Work, model: str) -> None:
         self._log = log
         self._model = model
-        self._suspects: dict[bytes, BatchDied | str] = {}
+        self.suspects: dict[bytes, BatchDied | str] = {}
         """Prefix of their ids to the death of their batch, or to the executor that was lost with them."""
 
     def died(self, death: BatchDied, members: Sequence[RequestQueued]) -> None:
@@ -43,30 +43,30 @@ class Bursting:
         waves = [record for request in members if request.id in death.ids and (record := wave_of(request))]
         ids = frozenset(request_id for wave in waves for request_id in wave.ids())
         for wave in waves:
-            self._suspects[wave.prefix] = replace(death, ids=ids)
+            self.suspects[wave.prefix] = replace(death, ids=ids)
 
     async def burst(self, decision: BurstWave) -> None:
         """Carry out a decision. Raises what the log raises, then it may be tried again."""
         wave = wave_of(decision.request)
         assert wave is not None
         if decision.suspect:  # before they can be read
-            self._suspects.setdefault(wave.prefix, decision.executor)
+            self.suspects.setdefault(wave.prefix, decision.executor)
         entry = carrier_of(decision.request).entry
         if not await burst_wave(self._log, self._model, entry.stream, entry.entry_id, wave):
-            self._suspects.pop(wave.prefix, None)
+            self.suspects.pop(wave.prefix, None)
 
     def suspected(self, queued: Sequence[RequestQueued]) -> list[BatchLost | BatchDied]:
         """What has to be said of requests that are being queued: which were aboard together when it ended."""
-        if not self._suspects:
+        if not self.suspects:
             return []
         found: dict[bytes, list[RequestQueued]] = {}
         for request in queued:
             prefix = request.id[:PREFIX_BYTES]
-            if not request.wave and prefix in self._suspects:
+            if not request.wave and prefix in self.suspects:
                 found.setdefault(prefix, []).append(request)
         said: list[BatchLost | BatchDied] = []
         for prefix, requests in found.items():
-            ended = self._suspects.pop(prefix)
+            ended = self.suspects.pop(prefix)
             if isinstance(ended, str):
                 said.append(BatchLost(ended, requests, len(requests), "", False))
             elif ended not in said:  # of several waves in one batch

@@ -1,6 +1,7 @@
-"""What a queued request drags along: the log entry that carries it, deleted when all it carries is settled.
+"""Queue entries as the owner of a model reads them: what they carry, how far each stream is read, what is settled.
 
-Deleting is only tidying: a successor finds an entry of settled requests and deletes it itself.
+An entry is deleted when all it carries is settled. That is only tidying: a successor finds an entry of settled requests
+and deletes it itself. Decides nothing about requests.
 """
 
 from __future__ import annotations
@@ -8,28 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
 from batcher.scheduling.observations import RequestQueued
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.port import Entry, Streams
-from charonia.tensors import Buffer
+from charonia.eventlog.port import START, Entry, StreamReader, Streams
 from charonia.wire import RequestRecord, Wave, records_of, requests_in, unpack_request, work_in
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 0.2
+RETRY_S = 0.2
+"""Between two attempts of a batcher at what the log did not take."""
 _GATHER_S = 0.05
+_LEAST_PER_LANE = 128
 
 
-def carried(entry: Entry) -> list[Buffer]:
-    """The records of an entry; one whose fields cannot be told apart carries none, and is logged."""
-    try:
-        return records_of(entry.fields)
-    except InvalidRecord as error:
-        _log.error("entry %s carries no readable records: %s", entry.id.decode(errors="replace"), error)
-        return []
+# -- what an entry carries ---------------------------------------------------------------------------------------------
 
 
 def requests_of(entry: Entry) -> list[RequestRecord]:
@@ -49,13 +47,19 @@ def work_of(entry: Entry) -> list[RequestRecord | Wave]:
 
 
 def _readable(entry: Entry) -> list[RequestRecord]:
-    records: list[RequestRecord] = []
-    for record in carried(entry):
+    found: list[RequestRecord] = []
+    name = entry.id.decode(errors="replace")
+    try:
+        records = records_of(entry.fields)
+    except InvalidRecord as error:
+        _log.error("entry %s carries no readable records: %s", name, error)
+        return found
+    for record in records:
         try:
-            records.append(unpack_request(record))
+            found.append(unpack_request(record))
         except InvalidRecord as error:
-            _log.error("dropped an unreadable request in %s: %s", entry.id.decode(errors="replace"), error)
-    return records
+            _log.error("dropped an unreadable request in %s: %s", name, error)
+    return found
 
 
 class CarrierEntry:
@@ -85,9 +89,9 @@ class Carried(Struct, eq=False, gc=False):
 
 def carrier_of(request: RequestQueued) -> Carried:
     """What this service put into the request for itself."""
-    carried_ = request.carrier
-    assert isinstance(carried_, Carried)
-    return carried_
+    carried = request.carrier
+    assert isinstance(carried, Carried)
+    return carried
 
 
 class Deletions:
@@ -117,7 +121,7 @@ class Deletions:
                     self._wanted.setdefault(stream, []).extend(ids)
                     failed = True
             if failed:
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
     async def done(self) -> None:
         """Wait until what was wanted so far is deleted."""
@@ -129,3 +133,219 @@ class Deletions:
         self.closed = True
         if self._task is not None:
             self._task.cancel()
+
+
+# -- how far it is read ------------------------------------------------------------------------------------------------
+
+
+class Lane:
+    """One queue stream. `entries` are those read and not done, oldest first; `unsettled` counts their requests."""
+
+    __slots__ = ("after", "behind", "catching_up", "entries", "followed", "number", "unsettled")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.after = START
+        self.followed = False
+        self.behind = False
+        self.catching_up = False
+        self.unsettled = 0
+        self.entries: dict[bytes, None] = {}
+
+
+class Windows:
+    """The queue streams of one model: how far each is read, and what of it is unsettled.
+
+    Every stream, that is every lane, has a window of its own: one with thousands of requests is left alone for a while,
+    and another with one is still read. A stream that was longer than its window at takeover is `behind`: what follows
+    was written before this owner, so it is read by pages that ask which requests are settled. `catch_up(stream)` reads
+    on there; the owner sets it.
+    """
+
+    def __init__(self, reader: StreamReader, window_requests: int, deletions: Deletions) -> None:
+        self._reader = reader
+        self._window = window_requests
+        self._limit = window_requests
+        """Unsettled requests of one stream beyond which it is read no further."""
+        self._deletions = deletions
+        self.catch_up: Callable[[bytes], None] = lambda _stream: None
+        self.lanes: dict[bytes, Lane] = {}
+        self._following = False
+        self.settled_requests = 0
+
+    @property
+    def unsettled(self) -> int:
+        """Requests that were read and are not settled."""
+        return sum([lane.unsettled for lane in self.lanes.values()])
+
+    @property
+    def all_read(self) -> bool:
+        """Whether every stream is followed to its end."""
+        return all(lane.followed for lane in self.lanes.values())
+
+    def has_read(self, stream: bytes, entry_id: bytes) -> bool:
+        """Whether an entry that is in a stream now was read."""
+        return _place(entry_id) <= _place(self.lanes[stream].after)
+
+    def oldest(self) -> bytes | None:
+        """The id of the oldest entry that is, or may be, unfinished; None when nothing is."""
+        found = [next(iter(lane.entries)) for lane in self.lanes.values() if lane.entries]
+        found += [lane.after for lane in self.lanes.values() if not lane.followed and not lane.entries]
+        return min(found, key=_place, default=None)
+
+    def open(self, stream: bytes, lane: int) -> None:
+        """A stream there is from now on; `lane` is the number of its tenants."""
+        if stream not in self.lanes:
+            self.lanes[stream] = Lane(lane)
+            self._limit = max(min(self._window, _LEAST_PER_LANE), self._window // len(self.lanes))
+            if self._following:
+                self._follow(stream)
+
+    def follow(self) -> None:
+        """Start reading all streams, each from where it was read to."""
+        self._following = True
+        for stream, lane in self.lanes.items():
+            if not lane.behind and not lane.followed:
+                self._follow(stream)
+
+    def read(
+        self,
+        stream: bytes,
+        entries: Sequence[Entry],
+        attempts: Mapping[bytes, int] | None,
+        called: dict[bytes, RequestQueued],
+    ) -> list[RequestQueued]:
+        """The requests of these entries, in order, with their times on the monotonic clock.
+
+        `attempts`, of entries written before this owner, holds the attempt of each request and -1 for settled ones;
+        these are left out. An entry that carries nothing any more is deleted. Requests that models made go into
+        `called` as well.
+        """
+        now = monotonic_ns()
+        offset = now - wall_ns()
+        lane = self.lanes[stream]
+        queued: list[RequestQueued] = []
+        for entry in entries:
+            lane.after = entry.id
+            work = work_of(entry)
+            if len(work) == 1 and type(work[0]) is Wave:
+                carrier = CarrierEntry(stream, entry.id, work[0].count)
+                queued.append(_wave(work[0], carrier, lane.number, now, offset))
+            else:
+                records = [record for record in work if isinstance(record, RequestRecord)]
+                if attempts is not None:
+                    records = [record for record in records if attempts.get(record.id, -1) >= 0]
+                if not records:
+                    self._deletions.add(stream, entry.id)
+                    continue
+                carrier = CarrierEntry(stream, entry.id, len(records))
+                for record in records:
+                    begun = attempts[record.id] if attempts is not None else 0
+                    enqueued_ns = record.accepted_ns + offset
+                    queued.append(
+                        RequestQueued(
+                            record.id,
+                            record.meta.version,
+                            record.level,
+                            record.rows,
+                            record.signature,
+                            record.timeout_us,
+                            record.deadline_ns + offset if record.deadline_ns else 0,
+                            enqueued_ns if enqueued_ns < now else now,
+                            begun,
+                            Carried(record, carrier, begun, attempts is not None),
+                            lane.number,
+                            record.sequence,
+                            record.meta,
+                        )
+                    )
+                    if record.lineage is not None and record.lineage.ancestors:
+                        called[record.id] = queued[-1]
+            lane.unsettled += carrier.remaining
+            lane.entries[entry.id] = None
+        return queued
+
+    def is_full(self, stream: bytes) -> bool:
+        return self.lanes[stream].unsettled >= self._limit
+
+    def pause_if_full(self, stream: bytes) -> bool:
+        """Read no more of a stream whose window is full; whether it was read until now."""
+        lane = self.lanes[stream]
+        if lane.followed and lane.unsettled >= self._limit:
+            lane.followed = False
+            self._reader.remove(stream)
+            return True
+        return False
+
+    def fell_behind(self, stream: bytes, behind: bool) -> None:
+        """Whether what follows in a stream was written before this owner."""
+        lane = self.lanes[stream]
+        lane.behind, lane.catching_up = behind, False
+        if self._following and not behind:
+            self._follow(stream)
+
+    def settle(self, requests: Iterable[RequestQueued]) -> None:
+        """The log has an outcome of these requests; saying so again changes nothing."""
+        for request in requests:
+            carried = request.carrier
+            if carried.settled:
+                continue
+            carried.settled = True
+            entry, count = carried.entry, request.count
+            lane = self.lanes[entry.stream]
+            self.settled_requests += count
+            lane.unsettled -= count
+            entry.remaining -= count
+            if entry.remaining == 0:
+                lane.entries.pop(entry.entry_id, None)
+                if not request.wave:  # a wave is deleted by its settlement
+                    self._deletions.add(entry.stream, entry.entry_id)
+            if not lane.followed:
+                self._read_on(entry.stream, lane)
+
+    def close(self) -> None:
+        self._following = False
+        for stream in self.lanes:
+            self._reader.remove(stream)
+
+    def _read_on(self, stream: bytes, lane: Lane) -> None:
+        """Read a stream again that was left alone, once half of its window is free."""
+        if self._following and not lane.catching_up and lane.unsettled <= self._limit // 2:
+            if lane.behind:
+                lane.catching_up = True
+                self.catch_up(stream)
+            else:
+                self._follow(stream)
+
+    def _follow(self, stream: bytes) -> None:
+        lane = self.lanes[stream]
+        lane.followed = True
+        self._reader.add(stream, lane.after)
+
+
+def _wave(wave: Wave, carrier: CarrierEntry, lane: int, now_ns: int, offset_ns: int) -> RequestQueued:
+    """A wave as one item of the queue. Its signature is not that of its requests: they do not share batches with it."""
+    enqueued_ns = wave.accepted_ns + offset_ns
+    deadline_ns = min([one for one in wave.deadlines if one], default=0) if wave.deadlines else 0
+    return RequestQueued(
+        wave.id,
+        wave.meta.version,
+        wave.level,
+        wave.rows * wave.count,
+        wave.signature ^ 1,
+        wave.timeout_us,
+        deadline_ns + offset_ns if deadline_ns else 0,
+        enqueued_ns if enqueued_ns < now_ns else now_ns,
+        0,
+        Carried(wave, carrier, 0),  # type: ignore[arg-type]
+        lane,
+        None,
+        wave.meta,
+        wave.count,
+        True,
+    )
+
+
+def _place(entry_id: bytes) -> tuple[int, int]:
+    time, _, number = entry_id.partition(b"-")
+    return int(time), int(number or 0)

@@ -22,34 +22,34 @@ class EarlyCancels:
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
-        self._ids: dict[bytes, None] = {}
+        self.ids: dict[bytes, None] = {}
         self._prefixes: Counter[bytes] = Counter()
         """Of those ids: a wave is known by it."""
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     def note(self, request_id: bytes) -> None:
         """A request was cancelled that is not known."""
-        if request_id in self._ids:
+        if request_id in self.ids:
             return
-        self._ids[request_id] = None
+        self.ids[request_id] = None
         self._prefixes[request_id[:PREFIX_BYTES]] += 1
-        if len(self._ids) > self._most:
-            self._forget(next(iter(self._ids)))
+        if len(self.ids) > self._most:
+            self._forget(next(iter(self.ids)))
 
     def of(self, queued: Sequence[RequestQueued]) -> list[RequestCancelled | WaveOpened]:
         """The cancels of these requests, which are known from now on. A wave of cancelled requests is burst first."""
-        if not self._ids:
+        if not self.ids:
             return []
         opened = [WaveOpened(r.id) for r in queued if r.wave and r.id[:PREFIX_BYTES] in self._prefixes]
-        found = [request.id for request in queued if request.id in self._ids]
+        found = [request.id for request in queued if request.id in self.ids]
         for request_id in found:
             self._forget(request_id)
         return [*opened, *(RequestCancelled(request_id) for request_id in found)]
 
     def _forget(self, request_id: bytes) -> None:
-        del self._ids[request_id]
+        del self.ids[request_id]
         prefix = request_id[:PREFIX_BYTES]
         self._prefixes[prefix] -= 1
         if not self._prefixes[prefix]:

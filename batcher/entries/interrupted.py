@@ -57,8 +57,3 @@ async def jobs_cut_short(log: Jobs, model: str, decision: DispatchBatch) -> list
             message = StreamInterrupted(CUT_SHORT.format(why=_REASON)).message
             cut.append(RejectRequest(request, ErrorCode.UNAVAILABLE, message, "BACKEND"))
     return cut
-
-
-def without(decision: DispatchBatch, refused: list[RejectRequest]) -> DispatchBatch:
-    """The batch without the refused requests."""
-    return decision.without({one.request.id for one in refused})

@@ -4,8 +4,6 @@ past their deadline (S7, S21, S24, R27), and those that end whatever runs them, 
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Container, Sequence
 
 import msgpack
@@ -18,14 +16,11 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import Jobs, Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.tasks import insist
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_RECORD, RequestRecord, pack_failure
 
-from .carriers import carrier_of
-
-_log = logging.getLogger(__name__)
-
-_RETRY_S = 0.2
+from .carriers import RETRY_S, carrier_of
 
 FIELD_ABOUT = b"m"
 
@@ -35,10 +30,10 @@ _STATES = {ErrorCode.CANCELLED: JobState.CANCELLED, ErrorCode.DEADLINE_EXCEEDED:
 
 
 class Refusals:
-    """The refusals of one model. `gone` are endpoints that are not answered; `settled` is called with each one done."""
+    """The refusals of one model. `gone` are endpoints that are not answered; `settled` is called with those done."""
 
     def __init__(
-        self, log: SettlementLog, model: str, gone: Container[str], settled: Callable[[RequestQueued], None]
+        self, log: SettlementLog, model: str, gone: Container[str], settled: Callable[[Sequence[RequestQueued]], None]
     ) -> None:
         self._log = log
         self._model = model
@@ -49,18 +44,15 @@ class Refusals:
         """Insist until the log has taken them."""
         waves = [decision for decision in refused if decision.request.wave]
         plain = [decision for decision in refused if not decision.request.wave]
-        while True:
-            try:
-                await self._drop(waves)
-                waves = []
-                if plain:
-                    await refuse(self._log, self._model, plain, self._gone)
-                break
-            except CharoniaError as error:
-                _log.warning("%d refusals could not be recorded, trying again: %s", len(refused), error)
-            await asyncio.sleep(_RETRY_S)
-        for decision in refused:
-            self._settled(decision.request)
+
+        async def record() -> None:
+            await self._drop(waves)
+            if plain:
+                await refuse(self._log, self._model, plain, self._gone)
+
+        complaint = f"{len(refused)} refusals could not be recorded"
+        await insist(record, complaint, first_s=RETRY_S, last_s=RETRY_S)
+        self._settled([decision.request for decision in refused])
 
     async def _drop(self, waves: list[Refused]) -> None:
         """Settle waves whose gateway is gone, so that there is no caller to answer."""

@@ -12,12 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from batcher.deadlock.deadlock_looks import DeadlockLooks
+from batcher.entries.carriers import RETRY_S
 from batcher.owner.demand import has_room
 from batcher.owner.owned import OwnedModel
 from batcher.takeover import ownership
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import Streams
+from charonia.tasks import Tasks, insist
 
 from .departed import Departed
 from .late_deadlines import LOOK_S, expire_behind_window
@@ -26,7 +28,6 @@ from .upkeep import Upkeep, verify
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 0.2
 _VERIFY_S = 1.0
 _VERIFY_AGE_NS = 5_000_000_000
 _TIDY_S = 300.0
@@ -56,36 +57,27 @@ class Rounds:
         self._forgotten = False
         """The log was away: it may have forgotten what it had taken."""
         self._behind = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     def look_behind(self) -> None:
         """Some stream may be read no further for a while."""
         self._behind.set()
 
     def start(self) -> None:
-        make = asyncio.get_running_loop().create_task
-        self._tasks = [
-            make(self._recall(), name="those that left unheard"),
-            make(self._verify(), name="verification of batches"),
-            make(self._expire(), name="deadlines behind windows"),
-        ]
+        self._tasks.spawn(self._recall(), "those that left unheard")
+        self._tasks.spawn(self._verify(), "verification of batches")
+        self._tasks.spawn(self._expire(), "deadlines behind windows")
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def log_came_back(self) -> None:
         """All batches are to be looked after, however young."""
         self._forgotten = True
 
     async def _recall(self) -> None:
-        while True:
-            try:
-                await self._departed.recall()
-                return
-            except CharoniaError:
-                await asyncio.sleep(_RETRY_S)
+        complaint = "those that left unheard cannot be read"
+        await insist(self._departed.recall, complaint, first_s=RETRY_S, last_s=RETRY_S)
 
     async def _verify(self) -> None:
         """Check batches that no process reports any more: old ones now and then, all of them when the log was away."""

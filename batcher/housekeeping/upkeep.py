@@ -40,26 +40,26 @@ NOTHING_UNFINISHED = b"+"
 
 
 async def verify(owned: OwnedModel, min_age_ns: int) -> None:
-    """Compare the batches given away at least `min_age_ns` ago with what the log knows of them.
+    """Compare the batches sent at least `min_age_ns` ago with what the log knows of them.
 
     Its last writes were perhaps a batch or the fact that one has finished, and a former owner that stalled may have
     read a fact meant for us.
     """
-    for executor, batch_ids in owned.given.older_than(min_age_ns).items():
-        held = await owned.dispatcher.held(executor)
+    for executor, batch_ids in owned.dispatched.older_than(min_age_ns).items():
+        held = await owned.dispatched.held(executor)
         for batch_id in batch_ids:
             if batch_id in held:
-                owned.given.verified(batch_id)
+                owned.dispatched.verified(batch_id)
                 continue
-            if batch_id not in owned.given or owned.closed:
+            if batch_id not in owned.dispatched or owned.closed:
                 continue
-            is_left = await _is_left(owned, owned.given.requests(batch_id))
-            if owned.closed or batch_id not in owned.given:
+            is_left = await _is_left(owned, owned.dispatched.requests(batch_id))
+            if owned.closed or batch_id not in owned.dispatched:
                 continue
             if not is_left:
                 owned.batch_finished(batch_id, executor)
             else:
-                _log.warning("batch %s of model '%s' was lost on its way: it is given out again", batch_id, owned.model)
+                _log.warning("batch %s of model '%s' was lost on its way: it is sent again", batch_id, owned.model)
                 owned.batch_returned(batch_id, executor, "lost on its way")
 
 
@@ -112,7 +112,7 @@ class Upkeep:
             await self._forget_expired()
         if now >= self._trim_ns + _TRIM_NS:
             self._trim_ns = now
-            if self._owned.streams_once:
+            if self._owned.dispatched.streams_once:
                 await visible_requests(self._owned.log, self._owned.model, wall_ns() // 1000 - _MARKED_US)
             await self._owned.log.trim_journal(self._owned.model, await self._oldest_unfinished())
             condemned = self._owned.condemned
@@ -150,12 +150,12 @@ class Upkeep:
         """
         owned = self._owned
         found: dict[tuple[bytes, bytes], Wave] = {}
-        for stream in owned.windows.streams():
+        for stream in list(owned.windows.lanes):
             for entry in await owned.log.range(stream, START, _HEAD):
                 entry_id = bytes(entry.id)
                 if FIELD_WAVE not in entry.fields or not owned.windows.has_read(stream, entry_id):
                     continue
-                if not owned.windows.holds(stream, entry_id):
+                if entry_id not in owned.windows.lanes[stream].entries:
                     (wave,) = work_of(entry) or (None,)
                     if isinstance(wave, Wave):
                         found[stream, entry_id] = wave
@@ -186,9 +186,7 @@ class Upkeep:
             overlooked = await self._forget_found(missing)
             again, self._overlooked = overlooked & self._overlooked, overlooked
             if again:
-                owned.stumbled(
-                    InternalError(f"{len(again)} requests were read and are not known, as {min(again).hex()}")
-                )
+                owned.failed(InternalError(f"{len(again)} requests were read and are not known, as {min(again).hex()}"))
                 return 0
         lost = [job for job in jobs.values() if job.id in missing]
         if lost and not owned.closed:
@@ -210,7 +208,7 @@ class Upkeep:
         """Take out what a queue stream has after all: it is being read, or being settled. Returns what was read."""
         read: set[bytes] = set()
         windows = self._owned.windows
-        for stream in windows.streams():
+        for stream in list(windows.lanes):
             after = START
             while entries := await self._owned.log.range(stream, after, _PAGE):
                 for entry in entries:

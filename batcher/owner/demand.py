@@ -7,12 +7,10 @@ asked twice, by a new owner perhaps, loads once. What has a backlog for seconds 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from charonia.catalog.catalog import Catalog, ServedVersion
-
-from .dispatching import Dispatcher
 
 _NEARLY_FULL = 0.9
 _ASK_AGAIN_LOOKS = 5
@@ -22,20 +20,23 @@ _BACKLOG_BATCHES = 4
 
 
 class Demand:
-    """Of one model. `choose(model, executors)` says who is asked."""
+    """The demand for one model. `choose(model, executors)` says which executor is asked.
+
+    `ask_to_load(executor, version)` asks it, and says whether the log took that.
+    """
 
     def __init__(
         self,
         model: str,
-        dispatcher: Dispatcher,
+        ask_to_load: Callable[[str, int], Awaitable[bool]],
         choose: Callable[[str, Collection[str]], str],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._model = model
-        self._dispatcher = dispatcher
+        self._ask_to_load = ask_to_load
         self._choose = choose
         self._spawn = spawn
-        self._unloaded: dict[int, frozenset[str]] = {}
+        self.unloaded: dict[int, frozenset[str]] = {}
         """Versions no executor has in memory, and which would load them."""
         self._shared: dict[int, ServedVersion] = {}
         """Versions that some have in memory, and others would load."""
@@ -46,24 +47,20 @@ class Demand:
     @property
     def is_for_this_model(self) -> bool:
         """Whether any version is loaded on demand anywhere."""
-        return bool(self._unloaded or self._shared)
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to ask for at all."""
-        return bool(self._unloaded)
+        return bool(self.unloaded or self._shared)
 
     def on_served(self, versions: Mapping[int, ServedVersion]) -> None:
         """The catalog's newest word about this model."""
-        self._unloaded = {number: found.on_demand for number, found in versions.items() if found.is_unloaded}
+        self.unloaded = {number: found.on_demand for number, found in versions.items() if found.is_unloaded}
         self._shared = {n: found for n, found in versions.items() if found.on_demand and not found.is_unloaded}
-        for number in self._asked.keys() - self._unloaded.keys():
+        for number in self._asked.keys() - self.unloaded.keys():
             del self._asked[number]
         for number in self._looks.keys() - self._asked.keys() - self._shared.keys():
             del self._looks[number]
 
     def look(self, waiting: Mapping[int, int]) -> None:
         """Ask for the versions for which requests wait; `waiting` counts them by version."""
-        for number, executors in self._unloaded.items():
+        for number, executors in self.unloaded.items():
             if waiting.get(number) and self._asked.get(number) not in executors:
                 executor = self._asked[number] = self._choose(self._model, executors)
                 self._spawn(self._ask(executor, number))
@@ -86,7 +83,7 @@ class Demand:
                 self._spawn(self._ask(self._choose(self._model, spare), number))
 
     async def _ask(self, executor: str, version: int) -> None:
-        if not await self._dispatcher.tell_wanted(executor, version):
+        if not await self._ask_to_load(executor, version):
             self._asked.pop(version, None)
 
 

@@ -3,9 +3,9 @@
 A queue entry stays in the log until every request it carries is settled; so the queue alone is the truth a successor
 recovers from, and deleting an entry is only tidying. Batches and replies are appended, never awaited in line.
 
-Longer than most modules because it is one state: what was read, what was given out and what is settled must agree at
-every await. What could leave has: reading (`windows`, `restoring`), `executor_capacity`, `sending` and `dispatching`,
-`given` batches, `held_replies`, `refusals`, `recovery`, `upkeep` and all decisions (`scheduling`).
+What was read, what was dispatched and what is settled must agree at every await, so the facts and decisions about them
+meet here. Each is kept by a part with an interface: `carriers` (the queue), `fact_stream`, `dispatched_batches`,
+`refusals`, and `scheduling`, where all is decided. What a new owner reads is `recovery`'s, what it repairs `upkeep`'s.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
 
 from batcher.entries.bursting import Bursting
-from batcher.entries.carriers import CarrierEntry, Deletions, carrier_of
+from batcher.entries.carriers import RETRY_S, CarrierEntry, Deletions, Windows, carrier_of
 from batcher.entries.early_cancels import EarlyCancels
-from batcher.entries.entry_arrivals import arrivals
-from batcher.entries.held_replies import HeldReplies
+from batcher.entries.fact_stream import FactStream
 from batcher.entries.refusals import Refusals, Refused
-from batcher.entries.windows import Windows
 from batcher.scheduling import observations as seen
 from batcher.scheduling.decisions import (
     BurstWave,
@@ -35,16 +34,16 @@ from batcher.scheduling.decisions import (
     ReleaseReplies,
     StopExecution,
 )
-from batcher.scheduling.sequences.sequence_scheduler import Delays
+from batcher.scheduling.sequences.sequence_scheduler import Delays, SequenceScheduler
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.scheduling.verbs import Scheduler
 from charonia import failpoints, keys
-from charonia.catalog.catalog import ServedVersion
+from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.local_link import LocalLink
-from charonia.eventlog.port import START, Entry, EventLog, Fields, Limits, StreamReader
+from charonia.eventlog.port import Entry, EventLog, Fields, Limits, StreamReader
 from charonia.facts.events import (
     BatchDied,
     BatchDiedInCompany,
@@ -62,111 +61,100 @@ from charonia.facts.events import (
     SlotFreed,
 )
 from charonia.models.interface import ModelInterface
+from charonia.options.settings import BatcherSettings
+from charonia.tasks import Tasks, insist
 from charonia.wire import PREFIX_BYTES, WAVE_BYTE
 
-from .custom_strategies import strategy_of
-from .demand import Demand
-from .dispatching import Dispatcher
+from .demand import Demand, most_room
+from .dispatched_batches import DispatchedBatches
 from .executor_capacity import Capacity
-from .given import GivenBatches
-from .notes import Notes
-from .schedulers import is_sequential, scheduler_for
-from .sending import Sending
-from .timeline import tell_returned, waiting_jobs
-from .turns_apart import TurnsApart
+from .quarantine import Quarantine, SuspectNote
+from .schedulers import is_sequential, scheduler_for, strategy_of
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 0.2
-_PAGE = 500
 _WIDER_FOR_SEQUENCES = 8
 _NO_LIMITS = Limits()
 _numbers = itertools.count(1)
 """Batches are told apart by the number of their owner in its process: two models may have the same token."""
 
 
+class DepartedEndpoints(Protocol):
+    """The endpoints of gateways that left; `find` adds those of the given ones that left unheard."""
+
+    endpoints: set[str]
+
+    async def find(self, endpoints: set[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherContext:
+    """What all owned models of one batcher share. `link` leads to the executor in its process, if there is one."""
+
+    log: EventLog
+    reader: StreamReader
+    catalog: Catalog
+    settings: BatcherSettings
+    link: LocalLink | None
+    delays: Delays
+    departed: DepartedEndpoints
+    quarantine: Quarantine
+    lost_ownership: Callable[[str], None]
+    """Called when the log says another batcher owns a model, and when the model wants another kind of scheduler."""
+    on_blocking: Callable[[], None]
+    """Called when requests came that their callers do nothing without."""
+    on_behind: Callable[[], None]
+    """Called when a stream is read no further for a while."""
+
+
 class OwnedModel:
-    """The shell around one scheduler, of the kind that `interface` wants.
+    """The shell around one scheduler, of the kind that `interface` wants. `token` is of the ownership."""
 
-    `lost_ownership` is called when the log says another batcher owns it, and when the model wants another kind.
-    `choose(model, executors)` says who loads a version on demand, `failure(model, version)` why no executor could.
-    `lane_weights` and `gone`, the endpoints of gateways that left, may change while it is owned. `find_gone` adds those
-    of the given ones that left unheard.
-    """
-
-    def __init__(
-        self,
-        log: EventLog,
-        reader: StreamReader,
-        model: str,
-        token: int,
-        incarnation: str,
-        *,
-        link: LocalLink | None,
-        prefetch: int,
-        window_requests: int,
-        lane_weights: Mapping[int, int],
-        gone: set[str],
-        find_gone: Callable[[set[str]], Awaitable[None]],
-        turns: TurnsApart,
-        interface: ModelInterface | None,
-        delays: Delays,
-        choose: Callable[[str, Collection[str]], str],
-        failure: Callable[[str, int], str],
-        lost_ownership: Callable[[str], None],
-    ) -> None:
+    def __init__(self, batcher: BatcherContext, model: str, token: int, interface: ModelInterface | None) -> None:
+        log, link, settings = batcher.log, batcher.link, batcher.settings
         self.model = model
         self.token = token
         self.log = log
-        self.is_sequential = is_sequential(interface)
-        self.scheduler: Scheduler = scheduler_for(
-            interface, f"{incarnation}-{next(_numbers)}", token, prefetch, lane_weights, delays
-        )
-        self.settled_requests = 0
-        self.condemned = 0
-        """Requests that became dead letters under this owner."""
-        self.closed = self.has_stumbled = False
-        self.given = GivenBatches(self._batch_ended)
-        local_executor = link.executor if link is not None else ""
-        self.notes = Notes(log, model, local_executor)
-        self._turns = turns
-        # who waits for a slot must not hide what is next of those that have one
-        window_requests *= _WIDER_FOR_SEQUENCES if self.is_sequential else 1
-        self.windows = Windows(reader, window_requests)
-        self.dispatcher = Dispatcher(log, model, token, link)
-        self.demand = Demand(model, self.dispatcher, choose, self.spawn)
-        self._failure = failure
-        self._reader = reader
-        self._link = link
-        self._gone = gone
-        self.find_gone = find_gone
-        self._lost_ownership = lost_ownership
+        self._batcher = batcher
+        self._reader = batcher.reader
+        self._lost_ownership = batcher.lost_ownership
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._task_failed)
+        self.closed = self.has_failed = False
+        self.scheduler: Scheduler = scheduler_for(
+            interface,
+            f"{settings.incarnation}-{next(_numbers)}",
+            token,
+            settings.prefetch,
+            batcher.catalog.lane_weights,
+            batcher.delays,
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ns = 0
+        # the queue and the facts
         self._deletions = Deletions(log)
-        self.held_replies = HeldReplies(log, self._deletions, self.spawn, self._keeps)
-        self._refusals = Refusals(log, model, gone, self._request_settled)
-        self._sending = Sending(self, local_executor, self._refusals, turns, lost_ownership)
+        # who waits for a slot must not hide what is next of those that have one
+        wider = _WIDER_FOR_SEQUENCES if is_sequential(interface) else 1
+        self.windows = Windows(batcher.reader, wider * settings.window_requests, self._deletions)
+        self.facts = FactStream(log, batcher.reader, model, self._deletions, self.spawn)
         self._early_cancels = EarlyCancels()
         self._bursting = Bursting(log, model)
-        self.wanted: dict[bytes, int] = {}
-        """How many responses are wanted of requests whose callers say so (S55)."""
-        self._facts_after = START
-        self._keeps_facts: bool | None = None
-        self.streams = self.streams_once = False
-        """Its requests may have several responses; they are not run again once one was seen."""
-        self._policy_hash = ""
-        self._capacity = Capacity()
         self._arrived: list[seen.RequestQueued] = []
         """What came in this tick and the scheduler has not seen."""
         self.called: dict[bytes, seen.RequestQueued] = {}
-        """Requests that models made, by id; who looks at them forgets those that have ended (`deadlock_watch`)."""
-        self.on_blocking: Callable[[], None] = lambda: None
-        """Told when requests came that their callers do nothing without."""
-        self.on_behind: Callable[[], None] = lambda: None
-        """Told when a stream is read no further for a while."""
+        """Requests that models made, by id; `deadlock_watch` forgets those that have ended."""
+        # batches and ends
+        self._refusals = Refusals(log, model, batcher.departed.endpoints, self.requests_settled)
+        self.condemned = 0
+        """Requests that became dead letters under this owner."""
+        self.suspect_note = SuspectNote(log, model, link.executor if link is not None else "")
+        self.dispatched = DispatchedBatches(
+            self, log, link, model, token, self.suspect_note, batcher.quarantine, self._refusals
+        )
+        # what executors hold
+        self._capacity = Capacity()
+        self._policy_hash = ""
+        self.demand = Demand(model, self.dispatched.ask_to_load, partial(most_room, batcher.catalog), self.spawn)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -179,74 +167,61 @@ class OwnedModel:
     def on_related(self, model: str) -> None:
         """The catalog has news about another model."""
 
-    def _follow_facts(self, keep: bool) -> None:
-        """Read the facts. `keep`: one is deleted from the log only when the replies it may hold are sent (S6)."""
-        if self._keeps_facts is None and self._link is not None:
-            self._link.reports[self.model].follow(self._on_report)
-        if self._keeps_facts is None or (keep and not self._keeps_facts):
-            self._reader.remove(self.dispatcher.facts)
-            self._reader.add(self.dispatcher.facts, self._facts_after, consume=not keep)
-            self._keeps_facts = keep
-
-    def _keeps(self, stream: bytes) -> bool:
-        return bool(self._keeps_facts) and stream == self.dispatcher.facts
-
     def close(self) -> None:
         """Stop deciding; what is queued stays in the log for the next owner."""
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
         self.windows.close()
-        if self._link is not None:
-            self._link.reports[self.model].follow(None)
+        if self._batcher.link is not None:
+            self._batcher.link.reports[self.model].follow(None)
         for stream in self.fact_streams:
             self._reader.remove(stream)
         self._deletions.close()
-        self.given.close()
-        for task in self._tasks:
-            task.cancel()
+        self.dispatched.close()
+        self._tasks.cancel()
 
-    def stumbled(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
         """An unforeseen error: what is known here may be wrong, so the model is taken again, from the log."""
-        _log.error("model '%s' is taken anew after an error nobody foresaw", self.model, exc_info=error)
+        _log.error("model '%s' is taken again after an unforeseen error", self.model, exc_info=error)
         if not self.closed:
-            self.has_stumbled = True
+            self.has_failed = True
             self.close()
-            self._lost_ownership(self.model)
+            self.step_down()
+
+    def step_down(self) -> None:
+        """Another batcher owns the model, or this one is to take it again."""
+        self._lost_ownership(self.model)
 
     async def settled(self) -> None:
         """Wait for the appends, settlements and deletions under way."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks))
+        await self._tasks.settled()
         await self._deletions.done()
 
     @property
     def fact_streams(self) -> tuple[bytes, ...]:
         """Where executors and gateways report to this model's owner."""
-        return (self.dispatcher.facts,)
-
-    def follows(self, stream: bytes) -> bool:
-        return stream in self.windows
+        return (self.facts.stream,)
 
     # -- what the log says --------------------------------------------------------------------------------------------
 
     def on_entries(self, stream: bytes, entries: list[Entry]) -> None:
         if self.closed:
             return
-        if stream == self.dispatcher.facts:
+        if stream == self.facts.stream:
             self._on_facts(stream, entries)
-            self._facts_after = entries[-1].id
+            self.facts.after = entries[-1].id
         else:
             failpoints.hit("batcher.picked")
-            self.windows.read(stream, entries[-1].id)
-            if self.windows.has_several:  # what comes on another level in this tick may be batched with it
+            queued = self._read(stream, entries, None)
+            if len(self.windows.lanes) > 1:  # what comes on another level in this tick may be batched with it
                 if not self._arrived:
                     self._loop.call_soon(self._see_arrived_soon)
-                self._arrived += self._arrivals_in(stream, entries, None)
+                self._arrived += queued
             else:
-                self.queue(stream, entries, None)
+                self._see(queued)
             if self.windows.pause_if_full(stream):
-                self.on_behind()
+                self._batcher.on_behind()
         self.arm()
 
     def _on_facts(self, stream: bytes, entries: list[Entry]) -> None:
@@ -256,21 +231,19 @@ class OwnedModel:
             keeper = CarrierEntry(stream, entry.id, 1)
             for fact in facts_of(entry):
                 self._on_fact(fact, keeper)
-            self.held_replies.handled(keeper)
+            self.facts.handled(keeper)
 
     def queue(self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None) -> list[seen.RequestQueued]:
         """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
-        queued = self._arrivals_in(stream, entries, attempts)
+        queued = self._read(stream, entries, attempts)
         self._see(queued)
         return queued
 
-    def _arrivals_in(
-        self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None
-    ) -> list[seen.RequestQueued]:
+    def _read(self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None) -> list[seen.RequestQueued]:
         known = len(self.called)
-        queued = arrivals(stream, entries, attempts, self.windows, self._deletions, self.called)
+        queued = self.windows.read(stream, entries, attempts, self.called)
         if len(self.called) > known:
-            self.on_blocking()
+            self._batcher.on_blocking()
         if not isinstance(self.scheduler, ModelScheduler):
             for request in [request for request in queued if request.wave]:
                 queued.remove(request)
@@ -283,7 +256,7 @@ class OwnedModel:
             if not self.closed:
                 self.arm()
         except Exception as error:
-            self.stumbled(error)
+            self.failed(error)
 
     def _see_arrived(self) -> None:
         """Show the scheduler what came on several levels in this tick."""
@@ -294,19 +267,24 @@ class OwnedModel:
 
     def _see(self, queued: list[seen.RequestQueued]) -> None:
         now = monotonic_ns()
-        # suspects must be known for that before any of them is given out
-        news = [*self._early_cancels.of(queued), *self._bursting.suspected(queued)]
-        decisions = self.scheduler.observe_all([*queued, *news] if news else queued, now)
-        if self._capacity.held is not None and not {request.version for request in queued} <= self._capacity.held:
-            # accepted by a gateway that had not seen the unload yet
-            decisions += self.scheduler.observe(self._abandoned(self._capacity.held), now)
+        observed: list[seen.Observation] = [*queued]
+        if self._early_cancels.ids or self._bursting.suspects:
+            # suspects must be known for that before any of them is dispatched
+            observed += [*self._early_cancels.of(queued), *self._bursting.suspected(queued)]
+        decisions = self.scheduler.observe_all(observed, now)
+        held = self._capacity.held
+        if held is not None:
+            for request in queued:
+                if request.version not in held:  # accepted by a gateway that had not seen the unload yet
+                    decisions += self.scheduler.observe(self._abandoned(held), now)
+                    break
         self._apply(decisions)
-        if self._gone:
+        if self._batcher.departed.endpoints:
             self.drop_of_gone(queued)
 
     def _on_fact(self, fact: Fact, keeper: CarrierEntry) -> None:
         if isinstance(fact, BatchFinished):
-            self.held_replies.hold(fact.batch_id, fact.replies, keeper)
+            self.facts.hold(fact.batch_id, fact.replies, keeper)
             self.batch_finished(fact.batch_id, fact.executor, held=bool(fact.replies))
         elif isinstance(fact, BatchReturned):
             self.batch_returned(fact.batch_id, fact.executor, fact.reason)
@@ -350,44 +328,37 @@ class OwnedModel:
                 self._on_facts(b"", [Entry(b"", list(fields))])
                 self.arm()
         except Exception as error:  # the executor is not to blame
-            self.stumbled(error)
+            self.failed(error)
 
     def on_wanted(self, fact: ResponsesWanted) -> None:
-        """More responses of a request are wanted: the executor that runs it, now or later, is notified."""
+        """More responses of a request are wanted."""
         if self.scheduler.find(fact.id) is not None:
-            self.wanted[fact.id] = max(fact.count, self.wanted.get(fact.id, 0))
-            self.tell_wanted([fact.id])
+            self.dispatched.want_responses(fact.id, fact.count)
 
-    def tell_wanted(self, ids: Iterable[bytes]) -> None:
-        """Tell who runs these requests how many responses of theirs are wanted."""
-        for request_id in ids:
-            count, holder = self.wanted.get(request_id), self.given.holder(request_id)
-            if count is not None and holder is not None:
-                self.spawn(self.dispatcher.tell_responses_wanted(*holder, request_id, count))
+    @property
+    def wanted(self) -> dict[bytes, int]:
+        """How many responses are wanted of requests whose callers say so (S55)."""
+        return self.dispatched.wanted
 
     def batch_finished(self, batch_id: str, executor: str, *, held: bool = False) -> None:
         """Every request of a batch is settled."""
         failpoints.hit("batcher.finished")
-        self.requests_settled(self.given.end(batch_id))
+        self.requests_settled(self.dispatched.end(batch_id))
         self.observe(seen.BatchFinished(batch_id, executor, held))
 
     def batch_returned(self, batch_id: str, executor: str, reason: str) -> None:
         """A batch did not run, and no request is to blame."""
-        self._came_back(self.given.end(batch_id), executor, reason)
+        self.dispatched.came_back(self.dispatched.end(batch_id), executor, reason)
         self.observe(seen.BatchReturned(batch_id, executor))
         self._refuse_unheld()
-
-    def _came_back(self, requests: list[seen.RequestQueued], executor: str, reason: str) -> None:
-        for job_id in waiting_jobs(requests):
-            self.spawn(tell_returned(self.log, self.model, job_id, executor, reason))
 
     def on_death(self, fact: BatchDied | BatchDiedInCompany) -> None:
         """A batch took its instance with it; those of its requests that have an outcome are not suspected."""
         ids = frozenset(_ids_of(fact.ids))
-        members = self.given.end(fact.batch_id)
+        members = self.dispatched.end(fact.batch_id)
         self.requests_settled([request for request in members if request.id not in ids])
         reason = f"Stub process '{fact.instance}' is not healthy." if fact.instance else fact.reason  # P19
-        self._came_back(members, fact.executor, reason)
+        self.dispatched.came_back(members, fact.executor, reason)
         alone = isinstance(fact, BatchDied)
         blameless = isinstance(fact, BatchDied) and fact.blameless
         died = seen.BatchDied(fact.batch_id, fact.executor, ids, reason, fact.stderr, blameless, not alone)
@@ -410,21 +381,17 @@ class OwnedModel:
         wave = self.scheduler.find(request_id[:PREFIX_BYTES] + WAVE_BYTE)
         if wave is None or wave.state is not seen.RequestState.DISPATCHED:
             return False
-        if (holder := self.given.holder(wave.id)) is not None:
-            self.spawn(self.dispatcher.tell_unwanted(*holder, request_id))
+        if (holder := self.dispatched.holder(wave.id)) is not None:
+            self.dispatched.stop_executions(*holder, request_id)
         return True
 
     def _on_moved(self, ids: list[bytes]) -> None:
-        """An operator carries these in another entry from now on: what is not given out is forgotten here."""
+        """An operator carries these in another entry from now on: what is not dispatched is forgotten here."""
         for request_id in ids:
             request = self.scheduler.find(request_id)
             if request is not None and request.state is not seen.RequestState.DISPATCHED:
                 self.observe(seen.RequestSettled(request_id))
-                carrier = carrier_of(request)
-                if not carrier.settled:
-                    carrier.settled = True
-                    carrier.entry.remaining -= 1
-                    self.windows.settled(carrier.entry)
+                self.windows.settle((request,))
 
     def end_lease(self, holder: str) -> None:
         """Give back the room for waves that a gateway reserved which left without doing so."""
@@ -435,22 +402,24 @@ class OwnedModel:
         """The same for all gateways that left before this owner could hear of it. Raises what the log raises."""
         holders = await self.log.waves.leases(self.model)
         if holders:
-            await self.find_gone(set(holders))
-            await self._end_leases([holder for holder in holders if holder in self._gone])
+            departed = self._batcher.departed
+            await departed.find(set(holders))
+            await self._end_leases([holder for holder in holders if holder in departed.endpoints])
 
     async def _end_leases(self, holders: list[str]) -> None:
-        while holders and not self.closed:
-            try:
-                await self.log.waves.lease(self.model, holders[-1], 0, 0, _NO_LIMITS)
-                holders.pop()
-            except CharoniaError as error:
-                _log.warning("the lease of '%s' cannot be ended yet: %s", holders[-1], error)
-                await asyncio.sleep(_RETRY_S)
+        for holder in holders:
+            end = partial(self.log.waves.lease, self.model, holder, 0, 0, _NO_LIMITS)
+            await self._insist(end, f"the lease of '{holder}' cannot be ended yet")
 
     def unwatched(self) -> list[seen.RequestQueued]:
         """The requests that are not worth going on with once their responses have no reader."""
         # what answers once is soon done; what answers again and again may go on for ever
-        return self.scheduler.unended() if self.streams else self.scheduler.waiting()
+        return self.scheduler.unended() if self.dispatched.streams else self.scheduler.waiting()
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether its requests are steps of sequences."""
+        return isinstance(self.scheduler, SequenceScheduler)
 
     def instances(self) -> dict[int, dict[str, int]]:
         """How many instances a version has at each executor, where any of them takes any request."""
@@ -460,8 +429,9 @@ class OwnedModel:
         """By version what is served of it."""
         return self._capacity.content_hashes()
 
-    def is_gone(self, endpoint: str) -> bool:
-        return endpoint in self._gone
+    async def find_gone(self, endpoints: set[str]) -> None:
+        """Learn which of these endpoints left before this batcher could hear of it. Raises what the log raises."""
+        await self._batcher.departed.find(endpoints)
 
     def drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
         """Of gateways that left: what only they wait for is not run."""
@@ -471,7 +441,8 @@ class OwnedModel:
             for request in requests
             if request.state is not seen.RequestState.ENDED and not (request.wave and request.state in over)
         ]
-        unwanted = [seen.RequestCancelled(r.id) for r in records if r.endpoint in self._gone and not r.is_job]
+        gone = self._batcher.departed.endpoints
+        unwanted = [seen.RequestCancelled(r.id) for r in records if r.endpoint in gone and not r.is_job]
         if unwanted and not self.closed:
             self._apply(self.scheduler.observe_all(unwanted, monotonic_ns()))
             self.arm()
@@ -480,20 +451,24 @@ class OwnedModel:
         """The catalog's newest word about this model: policy and capacity."""
         if self.closed:
             return
-        batching = versions[max(versions)].interface.dynamic_batching if versions else None
-        several = bool(versions) and versions[max(versions)].interface.decoupled
-        self._follow_facts(batching is not None and batching.preserve_ordering and not several)
-        if versions:
-            newest = versions[max(versions)]
-            if is_sequential(newest.interface) is not self.is_sequential:
+        if self._batcher.link is not None:
+            self._batcher.link.reports[self.model].follow(self._on_report)
+        newest = versions[max(versions)] if versions else None
+        if newest is None:
+            self.facts.follow(False)
+        else:
+            interface, batching = newest.interface, newest.interface.dynamic_batching
+            # held replies are in facts (S6)
+            self.facts.follow(batching is not None and batching.preserve_ordering and not interface.decoupled)
+            if is_sequential(interface) is not self.is_sequential:
                 # another kind of scheduler, which begins like that of another owner
-                self._lost_ownership(self.model)
+                self.step_down()
                 return
-            self.streams = self.dispatcher.begins_all = newest.interface.decoupled
-            self.streams_once = self.streams and not newest.interface.repeatable
+            self.dispatched.streams = interface.decoupled
+            self.dispatched.streams_once = interface.decoupled and not interface.repeatable
             if newest.content_hash != self._policy_hash:
                 self._policy_hash = newest.content_hash
-                self.observe(seen.PolicyChanged(newest.interface, strategy_of(newest.interface)))
+                self.observe(seen.PolicyChanged(interface, strategy_of(interface)))
         # at once: what was bound to the second executor must not be moved to the first
         self._apply(self.scheduler.observe_all(self._capacity.change(versions), monotonic_ns()))
         self.demand.on_served(versions)
@@ -505,8 +480,8 @@ class OwnedModel:
             self.observe(self._abandoned(self._capacity.held))
 
     def _abandoned(self, held: frozenset[int]) -> seen.VersionsAbandoned:
-        waiting = self.scheduler.queued_by_version()
-        return seen.VersionsAbandoned(held, {v: self._failure(self.model, v) for v in waiting if v not in held})
+        waiting, failure = self.scheduler.queued_by_version(), self._batcher.catalog.failure
+        return seen.VersionsAbandoned(held, {v: failure(self.model, v) for v in waiting if v not in held})
 
     def on_executor_joined(self, executor: str) -> None:
         if not self.closed:
@@ -514,9 +489,9 @@ class OwnedModel:
 
     def on_executor_lost(self, executor: str, *, drained: bool) -> None:
         if not self.closed:
-            for batch_id in self.given.unsent(executor):
+            for batch_id in self.dispatched.unsent(executor):
                 self.batch_returned(batch_id, executor, "not sent")  # it never had these
-            self._came_back(self.given.lose(executor), executor, "drained" if drained else "the executor was lost")
+            self.dispatched.lose(executor, "drained" if drained else "the executor was lost")
             self.observe(seen.ExecutorLost(executor, drained))
             self._refuse_unheld()
 
@@ -532,9 +507,7 @@ class OwnedModel:
         unwanted: dict[tuple[str, str], bytes] = {}
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
-                self.given.add(decision.batch_id, decision.executor, decision.requests)
-                if not self._sending.hand_over(decision):
-                    self.spawn(self._sending.send(decision))
+                self.dispatched.dispatch(decision)
             elif isinstance(decision, RejectRequest | CondemnRequest):
                 refused.append(decision)
                 self.condemned += isinstance(decision, CondemnRequest)
@@ -546,74 +519,38 @@ class OwnedModel:
             elif isinstance(decision, ForgetSequences):
                 self.spawn(self._forget(decision.runs))
             elif isinstance(decision, ReleaseReplies):
-                self.held_replies.release(decision.batch_id)
+                self.facts.release(decision.batch_id)
         if refused:
             self.spawn(self._refusals.settle(refused))
         for (executor, batch_id), ids in unwanted.items():
-            self.spawn(self.dispatcher.tell_unwanted(executor, batch_id, ids))
+            self.dispatched.stop_executions(executor, batch_id, ids)
 
     async def _burst(self, decision: BurstWave) -> None:
         """Replace a wave by its requests; the reader brings them."""
-        while not self.closed:
-            try:
-                await self._bursting.burst(decision)
-                self.requests_settled((decision.request,))
-                return
-            except CharoniaError as error:
-                _log.warning("a wave of '%s' cannot be burst yet: %s", self.model, error)
-            await asyncio.sleep(_RETRY_S)
+        if await self._insist(partial(self._bursting.burst, decision), f"a wave of '{self.model}' cannot be burst yet"):
+            self.requests_settled((decision.request,))
 
     async def _forget(self, runs: dict[bytes, bytes]) -> None:
         """End the records of sequences; until the log has done it, a new owner would take them for live."""
-        while not self.closed:
-            try:
-                await self.log.forget_sequences(self.model, runs)
-                return
-            except CharoniaError as error:
-                _log.warning("%d sequences of '%s' cannot be forgotten yet: %s", len(runs), self.model, error)
-            await asyncio.sleep(_RETRY_S)
+        forget = partial(self.log.forget_sequences, self.model, runs)
+        await self._insist(forget, f"{len(runs)} sequences of '{self.model}' cannot be forgotten yet")
 
-    def _batch_ended(self, batch_id: str) -> None:
-        self._turns.give(batch_id)
-        if self.notes.ended(batch_id) and not self.closed:
-            self.spawn(self.notes.erase())
+    async def _insist(self, step: Callable[[], Awaitable[object]], complaint: str) -> bool:
+        """Repeat a step until the log takes it, or the model is given up; whether it was taken."""
+        return await insist(step, complaint, first_s=RETRY_S, last_s=RETRY_S, given_up=lambda: self.closed)
 
     # -- tidying and time ---------------------------------------------------------------------------------------------
 
-    def requests_settled(self, requests: Iterable[seen.RequestQueued]) -> None:
+    def requests_settled(self, requests: Sequence[seen.RequestQueued]) -> None:
         """The log has an outcome of these requests; saying so again changes nothing."""
-        entries: list[CarrierEntry] = []
-        for request in requests:
-            carrier = request.carrier
-            if carrier.settled:
-                continue
-            carrier.settled = True
-            if request.wave:  # its entry is deleted by the settlement
-                carrier.entry.remaining = 0
-                self.settled_requests += request.count
-                if not self.closed:
-                    self.windows.settled(carrier.entry, request.count)
-                continue
-            if self.wanted:
-                self.wanted.pop(request.id, None)
-            entries.append(carrier.entry)
-        if not entries:
-            return
-        settled = {entries[0]: len(entries)} if entries.count(entries[0]) == len(entries) else Counter(entries)
-        for entry, count in settled.items():
-            self.settled_requests += count
-            entry.remaining -= count
-            if entry.remaining == 0:
-                self._deletions.add(entry.stream, entry.entry_id)
-            if not self.closed:
-                self.windows.settled(entry, count)
-
-    def _request_settled(self, request: seen.RequestQueued) -> None:
-        self.requests_settled((request,))
+        if self.dispatched.wanted:
+            for request in requests:
+                self.dispatched.wanted.pop(request.id, None)
+        self.windows.settle(requests)
 
     def arm(self) -> None:
         """Set the timer to when something is due; called after whatever may have changed that."""
-        if self.demand:
+        if self.demand.unloaded:
             self.demand.look(self.scheduler.queued_by_version())
         wakeup_ns = self.scheduler.next_wakeup()
         if wakeup_ns is None:
@@ -635,22 +572,17 @@ class OwnedModel:
                 self._apply(self.scheduler.advance(monotonic_ns()))
                 self.arm()
             except Exception as error:
-                self.stumbled(error)
+                self.failed(error)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run something until it is done or the model is given up."""
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        self._tasks.spawn(coroutine)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
+    def _task_failed(self, error: BaseException) -> None:
         if isinstance(error, CharoniaError):  # what has to be in the log is insisted on where it is written
             _log.warning("something of model '%s' could not be written: %s", self.model, error)
         else:
-            self.stumbled(error)
+            self.failed(error)
 
 
 def _ids_of(joined: bytes) -> list[bytes]:

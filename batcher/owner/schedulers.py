@@ -1,15 +1,17 @@
-"""Which scheduler decides for a model: the one of its sequence batcher, or the one of queues (C14)."""
+"""Which scheduler decides for a model, that of its sequence batcher or that of queues (C14), and its batching strategy.
+
+The strategy that a configuration names (P22) is made safe for the batcher that asks it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from batcher.scheduling.observations import SequenceFound
 from batcher.scheduling.sequences.sequence_scheduler import Delays, SequenceScheduler
 from batcher.scheduling.stateless.scheduler import ModelScheduler
-from charonia.errors import InvalidRecord
-from charonia.facts.sequence_states import SequenceAbout
+from charonia.batch_strategies import BatchCandidate, BatchStrategy, Joins, batch_strategy
 from charonia.models.interface import ModelInterface
 
 _log = logging.getLogger(__name__)
@@ -17,7 +19,7 @@ _log = logging.getLogger(__name__)
 Scheduler = ModelScheduler | SequenceScheduler
 
 _BINDINGS_PER_OWNER = 32
-"""Bits: no owner gives out so many places."""
+"""Bits: no owner allocates so many places."""
 
 
 def is_sequential(interface: ModelInterface | None) -> bool:
@@ -41,10 +43,63 @@ def scheduler_for(
     return ModelScheduler(batch_prefix, prefetch, lane_weights, delays.requests)
 
 
-def sequences_found(records: Mapping[bytes, bytes]) -> Iterator[SequenceFound]:
-    """What the log knows of live sequences; what cannot be read is logged and left out."""
-    for key, about in records.items():
+def strategy_of(interface: ModelInterface) -> BatchStrategy | None:
+    """None where the configuration names none. One that cannot be had here, or fails, lets no other join: its requests
+    run one by one, which no limit that it might know of forbids.
+    """
+    try:
+        strategy = batch_strategy(interface.parameters)
+    except Exception as error:
+        _log.error("the requests of model '%s' are not batched: %s", interface.name, error)
+        return _JoinsNone()
+    return None if strategy is None else _Guarded(interface.name, interface.parameters, strategy)
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinsNone:
+    def begin(self) -> Joins:
+        return _refuse
+
+
+class _Guarded:
+    """What a custom strategy raises ends a batch, not the model's scheduling; it is logged once.
+
+    Those of the same parameters are equal: where only a model's files change, nothing is queued or chosen again.
+    """
+
+    def __init__(self, model: str, parameters: Mapping[str, str], strategy: BatchStrategy) -> None:
+        self._model = model
+        self._parameters = parameters
+        self._strategy = strategy
+        self._told = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Guarded) and (self._model, self._parameters) == (other._model, other._parameters)
+
+    def __hash__(self) -> int:
+        return hash(self._model)
+
+    def begin(self) -> Joins:
         try:
-            yield SequenceFound(SequenceAbout.unpack(key, about))
-        except InvalidRecord as error:
-            _log.error("the record of sequence %r cannot be read: %s", key, error)
+            joins = self._strategy.begin()
+        except Exception as error:
+            self._failed(error)
+            return _refuse
+
+        def asked(candidate: BatchCandidate) -> bool:
+            try:
+                return bool(joins(candidate))
+            except Exception as error:
+                self._failed(error)
+                return False
+
+        return asked
+
+    def _failed(self, error: Exception) -> None:
+        if not self._told:
+            self._told = True
+            _log.error("the batch strategy of model '%s' failed, batches end there", self._model, exc_info=error)
+
+
+def _refuse(_candidate: BatchCandidate) -> bool:
+    return False

@@ -10,20 +10,22 @@ which goes on where the pages ended; the scheduler drops repetitions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 
-from batcher.entries.carriers import requests_of
+from batcher.entries.bursting import burst_wave
+from batcher.entries.carriers import RETRY_S, requests_of, work_of
 from batcher.entries.interrupted import jobs_unseen, visible_requests
 from batcher.owner.owned import OwnedModel
-from batcher.scheduling.observations import QueueHeld, RequestQueued, ResponsesSeen
+from batcher.scheduling.observations import BatchRunning, QueueHeld, RequestQueued, ResponsesSeen, SequenceFound
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.port import START, EventLog, Streams
+from charonia.eventlog.port import START, Entry, EventLog, Streams
 from charonia.facts.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChanged, ProcessJoined, pack_fact
-from charonia.wire import FIELD_HEADER, BatchHeader
-
-from .restoring import restore_queue, restore_running, restore_sequences
+from charonia.facts.sequence_states import SequenceAbout
+from charonia.tasks import insist
+from charonia.wire import FIELD_HEADER, FIELD_WAVE, BatchHeader, Wave
 
 _log = logging.getLogger(__name__)
 _PAGE = 500
@@ -47,24 +49,91 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
     while lanes := [
         (stream, lane)
         for level, lane in await log.lanes(owned.model)
-        if (stream := keys.queue(owned.model, level, lane)) not in owned.windows
+        if (stream := keys.queue(owned.model, level, lane)) not in owned.windows.lanes
     ]:
         for stream, lane in lanes:
             owned.windows.open(stream, lane)
         for stream, _ in lanes:
-            queued |= await restore_queue(owned, stream)
+            queued |= await _restore_queue(owned, stream)
     # also those of which nothing waits now
-    await restore_sequences(owned)
+    await _restore_sequences(owned)
     for executor in executors:
         await _restore_running(log, owned, executor, queued)
     await _restore_deaths(log, owned)
     await owned.end_leases_of_gone()
-    for lost in await owned.notes.read(queued):
+    for lost in await owned.suspect_note.read(queued):
         if lost.executor not in executors:
             owned.observe(lost)
     if marked := await visible_requests(log, owned.model):
         owned.observe(ResponsesSeen(marked - await jobs_unseen(log, owned.model, marked, queued)))
     return len(queued)
+
+
+async def _restore_queue(owned: OwnedModel, stream: bytes) -> dict[bytes, RequestQueued]:
+    """Queue what is unsettled of entries written before this owner, as far as the window goes; by request id.
+
+    Entries of settled requests are deleted. The stream is open in `windows`.
+    """
+    owned.windows.catch_up = lambda stream: owned.spawn(_restore_more(owned, stream))
+    queued: dict[bytes, RequestQueued] = {}
+    while entries := await owned.log.range(stream, owned.windows.lanes[stream].after, _PAGE):
+        last_id = entries[-1].id
+        entries = await _without_waves(owned, stream, entries)
+        records = [record for entry in entries for record in requests_of(entry)]
+        ids = [record.id for record in records]
+        attempts = dict(zip(ids, await owned.log.unsettled(owned.model, ids), strict=True))
+        # after it is known what is settled: what began before that is in the log by now
+        await _restore_sequences(owned)
+        await owned.find_gone({r.endpoint for r in records if r.endpoint and attempts[r.id] >= 0})
+        if owned.closed:
+            return queued
+        queued |= {request.id: request for request in owned.queue(stream, entries, attempts)}
+        owned.windows.lanes[stream].after = last_id
+        if owned.windows.is_full(stream):
+            break
+    else:
+        owned.windows.fell_behind(stream, False)
+        return queued
+    owned.windows.fell_behind(stream, True)
+    return queued
+
+
+async def _without_waves(owned: OwnedModel, stream: bytes, entries: list[Entry]) -> list[Entry]:
+    """Burst the waves among these entries: it is not known which an executor has begun. Their requests follow later."""
+    plain: list[Entry] = []
+    for entry in entries:
+        if FIELD_WAVE not in entry.fields:
+            plain.append(entry)
+            continue
+        for wave in work_of(entry):
+            if isinstance(wave, Wave):
+                await burst_wave(owned.log, owned.model, stream, entry.id, wave)
+    return plain
+
+
+async def _restore_sequences(owned: OwnedModel) -> None:
+    """Learn of the live sequences that the log knows; those known already stay as they are."""
+    if owned.is_sequential:
+        for found in _sequences_found(await owned.log.sequences(owned.model)):
+            owned.observe(found)
+
+
+def _sequences_found(records: Mapping[bytes, bytes]) -> Iterator[SequenceFound]:
+    """What the log knows of live sequences; what cannot be read is logged and left out."""
+    for key, about in records.items():
+        try:
+            yield SequenceFound(SequenceAbout.unpack(key, about))
+        except InvalidRecord as error:
+            _log.error("the record of sequence %r cannot be read: %s", key, error)
+
+
+async def _restore_more(owned: OwnedModel, stream: bytes) -> None:
+    """Read on where there was more than the window held at takeover."""
+    read = partial(_restore_queue, owned, stream)
+    complaint = f"the rest of {stream.decode()} cannot be read"
+    await insist(read, complaint, first_s=RETRY_S, last_s=RETRY_S, given_up=lambda: owned.closed)
+    if not owned.closed:
+        owned.arm()
 
 
 async def _restore_running(log: Streams, owned: OwnedModel, executor: str, queued: dict[bytes, RequestQueued]) -> None:
@@ -81,12 +150,32 @@ async def _restore_running(log: Streams, owned: OwnedModel, executor: str, queue
                 continue
             if header.model == owned.model:
                 ids = [record.id for record in requests_of(entry)]
-                restore_running(owned, header, executor, [queued[i] for i in ids if i in queued])
+                _restore_batch(owned, header, executor, [queued[i] for i in ids if i in queued])
         after = entries[-1].id
 
 
+def _restore_batch(owned: OwnedModel, header: BatchHeader, executor: str, requests: list[RequestQueued]) -> None:
+    """An executor holds this batch of a former owner; `requests` are its unsettled members.
+
+    A batch of settled requests is finished: only its entry is not deleted yet, and its slot is free.
+    """
+    if requests:
+        owned.dispatched.restore(header.batch_id, executor, requests)
+        owned.observe(
+            BatchRunning(
+                header.batch_id,
+                executor,
+                header.version,
+                requests,
+                header.via_owner,
+                header.sequences,
+                header.content_hash,
+            )
+        )
+
+
 async def _restore_deaths(log: Streams, owned: OwnedModel) -> None:
-    """What a batch died of must be known before its requests are given out again; the reader brings it once more."""
+    """What a batch died of must be known before its requests are dispatched again; the reader brings it once more."""
     after = START
     while entries := await log.range(keys.facts(owned.model), after, _PAGE):
         for entry in entries:
@@ -101,5 +190,5 @@ async def ask_for_streams(log: Streams, owned: OwnedModel) -> None:
     responses. For models that answer more than once.
     """
     fact = pack_fact(OwnerChanged(owned.model))
-    for executor in owned.given.older_than(0):
+    for executor in owned.dispatched.older_than(0):
         await log.append(keys.batches(executor), [FIELD_FACT, fact])

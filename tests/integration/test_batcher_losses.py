@@ -75,7 +75,7 @@ async def test_what_an_executor_has_that_the_next_owner_has_not_heard_of_is_not_
     second.running = True
     cluster._batchers.append(second)
     await second.owns()
-    given = second.service.owned[MODEL].given
+    given = second.service.owned[MODEL].dispatched
     assert given.older_than(0).keys() == {"executor-known", "executor-new"}
     second.control._reader.add(keys.CONTROL, second.control._folded)
     for executor in cluster._executors:
@@ -193,8 +193,8 @@ async def test_a_lost_executors_work_runs_elsewhere_and_its_late_settle_is_fence
     assert sorted(second.executed) == [0, 1, 2, 3]
     await cluster.settled()
     owned = batcher.service.owned[MODEL]
-    await until(lambda: owned.settled_requests == 4)
-    assert not len(owned.given)
+    await until(lambda: owned.windows.settled_requests == 4)
+    assert not len(owned.dispatched)
     assert (await statistics(cluster))["success_count"] == 4
 
 
@@ -267,7 +267,7 @@ async def test_replies_held_for_their_order_survive_their_holder(cluster: Cluste
     if fast.held[0].values == [0]:
         slow, fast = fast, slow
     fast.release()
-    await until(lambda: len(first.service.owned[MODEL].held_replies) == 1)
+    await until(lambda: len(first.service.owned[MODEL].facts.held) == 1)
 
     await first.die()
     await cluster.lose("batcher", first.name)

@@ -41,11 +41,11 @@ async def test_every_request_gets_its_own_answer_and_leaves_nothing(cluster: Clu
     assert gateway._dataplane.pending_requests == 0
     assert gateway._dataplane.counts.requests == 200
     assert gateway._dataplane.counts.entries < 200, "requests of one tick share entries"
-    await until(lambda: batcher.service.owned[MODEL].settled_requests == 200)
+    await until(lambda: batcher.service.owned[MODEL].windows.settled_requests == 200)
     assert (await statistics(cluster))["success_count"] == 200
     owned = batcher.service.owned[MODEL]
-    assert not len(owned.given)
-    assert not len(owned.held_replies)
+    assert not len(owned.dispatched)
+    assert not len(owned.facts.held)
 
 
 async def test_a_request_that_waits_too_long_is_refused_promptly(cluster: Cluster) -> None:
@@ -174,7 +174,7 @@ async def test_what_is_cancelled_while_it_is_given_out_does_not_run(
     await batcher.owns()
     owned = batcher.service.owned[MODEL]
     recorded, go_on = asyncio.Event(), asyncio.Event()
-    begin = owned.dispatcher.begin_attempts
+    begin = owned.dispatched.begin_attempts
 
     async def begin_slowly(decision: object) -> object:
         begun = await begin(decision)
@@ -182,7 +182,7 @@ async def test_what_is_cancelled_while_it_is_given_out_does_not_run(
         await go_on.wait()
         return begun
 
-    monkeypatch.setattr(owned.dispatcher, "begin_attempts", begin_slowly)
+    monkeypatch.setattr(owned.dispatched, "begin_attempts", begin_slowly)
     tensor = Tensor("x", DataType.INT32, (1, 1), b"\1\0\0\0")
     meta = request_meta(1, HASH, [tensor], (), {})
     ids = [b"1" * 16, b"2" * 16]
@@ -235,7 +235,7 @@ async def test_an_answer_that_waits_for_its_order_is_not_lost(cluster: Cluster) 
     if fast.held[0].values == [0]:
         slow, fast = fast, slow
     fast.release()
-    await until(lambda: len(batcher.service.owned[MODEL].held_replies) == 1)
+    await until(lambda: len(batcher.service.owned[MODEL].facts.held) == 1)
     pending = gateway._dataplane.requester
     for _ in range(3):
         await pending.recheck(set(pending.requests))

@@ -57,7 +57,7 @@ async def test_a_cancelled_job_leaves_the_queue_or_is_stopped(cluster: Cluster) 
 
     await until(lambda: executor.unwanted == [running])
     executor.release()
-    await until(lambda: len(batcher.service.owned[MODEL].given) == 0)
+    await until(lambda: len(batcher.service.owned[MODEL].dispatched) == 0)
     assert executor.executed == [1]
     assert (await ended(log, running)).state is JobState.CANCELLED
     await until_so(lambda: no_queue(log))
@@ -78,7 +78,7 @@ async def test_a_job_cancelled_unheard_is_not_given_out(cluster: Cluster) -> Non
     await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 1)
     await log.settle(MODEL, [(queued, 0)], None, [], ends={queued: JobEnd(JobState.CANCELLED)}, outcomes=b"c")
     executor.release()
-    await settled_then(cluster, lambda: batcher.service.owned[MODEL].settled_requests == 2)
+    await settled_then(cluster, lambda: batcher.service.owned[MODEL].windows.settled_requests == 2)
     assert executor.executed == [1]
 
 
@@ -206,7 +206,7 @@ async def test_what_a_lost_gateway_waited_for_is_not_run_and_its_jobs_are(cluste
     await until(lambda: batcher.service.owned[MODEL].scheduler.pending_count() == 1)
     await submit(log, 3, endpoint=b"gateway-9", job=False)
     executor.release()
-    await settled_then(cluster, lambda: batcher.service.owned[MODEL].settled_requests == 4)
+    await settled_then(cluster, lambda: batcher.service.owned[MODEL].windows.settled_requests == 4)
     assert executor.executed == [0, 2]
     assert not await log.range(keys.replies("gateway-9"))
 
@@ -228,7 +228,7 @@ async def test_what_a_gateway_waited_for_that_left_unheard_is_not_run(cluster: C
     second = await cluster.batcher(prefetch=0)
     await second.owns()
     executor.release()
-    await settled_then(cluster, lambda: second.service.owned[MODEL].settled_requests == 4)
+    await settled_then(cluster, lambda: second.service.owned[MODEL].windows.settled_requests == 4)
     assert executor.executed == [0, 2, 3]
 
     async def swept() -> bool:

@@ -13,7 +13,7 @@ from batching_cluster import MODEL, Cluster, ask, until
 from executor_bench import ME, linear, running, x
 
 from batcher.housekeeping.upkeep import Upkeep
-from batcher.owner.sending import Sending
+from batcher.owner.dispatched_batches import DispatchedBatches
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.service import BatcherService
 from charonia import keys
@@ -55,7 +55,7 @@ class Stumble:
     [
         (ModelScheduler, "observe_all"),  # where entries are read
         (ModelScheduler, "observe"),  # where facts are heard
-        (Sending, "_still_wanted"),  # in a task
+        (DispatchedBatches, "_still_wanted"),  # in a task
     ],
 )
 async def test_what_a_stumble_hit_is_answered_by_the_next_owner(
@@ -100,8 +100,8 @@ async def test_what_was_read_and_overlooked_is_found(cluster: Cluster, monkeypat
     on_entries, is_deaf, passed_over = BatcherService._on_entries, False, asyncio.Event()
 
     def heard(self: BatcherService, stream: bytes, entries: list[Any]) -> None:
-        if is_deaf and not passed_over.is_set() and self.owned[MODEL].follows(stream):
-            self.owned[MODEL].windows.read(stream, entries[-1].id)
+        if is_deaf and not passed_over.is_set() and stream in self.owned[MODEL].windows.lanes:
+            self.owned[MODEL].windows.lanes[stream].after = entries[-1].id
             passed_over.set()
         else:
             on_entries(self, stream, entries)

@@ -249,7 +249,7 @@ class SchedulerAccount(RuleBasedStateMachine):
         rules = self.scheduler._state.ledger.batching
         assert rules is not None
         for version in self.scheduler._state.versions.values():
-            seat = version.instances.best()
+            seat = version.instances.best
             if seat is None or not version.queue.size:
                 continue
             head = next(iter(version.queue)).order

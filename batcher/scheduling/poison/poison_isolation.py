@@ -18,9 +18,9 @@ The rule, for the members of one batch that are unsettled:
 - A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
   ordinary one in the queue, a group as the same group.
 
-Where the batcher is in the executor's process it goes with it. What it gave out of suspects, and of what it found at
-takeover, it notes in the log first (`batcher.owner.notes`); its successor begins with these losses (`BatchLost`). The
-first end is not noted, so an ordinary batch in a note is the second, and its members run apart at once.
+Where the batcher is in the executor's process it goes with it. What it dispatched of suspects, and of what it found at
+takeover, it notes in the log first (`batcher.owner.quarantine`); its successor begins with these losses (`BatchLost`).
+The first end is not noted, so an ordinary batch in a note is the second, and its members run apart at once.
 
 A batch that finishes clears its members, for they are settled. Nothing here limits attempts: losses and returns are the
 infrastructure's. Losses are counted by the owner; another one starts from zero.

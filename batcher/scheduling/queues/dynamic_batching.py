@@ -1,10 +1,11 @@
-"""Which requests at the head of a queue make the next batch, and when: items S1-S5 as one pure function.
+"""Which requests at the head of a queue make the next batch, and when (S1-S5), and the order of answers (S6).
 
-Knows sizes, signatures and ages; where the requests come from is `queueing`'s, who runs the batch `instance_group`'s.
+Knows sizes, signatures and ages; where the requests come from is `queueing`'s, who runs the batch `model_state`'s.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -141,3 +142,50 @@ def _joins(joins: Joins, request: QueuedRequest) -> bool:
     if meta is None:
         return True
     return joins(BatchCandidate(request.rows, meta.size_bytes, meta.inputs, meta.parameters))
+
+
+class ReleaseOrder:
+    """Unanswered batches of one version, by the order of their first request, where `preserve_ordering` is set (S6).
+
+    Batches run in parallel and finish in any order. One is answered once nothing accepted before its first request is
+    unanswered. Ranges of batches never interleave: `form_batch` ends a rerun at the next batch that is still open, so
+    comparing first requests is enough and no two batches wait for each other.
+    """
+
+    __slots__ = ("_finished", "_ids", "firsts")
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+        self._ids: dict[int, str] = {}
+        self._finished: set[int] = set()
+
+    def open(self, first: int, batch_id: str) -> None:
+        """A batch whose first request has order `first` was dispatched."""
+        self.firsts.insert(bisect_left(self.firsts, first), first)
+        self._ids[first] = batch_id
+
+    def lose(self, first: int) -> None:
+        """The batch will not finish; its requests are queued again."""
+        del self.firsts[bisect_left(self.firsts, first)]
+        del self._ids[first]
+
+    def finish(self, first: int) -> None:
+        """All requests of the batch are settled."""
+        self._finished.add(first)
+
+    def boundary(self, head: int) -> int:
+        """The order that a batch starting with order `head` must not reach past."""
+        at = bisect_right(self.firsts, head)
+        return self.firsts[at] if at < len(self.firsts) else NO_BOUNDARY
+
+    def release(self, earliest_queued: int) -> list[str]:
+        """The batches that may be answered now, in order; they are forgotten."""
+        count = 0
+        for first in self.firsts:
+            if first not in self._finished or first > earliest_queued:
+                break
+            count += 1
+        ready = self.firsts[:count]
+        del self.firsts[:count]
+        self._finished.difference_update(ready)
+        return [self._ids.pop(first) for first in ready]

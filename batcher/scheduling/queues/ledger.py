@@ -6,6 +6,7 @@ Counts are over all versions of the model (S7). The queues themselves are `queue
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 
 from batcher.scheduling.decisions import BurstWave, CondemnRequest, Decision, RejectReason, RejectRequest
 from batcher.scheduling.observations import QueuedRequest, RequestState
@@ -14,11 +15,16 @@ from charonia.errors import ErrorCode, StreamInterrupted
 from charonia.models.interface import ModelInterface
 from charonia.wire import PREFIX_BYTES
 
-from .due_times import DueTimes
 from .dynamic_batching import BatchRules
 from .queueing import QueueRules
 
 ENDED = RequestState.ENDED
+
+NEVER_NS = 1 << 127
+_MIN_STALE = 64
+"""Fewer stale entries than this are not worth a sweep."""
+_MOST_ADMITTED = 4096
+"""Requests of a burst wave may end before they are read, so some are waited for in vain."""
 
 QUEUE_FULL = "Exceeds maximum queue size"
 TIMED_OUT = "Request timeout expired"
@@ -42,8 +48,58 @@ def abandoned(model: str, version: int, failures: Mapping[int, str]) -> tuple[Er
     return (ErrorCode.UNAVAILABLE, message, "REJECTED")
 
 
-_MOST_ADMITTED = 4096
-"""Requests of a burst wave may end before they are read, so some are waited for in vain."""
+class DueTimes:
+    """When requests time out or pass their deadline (S21, S23): a heap whose stale entries are skipped."""
+
+    __slots__ = ("_heap", "_pushes", "armed", "nearest_ns")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, QueuedRequest]] = []
+        self._pushes = 0
+        self.armed = 0
+        """Requests for which something is due."""
+        self.nearest_ns = NEVER_NS
+        """Nothing is due before; `next_ns` is exact."""
+
+    def arm(self, request: QueuedRequest) -> None:
+        """Set the request's `due_ns` from its time-out and deadline."""
+        timeout_ns, deadline_ns = request.timeout_ns, request.deadline_ns
+        due_ns = min(timeout_ns, deadline_ns) if timeout_ns and deadline_ns else timeout_ns or deadline_ns
+        request.due_ns = due_ns
+        if due_ns:
+            self.armed += 1
+            self._pushes += 1
+            heappush(self._heap, (due_ns, self._pushes, request))
+            if due_ns < self.nearest_ns:
+                self.nearest_ns = due_ns
+
+    def disarm(self, request: QueuedRequest) -> None:
+        """Nothing is due for the request any more; entries that do not count are never more than those that do."""
+        if request.due_ns:
+            request.due_ns = 0
+            self.armed -= 1
+            heap = self._heap
+            if len(heap) > _MIN_STALE and len(heap) > 2 * self.armed:
+                # Put back with the same deadline, a request may have several entries that look right.
+                self._heap = list({entry[2]: entry for entry in heap if entry[2].due_ns == entry[0]}.values())
+                heapify(self._heap)
+
+    def next_ns(self) -> int:
+        """The nearest instant, 0 for none."""
+        heap = self._heap
+        while heap and heap[0][2].due_ns != heap[0][0]:
+            heappop(heap)
+        self.nearest_ns = heap[0][0] if heap else NEVER_NS
+        return heap[0][0] if heap else 0
+
+    def pop(self, now_ns: int) -> QueuedRequest | None:
+        """A request that is due, disarmed; None when there is none."""
+        due_ns = self.next_ns()
+        if not due_ns or due_ns > now_ns:
+            return None
+        request = heappop(self._heap)[2]
+        self.disarm(request)
+        return request
 
 
 class RequestLedger:
@@ -51,6 +107,7 @@ class RequestLedger:
 
     __slots__ = (
         "_admitted",
+        "_takes_waves",
         "batching",
         "due",
         "has_deadlines",
@@ -68,6 +125,7 @@ class RequestLedger:
         self.model = ""
         self.batching: BatchRules | None = None
         """None until the first configuration is known."""
+        self._takes_waves = False
         self.queueing = QueueRules.of(None)
         self.repeatable = False
         self._admitted: dict[bytes, int] = {}
@@ -90,6 +148,7 @@ class RequestLedger:
         self.repeatable = interface.repeatable
         changed = batching != self.batching or queueing != self.queueing
         self.batching, self.queueing = batching, queueing
+        self._takes_waves = batching.takes_waves
         return changed
 
     def takes(self, wave: QueuedRequest, now_ns: int, limit: int) -> bool:
@@ -99,7 +158,7 @@ class RequestLedger:
             return False
         if limit and self.levels.get(wave.queue_level, 0) + wave.count > limit:
             return False
-        return rules.takes_waves or (wave.count == 1 and not rules.dynamic)
+        return self._takes_waves or (wave.count == 1 and not rules.dynamic)
 
     def burst(
         self, wave: QueuedRequest, decisions: list[Decision], *, suspect: bool = False, executor: str = ""

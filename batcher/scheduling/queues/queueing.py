@@ -3,7 +3,7 @@
 Lanes share a level by turns (`fair_sharing`); a level that one lane has for itself is a plain queue.
 Levels may number 2^64-1, so only those that hold something exist. Removal is lazy: a request that left the queue keeps
 its place in a deque until it is reached or until such places outnumber the rest. Which requests go together is
-`dynamic_batching`'s, when they come due `due_times`', what a rejection says the scheduler's.
+`dynamic_batching`'s, when they come due `ledger`'s, what a rejection says the scheduler's.
 """
 
 from __future__ import annotations

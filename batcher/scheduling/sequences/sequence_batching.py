@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from batcher.scheduling.queues.due_times import NEVER_NS
 from batcher.scheduling.queues.dynamic_batching import BatchRules, form_batch
+from batcher.scheduling.queues.ledger import NEVER_NS
 from charonia.models.interface import ModelInterface
 from charonia.models.sequence_batcher import SequenceBatching
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from batcher.scheduling.decisions import Decision, DispatchBatch
 from batcher.scheduling.observations import QueuedRequest
-from batcher.scheduling.queues.due_times import NEVER_NS
+from batcher.scheduling.queues.ledger import NEVER_NS
 from charonia.wire import BatchPlaces, SequencePlace
 
 from .sequence_batching import SequenceRules, choose

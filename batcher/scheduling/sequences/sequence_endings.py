@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision, RejectRequest, StopExecution
 from batcher.scheduling.observations import QueuedRequest, VersionsAbandoned
-from batcher.scheduling.queues.due_times import NEVER_NS
-from batcher.scheduling.queues.ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, abandoned
+from batcher.scheduling.queues.ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, NEVER_NS, abandoned
 from charonia.errors import ErrorCode
 
 from .sequence_instances import LiveSequence

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from batcher.scheduling.decisions import Decision, ForgetSequences, RejectReason, RejectRequest
 from batcher.scheduling.observations import QueuedRequest, RequestState
-from batcher.scheduling.queues.due_times import DueTimes
-from batcher.scheduling.queues.ledger import cut_short
+from batcher.scheduling.queues.ledger import DueTimes, cut_short
 from charonia.errors import ErrorCode
 from charonia.wire import SequenceMark
 

@@ -45,7 +45,7 @@ from batcher.scheduling.observations import (
     VersionServed,
     VersionWithdrawn,
 )
-from batcher.scheduling.queues.due_times import NEVER_NS
+from batcher.scheduling.queues.ledger import NEVER_NS
 from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 
@@ -113,7 +113,7 @@ class SequenceScheduler:
     # -- what statistics ask -------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        """Requests that wait, not those given to executors (M2)."""
+        """Requests that wait, not those dispatched (M2)."""
         return self._ledger.queued
 
     def queued_by_version(self) -> dict[int, int]:

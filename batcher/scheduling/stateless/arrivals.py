@@ -14,24 +14,17 @@ from batcher.scheduling.queues.dynamic_batching import BatchRules
 from batcher.scheduling.queues.ledger import QUEUE_FULL
 from charonia.errors import ErrorCode
 
-from .model_state import ModelState
-from .model_version import ModelVersion
+from .model_state import ModelState, ModelVersion
 
 
 class Arrivals:
-    """The arrivals of one model, in order. `decide(now_ns, decisions)` looks at what may be given out."""
+    """The arrivals of one model, in order. `decide(now_ns, decisions)` dispatches what may be."""
 
-    __slots__ = ("_decide", "_next_order", "_state")
+    __slots__ = ("_decide", "_state")
 
     def __init__(self, state: ModelState, decide: Callable[[int, list[Decision]], None]) -> None:
         self._state = state
         self._decide = decide
-        self._next_order = 0
-
-    def number(self, request: QueuedRequest) -> None:
-        """Note its place in the order of arrival."""
-        request.order = self._next_order
-        self._next_order += 1
 
     def enqueue(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> None:
         """Queue one request, or end it where it may not be queued."""
@@ -55,7 +48,8 @@ class Arrivals:
                 return
         if ledger.has_waves and self._meets_others(request, decisions):
             return
-        self.number(request)
+        request.order = self._state.next_order
+        self._state.next_order += 1
         # The other reasons do not exist for a new request, and one row always fits.
         if request.deadline_ns or request.rows > 1:
             ledger.has_deadlines |= request.deadline_ns > 0
@@ -110,7 +104,7 @@ class Arrivals:
         """The same where nothing waits for company: of the requests before it, the last ones may share its batch."""
         if request.wave and request.count > 1:
             return False
-        seat = version.instances.best()
+        seat = version.instances.best
         if seat is not None and seat.free_slots > 0:
             return False  # they leave in this tick
         rows = request.rows
@@ -159,9 +153,9 @@ class Arrivals:
         if ledger.has_waves:
             self._meets_others(queued[0], decisions)
         known |= by_id
-        for order, request in enumerate(queued, self._next_order):
+        for order, request in enumerate(queued, self._state.next_order):
             request.order = order
-        self._next_order += count
+        self._state.next_order += count
         if lane:
             for request in queued:
                 self._state.set_lane(request)
@@ -177,7 +171,7 @@ class Arrivals:
         """Look at the queue of a version if what was queued, with this signature, may make a batch."""
         pause = version.pause
         if pause is None:
-            if version.instances.best() is not None:
+            if version.instances.best is not None:
                 self._state.changed[version.number] = None
         elif (
             not is_last

@@ -1,6 +1,6 @@
 """From queues and free instances to batches: what a `ModelScheduler` decides once the facts are folded. Pure.
 
-Which requests go together is `dynamic_batching`'s, who may take them `instance_group`'s and `kept_executors`'.
+Which requests go together is `dynamic_batching`'s, who may take them `model_state`'s.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ from typing import Literal
 from batcher.scheduling.decisions import Decision, DispatchBatch, ReleaseReplies
 from batcher.scheduling.observations import Observation, QueuedRequest, RequestQueued, RequestState
 from batcher.scheduling.poison.poison_isolation import Suspects
-from batcher.scheduling.queues.due_times import NEVER_NS
 from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
+from batcher.scheduling.queues.ledger import NEVER_NS
 
-from .instance_group import Seat
-from .model_state import ModelState
-from .model_version import Batch, ModelVersion
+from .model_state import Batch, ModelState, ModelVersion, Seat
 
 DISPATCHED = RequestState.DISPATCHED
 
 
 class Dispatching:
-    """Gives out the batches of one model; `batch_prefix` as the scheduler has it. `is_held`: it gives out none."""
+    """Dispatches the batches of one model; `batch_prefix` as the scheduler has it. `is_held`: it dispatches none."""
 
     __slots__ = ("_batch_prefix", "_next_batch", "_state", "is_held", "waits_for")
 
@@ -32,16 +30,16 @@ class Dispatching:
         self._next_batch = 0
         self.is_held = False
         self.waits_for = 0
-        """For tests (S43): nothing is given out before so many requests wait."""
+        """For tests (S43): nothing is dispatched before so many requests wait."""
 
     def decide(self, now_ns: int, decisions: list[Decision]) -> None:
-        """Look at every version that changed: answer what may be answered, give out what is due."""
+        """Look at every version that changed: answer what may be answered, dispatch what is due."""
         while self._state.changed:
             number = self._state.changed.popitem()[0]
             version = self._state.versions.get(number)
             if version is None:
                 continue
-            if version.releases:
+            if version.releases.firsts:
                 earliest = min(version.queue.earliest_order(NO_BOUNDARY), version.isolation.earliest_order())
                 for batch_id in version.releases.release(earliest):
                     self._state.held.discard(batch_id)
@@ -53,8 +51,8 @@ class Dispatching:
             if version.is_idle():
                 del self._state.versions[number]
 
-    def give_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
-        """Give waves that have just arrived to a free instance, where nothing waits and they make one batch.
+    def dispatch_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
+        """Dispatch waves that have just arrived to a free instance, where nothing waits and they make one batch.
 
         None where more has to be looked at: then they are queued like any request; they skip the queue and no more.
         """
@@ -75,7 +73,9 @@ class Dispatching:
             if wave.version != first.version or wave.signature != first.signature:
                 return None
             waves.append(wave)
-            wave.queue_level, policy = ledger.queueing.place(wave.level)
+            queueing = ledger.queueing
+            level, policy = (0, queueing.only) if queueing.only is not None else queueing.place(wave.level)
+            wave.queue_level = level
             if not ledger.takes(wave, now_ns, policy.max_queue_size) or (several and policy.max_queue_size):
                 return None
             if wave.id in ledger.known:
@@ -85,14 +85,16 @@ class Dispatching:
             return None
         if rules.delay_ns and rows < rules.largest_preferred:
             return None
-        seat = version.instances.best()
+        seat = version.instances.best
         if seat is None or seat.free_slots <= 0:
             return None
         ledger.has_waves = True
         for wave in waves:
             ledger.known[wave.id] = wave
+            wave.order = state.next_order
+            state.next_order += 1
             wave.deadline_ns = 0  # its gateway tells callers when their deadline comes
-        return self._give(version, seat, waves, rules, now_ns)
+        return self._batch_of(version, seat, waves, rules, now_ns)
 
     def _waits(self) -> bool:
         if self._state.ledger.queued >= self.waits_for:
@@ -105,11 +107,11 @@ class Dispatching:
         if rules.target_p99_ns or version.adaptive is not None:
             rules = version.rules(rules, now_ns)
         in_turn = rules.preserve_ordering and rules.several
-        while queue.size and (seat := instances.best()) is not None:
+        while queue.size and (seat := instances.best) is not None:
             if in_turn and self._is_running(version):
                 return
             boundary = NO_BOUNDARY
-            if rules.preserve_ordering and (releases or isolation.size):
+            if rules.preserve_ordering and (releases.firsts or isolation.size):
                 head = next(iter(queue)).order
                 boundary = min(releases.boundary(head), isolation.boundary(head))
             formation = form_batch(queue.in_order(), rules, now_ns, boundary)
@@ -123,7 +125,7 @@ class Dispatching:
                 return
             requests = queue.take(formation.size)
             self._state.ledger.uncount_all(requests)
-            decisions.append(self._give(version, seat, requests, rules, now_ns))
+            decisions.append(self._batch_of(version, seat, requests, rules, now_ns))
 
     def _dispatch_suspects(
         self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]
@@ -132,7 +134,7 @@ class Dispatching:
         isolation, state = version.isolation, self._state
         state.fresh_waits.pop(version.number, None)
         for group in isolation:
-            seat = version.instances.best()
+            seat = version.instances.best
             if group.apart:
                 waits = now_ns < group.until_ns
                 seat = state.kept.choose(version, state.batches.values(), fresh=waits)
@@ -145,7 +147,7 @@ class Dispatching:
                 requests = isolation.take(group)
                 for request in requests:
                     state.ledger.uncount(request)
-                decisions.append(self._give(version, seat, requests, rules, now_ns, suspects=group))
+                decisions.append(self._batch_of(version, seat, requests, rules, now_ns, suspects=group))
         if not isolation.needs_executor and state.kept.give_up_idle(version, state.batches.values()):
             state.refresh()
 
@@ -153,7 +155,7 @@ class Dispatching:
         """Responses that are seen as they come, and in order (S6), are those of one batch at a time."""
         return any(batch.version == version.number for batch in self._state.batches.values())
 
-    def _give(
+    def _batch_of(
         self,
         version: ModelVersion,
         seat: Seat,

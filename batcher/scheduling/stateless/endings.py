@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision, RejectReason, RejectRequest, StopExecution
 from batcher.scheduling.observations import QueuedRequest, RequestState, ResponsesSeen, VersionsAbandoned
-from batcher.scheduling.queues.due_times import NEVER_NS
 from batcher.scheduling.queues.ledger import (
     DEADLINE_PASSED,
     DEADLINE_PASSED_RUNNING,
+    NEVER_NS,
     TIMED_OUT,
     abandoned,
     cut_short,

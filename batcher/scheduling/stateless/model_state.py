@@ -1,24 +1,223 @@
-"""What the scheduler of one model knows, and the moves that keep its parts in agreement. No rules of its own. Pure."""
+"""What the scheduler of one model knows, and the moves that keep its parts in agreement. No rules of its own. Pure.
+
+The state of the model, below it that of each version, its batches, and the executors that can take one. Which requests
+go together is `dynamic_batching`'s; what becomes of a lost executor's batches, `recalls`'.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 
 from batcher.scheduling.decisions import Decision
 from batcher.scheduling.observations import QueuedRequest, RequestState
+from batcher.scheduling.poison.poison_isolation import Isolation, Suspects
 from batcher.scheduling.queues.adaptive_batching import AdaptiveBatching
+from batcher.scheduling.queues.dynamic_batching import BatchRules, Formation, ReleaseOrder
 from batcher.scheduling.queues.fair_sharing import TurnRules
 from batcher.scheduling.queues.ledger import RequestLedger, cut_short
-
-from .kept_executors import KeptExecutors
-from .model_version import Batch, ModelVersion
+from batcher.scheduling.queues.queueing import VersionQueue
 
 ENDED = RequestState.ENDED
 SUSPECT = RequestState.SUSPECT
 
 
+class Seat:
+    """One executor's share of a version: it runs `slots` batches at once and has `outstanding` of them."""
+
+    __slots__ = ("content_hash", "executor", "last_used", "outstanding", "slots")
+
+    def __init__(self, executor: str) -> None:
+        self.executor = executor
+        self.content_hash = ""
+        self.slots = 0
+        self.outstanding = 0
+        self.last_used = 0
+
+    @property
+    def free_slots(self) -> int:
+        """Instances that would start a batch at once; negative by the batches that wait there."""
+        return self.slots - self.outstanding
+
+
+class InstanceGroup:
+    """Who can take a batch of one version. An executor takes at most its slots and `prefetch` batches that wait there.
+
+    `kept` are executors that are kept free of ordinary batches; `refresh` when it changed.
+    """
+
+    __slots__ = ("_kept", "_prefetch", "_uses", "best", "seats")
+
+    def __init__(self, prefetch: int, kept: Container[str] = ()) -> None:
+        self._prefetch = prefetch
+        self._kept = kept
+        self.seats: dict[str, Seat] = {}
+        self._uses = 0
+        self.best: Seat | None = None
+        """The seat for the next batch: most free slots, then least recently used; None when all are full."""
+
+    def serve(self, executor: str, content_hash: str, slots: int) -> None:
+        """The executor serves the version, from now on in this incarnation."""
+        seat = self.seats.setdefault(executor, Seat(executor))
+        seat.content_hash = content_hash
+        seat.slots = max(0, slots)
+        self._choose()
+
+    def withdraw(self, executor: str) -> None:
+        """No more batches for the executor; what it has still counts until it is released."""
+        seat = self.seats.get(executor)
+        if seat is not None:
+            seat.slots = 0
+            if not seat.outstanding:
+                del self.seats[executor]
+            self._choose()
+
+    def lose(self, executor: str) -> None:
+        """The executor and all it had are gone."""
+        if self.seats.pop(executor, None) is not None:
+            self._choose()
+
+    def occupy(self, executor: str) -> None:
+        """The executor has one more batch; one that is not known to serve the version gets a seat without slots."""
+        seat = self.seats.get(executor) or self.seats.setdefault(executor, Seat(executor))
+        seat.outstanding += 1
+        self._uses += 1
+        seat.last_used = self._uses
+        self._choose()
+
+    def release(self, executor: str) -> None:
+        """The executor has one batch less."""
+        seat = self.seats.get(executor)
+        if seat is not None and seat.outstanding:
+            seat.outstanding -= 1
+            if not seat.slots and not seat.outstanding:
+                del self.seats[executor]
+            self._choose()
+
+    def refresh(self) -> bool:
+        """Choose again; whether the choice is another one."""
+        before = self.best
+        self._choose()
+        return self.best is not before
+
+    def _choose(self) -> None:
+        best: Seat | None = None
+        for seat in self.seats.values():
+            # Without slots there is no instance that could ever get to a batch that waits there.
+            if not seat.slots or seat.outstanding >= seat.slots + self._prefetch or seat.executor in self._kept:
+                continue
+            if (
+                best is None
+                or seat.free_slots > best.free_slots
+                or (seat.free_slots == best.free_slots and seat.last_used < best.last_used)
+            ):
+                best = seat
+        self.best = best
+
+
+@dataclass(slots=True)
+class Batch:
+    """A dispatched batch until it is finished, returned or lost; `first` is the order of its first request."""
+
+    executor: str
+    version: int
+    requests: list[QueuedRequest]
+    dispatched_ns: int
+    first: int
+    via_owner: bool
+    suspects: Suspects | None = None
+    """The group that runs by itself (`poison_isolation`); None for an ordinary batch."""
+    freed: bool = False
+    """Its instance takes other batches although it is not finished."""
+    started_ns: int = 0
+    """When an instance was free for it, as far as is known here; 0: not yet, or not needed (`adaptive_batching`)."""
+
+    @property
+    def apart(self) -> bool:
+        """Its executor has nothing else of the model."""
+        return self.suspects is not None and self.suspects.apart
+
+
+class ModelVersion:
+    """What is kept for one version of the model."""
+
+    __slots__ = ("adaptive", "instances", "isolation", "number", "pause", "queue", "releases")
+
+    def __init__(self, number: int, prefetch: int, kept: Container[str], turns: TurnRules) -> None:
+        self.number = number
+        self.queue = VersionQueue(turns)
+        self.isolation = Isolation()
+        self.instances = InstanceGroup(prefetch, kept)
+        self.releases = ReleaseOrder()
+        self.adaptive: AdaptiveBatching | None = None
+        """Set while the configuration has a target."""
+        self.pause: Formation | None = None
+        """The queue was looked at and nothing is to be done before one of these conditions holds."""
+
+    def is_quiet(self) -> bool:
+        """Whether a free instance changes nothing: nothing waits, and the version is still served."""
+        return bool(self.instances.seats) and not (self.queue.size or self.isolation.size or self.releases.firsts)
+
+    def is_idle(self) -> bool:
+        return not (self.queue.size or self.isolation.size or self.instances.seats or self.releases.firsts)
+
+    def rules(self, configured: BatchRules, now_ns: int) -> BatchRules:
+        """What batches are made by now: as configured, or as chosen to meet the configured target."""
+        if not configured.target_p99_ns:
+            self.adaptive = None
+            return configured
+        if self.adaptive is None:
+            self.adaptive = AdaptiveBatching(configured)
+        self.adaptive.adopt(configured)
+        if self.adaptive.is_due(now_ns):
+            self.adaptive.review(sum(seat.slots for seat in self.instances.seats.values()), now_ns)
+        return self.adaptive.rules
+
+
+class KeptExecutors(dict[str, int]):
+    """Executors that the model keeps free of ordinary batches, so that a suspect runs there apart (`poison_isolation`).
+
+    Each with the number of the version whose suspect it is kept for. One that has nothing of the model is used at once;
+    else the one that has least takes no more until it has nothing.
+    """
+
+    __slots__ = ()
+
+    def choose(self, version: ModelVersion, batches: Iterable[Batch], *, fresh: bool) -> Seat | None:
+        """An executor with nothing of the model, kept from now on; without one, one is kept for later.
+
+        `fresh`: only one that has run nothing of the version.
+        """
+        apart: dict[str, bool] = {}
+        for batch in batches:
+            apart[batch.executor] = apart.get(batch.executor, False) or batch.apart
+        seats = [seat for seat in version.instances.seats.values() if seat.slots and not (fresh and seat.last_used)]
+        idle = [seat for seat in seats if seat.executor not in apart]
+        if idle:
+            seat = min(idle, key=lambda seat: seat.last_used)
+            self[seat.executor] = version.number
+            return seat
+        if not any(seat.executor in self and not apart[seat.executor] for seat in seats):
+            others = [seat for seat in seats if seat.executor not in self]
+            if others:
+                self[min(others, key=lambda seat: seat.outstanding).executor] = version.number
+        return None
+
+    def give_up(self, executor: str) -> bool:
+        """The executor takes ordinary batches again; whether it did not."""
+        return self.pop(executor, None) is not None
+
+    def give_up_idle(self, version: ModelVersion, batches: Iterable[Batch]) -> bool:
+        """No suspect of a version waits for an executor any more; whether one was kept for that."""
+        used = {batch.executor for batch in batches if batch.apart}
+        idle = [e for e, number in self.items() if number == version.number and e not in used]
+        for executor in idle:
+            del self[executor]
+        return bool(idle)
+
+
 class ModelState:
-    """Requests (`ledger`), their queues by version, the batches given out, and what is to be looked at again.
+    """Requests (`ledger`), their queues by version, the dispatched batches, and what is to be looked at again.
 
     `held` are finished batches whose answers wait for their order, `changed` the versions to look at, `paused` those
     that wait for an instant to batch, `fresh_waits` those whose suspects wait for a fresh executor until then.
@@ -31,6 +230,7 @@ class ModelState:
         "held",
         "kept",
         "ledger",
+        "next_order",
         "paused",
         "prefetch",
         "turns",
@@ -48,6 +248,8 @@ class ModelState:
         self.changed: dict[int, None] = {}
         self.paused: dict[int, int] = {}
         self.fresh_waits: dict[int, int] = {}
+        self.next_order = 0
+        """The place of the next request in the order of arrival."""
 
     def version(self, number: int) -> ModelVersion:
         version = self.versions.get(number)
@@ -69,10 +271,10 @@ class ModelState:
             for number in [number for number, until_ns in waits.items() if until_ns <= now_ns]:
                 self.touch(number)
 
-    def measure(self, adaptive: AdaptiveBatching, batch: Batch, now_ns: int) -> None:
+    def measure(self, adaptive: AdaptiveBatching, batch: Batch, was_freed: bool, now_ns: int) -> None:
         """What a finished batch and its requests took, where batching adapts to it."""
         requests = batch.requests
-        if batch.started_ns and batch.suspects is None and not batch.freed:
+        if batch.started_ns and batch.suspects is None and not was_freed:
             adaptive.finished(sum(request.rows for request in requests), now_ns - batch.started_ns, now_ns)
         in_time_since_ns = now_ns - adaptive.target_ns
         adaptive.answered(len(requests), sum(request.enqueued_ns < in_time_since_ns for request in requests))

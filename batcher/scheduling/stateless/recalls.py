@@ -120,7 +120,7 @@ class Recalls:
             self._isolate(batch.version, left).split(left, PARTS_AFTER_DEATH)
 
     def _suspect(self, event: BatchDied, decisions: list[Decision]) -> None:
-        """A predecessor's batch died; what runs by now was given out before this was heard."""
+        """A predecessor's batch died; what runs by now was dispatched before this was heard."""
         state = self._state
         known = state.ledger.known
         left = [known[i] for i in event.ids if i in known and known[i].state in (QUEUED, DELAYED, SUSPECT)]

@@ -49,8 +49,7 @@ from charonia.errors import ErrorCode
 from .arrivals import Arrivals
 from .dispatch import Dispatching
 from .endings import Endings
-from .model_state import ModelState
-from .model_version import Batch
+from .model_state import Batch, ModelState
 from .recalls import Recalls
 
 QUEUED = RequestState.QUEUED
@@ -68,7 +67,7 @@ class ModelScheduler:
 
     `batch_prefix` makes batch ids unique over owners: they are `<prefix>-<counter>`. `prefetch` is the number of
     batches an executor may hold beyond its slots, 0 where it is in this process. `lane_weights` are the shares of lanes
-    in a level, 1 where not given. `waits_for`: nothing is given out before so many requests wait (S43).
+    in a level, 1 where not given. `waits_for`: nothing is dispatched before so many requests wait (S43).
     """
 
     def __init__(
@@ -101,11 +100,9 @@ class ModelScheduler:
             self._endings.expire(now_ns, decisions)
         if type(events) is list:
             if events and type(events[0]) is RequestQueued and events[0].wave:
-                given = self._dispatching.give_at_once(events, now_ns)
-                if given is not None:
-                    for wave in given.requests:
-                        self._arrivals.number(wave)
-                    return [given]
+                batch = self._dispatching.dispatch_at_once(events, now_ns)
+                if batch is not None:
+                    return [batch]
             elif len(events) > 1:  # most of what arrives together is alike
                 events = events[self._arrivals.enqueue_alike(events, decisions) :]
         for event in events:
@@ -123,7 +120,8 @@ class ModelScheduler:
 
     def next_wakeup(self) -> int | None:
         """The instant `advance` is due, None when only a fact can change anything."""
-        due_ns = self._state.ledger.due.next_ns()
+        due = self._state.ledger.due
+        due_ns = due.next_ns() if due.armed else 0
         for waits in (self._state.paused, self._state.fresh_waits):
             if waits:
                 wait_ns = min(waits.values())
@@ -134,7 +132,7 @@ class ModelScheduler:
     # -- what statistics ask -------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        """Requests that wait in the queue, not those given to executors (M2)."""
+        """Requests that wait in the queue, not those dispatched (M2)."""
         return self._state.ledger.queued
 
     def queued_by_level(self) -> dict[int, int]:
@@ -175,7 +173,7 @@ class ModelScheduler:
         return [("" if b.freed else b.executor, b.version, b.requests) for b in self._state.batches.values()]
 
     def outstanding(self) -> dict[str, int]:
-        """Executor to the number of batches it was given and has not finished or returned."""
+        """Executor to the number of its batches that are not finished or returned."""
         counts: dict[str, int] = {}
         for batch in self._state.batches.values():
             counts[batch.executor] = counts.get(batch.executor, 0) + 1
@@ -259,9 +257,10 @@ class ModelScheduler:
             for request in batch.requests:
                 ledger.due.disarm(request)
         # one whose slots are free and whose queue is empty may be forgotten already
-        if (adaptive := state.version(batch.version).adaptive) is not None:
-            state.measure(adaptive, batch, now_ns)
+        was_freed = batch.freed
         version = state.free_slot(batch)
+        if version.adaptive is not None:
+            state.measure(version.adaptive, batch, was_freed, now_ns)
         if state.kept:
             state.released(batch)
         if batch.via_owner:

@@ -11,7 +11,7 @@ from charonia.options.settings import BatcherSettings, LogSettings
 
 
 def delays() -> Delays:
-    return BatcherApp(MemoryLog(), BatcherSettings("b"), LogSettings()).service.delays
+    return BatcherApp(MemoryLog(), BatcherSettings("b"), LogSettings()).service._context.delays
 
 
 async def test_hooks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,7 @@ from memory_log.log import MemoryLog
 from scheduler_bench import interface
 
 from batcher.entries.bursting import Bursting
-from batcher.entries.carriers import Deletions, carrier_of
-from batcher.entries.entry_arrivals import arrivals
-from batcher.entries.windows import Windows
+from batcher.entries.carriers import Deletions, Windows, carrier_of
 from batcher.scheduling.decisions import BurstWave, DispatchBatch
 from batcher.scheduling.observations import BatchDied, PolicyChanged, RequestQueued, VersionServed
 from batcher.scheduling.stateless.scheduler import ModelScheduler
@@ -34,9 +32,8 @@ class Owner:
     def __init__(self) -> None:
         self.log = MemoryLog()
         self.bursting = Bursting(self.log, "m")
-        self.windows = Windows(self.log.reader(), 100)
+        self.windows = Windows(self.log.reader(), 100, Deletions(self.log))
         self.windows.open(QUEUE, 0)
-        self.deletions = Deletions(self.log)
         self.scheduler = ModelScheduler("p")
         self.after = START
         self.see(PolicyChanged(interface(8, DynamicBatching())), VersionServed("a", 1, "h", 2))
@@ -56,7 +53,7 @@ class Owner:
     async def read(self) -> list[RequestQueued]:
         entries = await self.log.range(QUEUE, self.after)
         self.after = entries[-1].id if entries else self.after
-        return arrivals(QUEUE, entries, None, self.windows, self.deletions, {})
+        return self.windows.read(QUEUE, entries, None, {})
 
 
 @pytest.fixture
@@ -116,5 +113,5 @@ async def test_a_wave_that_was_answered_leaves_no_suspects(owner: Owner) -> None
     assert await told == 1
     await owner.bursting.burst(BurstWave(item, suspect=True, executor="a"))
     assert await owner.read() == []
-    assert owner.bursting._suspects == {}
+    assert owner.bursting.suspects == {}
     assert await owner.log.pending("m") == (0, 0)

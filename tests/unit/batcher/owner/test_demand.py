@@ -27,7 +27,7 @@ class Dispatcher:
         self.told: list[tuple[str, int]] = []
         self.takes = True
 
-    async def tell_wanted(self, executor: str, version: int) -> bool:
+    async def ask_to_load(self, executor: str, version: int) -> bool:
         self.told.append((executor, version))
         return self.takes
 
@@ -48,13 +48,13 @@ def demand() -> tuple[Demand, Dispatcher]:
     def spawn(work: Coroutine[Any, Any, None]) -> None:
         tasks.add(asyncio.get_running_loop().create_task(work))
 
-    return Demand("m", dispatcher, first, spawn), dispatcher  # type: ignore[arg-type]
+    return Demand("m", dispatcher.ask_to_load, first, spawn), dispatcher
 
 
 async def test_one_executor_is_asked_once_when_something_waits() -> None:
     asks, dispatcher = demand()
     asks.on_served({1: served({"a": 0, "b": 0})})
-    assert asks
+    assert asks.unloaded
     asks.look({})
     asks.look({2: 1})
     asks.look({1: 3})
@@ -66,7 +66,7 @@ async def test_one_executor_is_asked_once_when_something_waits() -> None:
 async def test_what_somebody_holds_is_not_asked_for() -> None:
     asks, dispatcher = demand()
     asks.on_served({1: served({"a": 0, "b": 2})})
-    assert not asks
+    assert not asks.unloaded
     asks.look({1: 1})
     await settle()
     assert dispatcher.told == []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY
-from batcher.scheduling.queues.preserve_ordering import ReleaseOrder
+from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, ReleaseOrder
 
 
 def opened(*firsts: int) -> ReleaseOrder:
@@ -21,7 +20,7 @@ def test_batches_are_released_in_order_of_their_first_request() -> None:
     assert order.release(NO_BOUNDARY) == ["b0"]
     order.finish(4)
     assert order.release(NO_BOUNDARY) == ["b4", "b8"]
-    assert not order
+    assert not order.firsts
 
 
 def test_an_earlier_queued_request_holds_them_back() -> None:

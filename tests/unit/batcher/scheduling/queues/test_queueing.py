@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from batcher.scheduling.observations import RequestQueued, RequestState
-from batcher.scheduling.queues.due_times import DueTimes
 from batcher.scheduling.queues.fair_sharing import TurnRules
+from batcher.scheduling.queues.ledger import DueTimes
 from batcher.scheduling.queues.queueing import QueueRules, VersionQueue
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from batcher.scheduling.stateless.instance_group import InstanceGroup
+from batcher.scheduling.stateless.model_state import InstanceGroup
 
 
 def taken(group: InstanceGroup, count: int) -> list[str | None]:
     names: list[str | None] = []
     for _ in range(count):
-        seat = group.best()
+        seat = group.best
         names.append(seat.executor if seat else None)
         if seat:
             group.occupy(seat.executor)
@@ -30,7 +30,7 @@ def test_prefetch_is_used_after_all_slots() -> None:
     group.serve("a", "h", 1)
     group.serve("b", "h", 1)
     assert taken(group, 5) == ["a", "b", "a", "b", None]
-    assert [seat.free_slots for seat in group.seats()] == [-1, -1]
+    assert [seat.free_slots for seat in group.seats.values()] == [-1, -1]
 
 
 def test_serving_again_replaces_slots_and_hash_but_not_what_is_outstanding() -> None:
@@ -39,7 +39,7 @@ def test_serving_again_replaces_slots_and_hash_but_not_what_is_outstanding() -> 
     assert taken(group, 2) == ["a", "a"]
     group.serve("a", "new", 3)
     assert taken(group, 2) == ["a", None]
-    assert group.seats()[0].content_hash == "new"
+    assert group.seats["a"].content_hash == "new"
 
 
 def test_a_withdrawn_executor_gets_nothing_and_is_forgotten_when_done() -> None:
@@ -47,10 +47,10 @@ def test_a_withdrawn_executor_gets_nothing_and_is_forgotten_when_done() -> None:
     group.serve("a", "h", 1)
     group.occupy("a")
     group.withdraw("a")
-    assert group.best() is None
-    assert group
+    assert group.best is None
+    assert group.seats
     group.release("a")
-    assert not group
+    assert not group.seats
 
 
 def test_releases_beyond_what_is_outstanding_make_no_room() -> None:
@@ -64,9 +64,9 @@ def test_releases_beyond_what_is_outstanding_make_no_room() -> None:
 def test_a_batch_of_an_executor_not_yet_announced_counts_once_it_is() -> None:
     group = InstanceGroup(prefetch=0)
     group.occupy("a")
-    assert group.best() is None
+    assert group.best is None
     group.serve("a", "h", 1)
-    assert group.best() is None
+    assert group.best is None
     group.release("a")
     assert taken(group, 1) == ["a"]
 
@@ -76,6 +76,6 @@ def test_a_lost_executor_is_gone_with_all_it_had() -> None:
     group.serve("a", "h", 1)
     group.occupy("a")
     group.lose("a")
-    assert not group
+    assert not group.seats
     group.serve("a", "h", 1)
     assert taken(group, 1) == ["a"]

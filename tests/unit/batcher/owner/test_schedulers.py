@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from batcher.owner import custom_strategies as strategies
-from batcher.owner.custom_strategies import strategy_of
+from batcher.owner import schedulers as strategies
+from batcher.owner.schedulers import strategy_of
 from batcher.scheduling.queues.dynamic_batching import BatchRules
 from charonia.batch_strategies import BatchCandidate, Joins
 from charonia.models.interface import ModelInterface

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from batcher.entries.carriers import CarrierEntry
-from batcher.entries.windows import Windows
+from types import SimpleNamespace
+from typing import Any, cast
+
+from batcher.entries.carriers import Carried, CarrierEntry, Windows
+from batcher.scheduling.observations import RequestQueued
 
 
 class Reader:
@@ -17,27 +20,38 @@ class Reader:
         self.followed.pop(stream, None)
 
 
+class Deletions:
+    def __init__(self) -> None:
+        self.wanted: list[tuple[bytes, bytes]] = []
+
+    def add(self, stream: bytes, entry_id: bytes) -> None:
+        self.wanted.append((stream, entry_id))
+
+
 class Model:
     def __init__(self, window: int) -> None:
         self.reader = Reader()
+        self.deletions = Deletions()
         self.behind: list[bytes] = []
-        self.windows = Windows(self.reader, window)  # type: ignore[arg-type]
+        self.windows = Windows(self.reader, window, self.deletions)  # type: ignore[arg-type]
         self.windows.catch_up = self.behind.append
-        self.read: dict[bytes, list[CarrierEntry]] = {}
+        self.queued: dict[bytes, list[RequestQueued]] = {}
 
     def take(self, stream: bytes, entry_id: bytes, requests: int = 1) -> None:
-        entry = CarrierEntry(stream, entry_id, requests)
-        self.windows.read(stream, entry_id)
-        self.windows.took(entry)
+        """An entry of so many requests is read."""
+        lane, entry = self.windows.lanes[stream], CarrierEntry(stream, entry_id, requests)
+        lane.after = entry_id
+        lane.unsettled += requests
+        lane.entries[entry_id] = None
         self.windows.pause_if_full(stream)
-        self.read.setdefault(stream, []).append(entry)
+        for _ in range(requests):
+            carried = Carried(cast(Any, SimpleNamespace()), entry, 0)
+            self.queued.setdefault(stream, []).append(RequestQueued(b"1" * 16, 1, 0, 1, 7, 0, 0, 0, carrier=carried))
 
     def settle(self, stream: bytes) -> None:
-        entry = self.read[stream][0]
-        entry.remaining -= 1
-        if not entry.remaining:
-            self.read[stream].pop(0)
-        self.windows.settled(entry)
+        request = self.queued[stream].pop(0)
+        self.windows.settle([request])
+        self.windows.settle([request])  # saying so again changes nothing
 
 
 def test_a_full_lane_is_left_alone_and_others_are_read() -> None:
@@ -48,12 +62,17 @@ def test_a_full_lane_is_left_alone_and_others_are_read() -> None:
     model.take(b"a", b"5-0", 4)
     assert model.reader.followed == {b"b": b"0-0"}
     assert not model.windows.all_read
-    assert (model.windows.lane(b"a"), model.windows.unsettled) == (1, 4)
+    assert (model.windows.lanes[b"a"].number, model.windows.unsettled) == (1, 4)
     model.settle(b"a")
     assert b"a" not in model.reader.followed
     model.settle(b"a")
     assert model.reader.followed[b"a"] == b"5-0"
     assert model.windows.all_read
+    assert model.deletions.wanted == []
+    model.settle(b"a")
+    model.settle(b"a")
+    assert model.deletions.wanted == [(b"a", b"5-0")]
+    assert (model.windows.settled_requests, model.windows.oldest()) == (4, None)
 
 
 def test_what_is_behind_is_caught_up_once_at_a_time() -> None:

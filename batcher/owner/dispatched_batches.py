@@ -1,0 +1,389 @@
+"""The batches that the owner of a model has dispatched: sent to their executors, and known until they end somehow.
+
+A batch goes at once to the executor in this process, where nothing has to be written before; any other by a task. What
+is written before are attempts: every one but the first, and the first of jobs, of what is journalled and of what was
+found at takeover. So a job that is cancelled before is never dispatched, and a request that ends one owner after the
+other is known to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from itertools import chain
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from batcher.entries.carriers import RETRY_S, carrier_of
+from batcher.entries.interrupted import jobs_cut_short
+from batcher.entries.refusals import Refusals
+from batcher.scheduling.decisions import DispatchBatch
+from batcher.scheduling.observations import RequestQueued
+from charonia import failpoints, keys
+from charonia.clock import monotonic_ns
+from charonia.errors import Cancelled, CharoniaError, InvalidRecord
+from charonia.eventlog.local_link import LocalLink
+from charonia.eventlog.port import START, RequestLog
+from charonia.facts.events import FIELD_FACT, ExecutionUnwanted, Fact, ResponsesWanted, VersionWanted, pack_fact
+from charonia.tensors import Buffer
+from charonia.wire import FIELD_HEADER, FIELD_WAVE, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
+
+from .quarantine import Quarantine, SuspectNote
+
+_log = logging.getLogger(__name__)
+
+_PAGE = 500
+_RECORDED = FLAG_JOB | FLAG_JOURNALLED
+
+
+class Owner(Protocol):
+    """The owner of a model, as its batches need it (`owned.OwnedModel`)."""
+
+    closed: bool
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None: ...
+
+    def step_down(self) -> None: ...
+
+    def requests_settled(self, requests: Sequence[RequestQueued]) -> None: ...
+
+    def batch_finished(self, batch_id: str, executor: str) -> None: ...
+
+    def batch_returned(self, batch_id: str, executor: str, reason: str) -> None: ...
+
+
+class _Batch(Struct, gc=False):
+    """One that was decided on. `sent_ns`: when an executor of another process got it, or was last known to have it."""
+
+    executor: str
+    requests: list[RequestQueued]
+    is_sent: bool = False
+    sent_ns: int = 0
+
+
+class DispatchedBatches:
+    """The dispatched batches of one model, by id. `link` leads to the executor in this process, if there is one."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        log: RequestLog,
+        link: LocalLink | None,
+        model: str,
+        token: int,
+        note: SuspectNote,
+        quarantine: Quarantine,
+        refusals: Refusals,
+    ) -> None:
+        self._owner = owner
+        self._log = log
+        self._link = link
+        self._model = model
+        self._token = token
+        self._note = note
+        self._quarantine = quarantine
+        self._refusals = refusals
+        self._batches: dict[str, _Batch] = {}
+        self.streams = self.streams_once = False
+        """Requests may have several responses; they are not run again once one was seen. First attempts are recorded
+        then, too: an owner that is lost with its executor leaves nothing else by which the next run is told from the
+        one whose responses were seen."""
+        self.wanted: dict[bytes, int] = {}
+        """How many responses are wanted of requests whose callers say so (S55)."""
+
+    def __contains__(self, batch_id: object) -> bool:
+        return batch_id in self._batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def dispatch(self, decision: DispatchBatch) -> None:
+        """Send a batch to its executor, unless the log does not take it: then it comes back to the owner."""
+        batch = self._batches[decision.batch_id] = _Batch(decision.executor, decision.requests)
+        link = self._link
+        # what has a note is suspected, or was restored and so must begin
+        if link is None or decision.executor != link.executor or decision.suspects or self._must_begin(decision):
+            self._owner.spawn(self._send(decision))
+            return
+        failpoints.hit("batcher.formed")
+        self._hand_over(link, decision)
+        batch.is_sent = True
+        if self.wanted:
+            self._tell_responses_wanted([request.id for request in decision.requests])
+        failpoints.hit("batcher.dispatched")
+
+    async def _send(self, decision: DispatchBatch) -> None:
+        """Send a batch of which something has to be recorded first, or which is for another process."""
+        failpoints.hit("batcher.formed")
+        link = self._link if self._link is not None and decision.executor == self._link.executor else None
+        try:
+            if self._must_begin(decision):
+                decision, settled = await self.begin_attempts(decision)
+                self._owner.requests_settled(settled)
+                if self._is_over(decision):
+                    return  # its executor was lost meanwhile
+                if self.streams_once and (cut := await jobs_cut_short(self._log, self._model, decision)):
+                    decision = decision.without({one.request.id for one in cut})
+                    await self._refusals.settle(cut)
+                self._shrink(decision)
+                if not decision.requests:
+                    return
+            # one that is given up by now would never leave again
+            if decision.suspects == "apart" and decision.batch_id in self._batches:
+                await self._quarantine.enter(decision.executor, decision.batch_id)
+            if link is not None and decision.batch_id in self._batches and self._may_end_us(decision):
+                await self._note.write(decision)
+            decision = self._still_wanted(decision)
+            if self._is_over(decision):
+                return
+            if link is not None:
+                self._hand_over(link, decision)
+            else:
+                await self._log.append(keys.batches(decision.executor), self._fields(decision))
+            self._sent(decision.batch_id, elsewhere=link is None)
+            if self.wanted:
+                self._tell_responses_wanted([request.id for request in decision.requests])
+            failpoints.hit("batcher.dispatched")
+        except Cancelled:
+            self._owner.step_down()
+        except CharoniaError as error:
+            # not dispatched, or not known to be: a duplicate run is settled once
+            _log.warning("batch %s could not be dispatched: %s", decision.batch_id, error)
+            asyncio.get_running_loop().call_later(RETRY_S, self._not_dispatched, decision)
+
+    @staticmethod
+    def _may_end_us(decision: DispatchBatch) -> bool:
+        """Whether a batch may end the executor, and this owner with it: of suspects, or found at takeover."""
+        return bool(decision.suspects) or any(request.carrier.restored for request in decision.requests)
+
+    def _must_begin(self, decision: DispatchBatch) -> bool:
+        """Whether the attempt of any request has to be recorded."""
+        if max(decision.attempts) > 1:
+            return True
+        for request in decision.requests:
+            carried = request.carrier
+            if carried.restored or carried.record.flags & _RECORDED:
+                return True
+        # another turn of the same attempt is recorded already
+        return self.streams and any(map(_is_news, decision.requests, decision.attempts))
+
+    async def begin_attempts(self, decision: DispatchBatch) -> tuple[DispatchBatch, list[RequestQueued]]:
+        """The batch without what was settled meanwhile, and that. Raises `Cancelled` to a former owner."""
+        going: dict[bytes, bool] = {}
+        for attempt in sorted(set(decision.attempts)):
+            members = [r for r, a in zip(decision.requests, decision.attempts, strict=True) if a == attempt]
+            carried = [carrier_of(request) for request in members]
+            recorded = self.streams or attempt > 1
+            begun = [c for c in carried if recorded or c.record.flags & _RECORDED or c.restored]
+            if not begun:
+                continue
+            ids = [c.record.id for c in begun]
+            answers = await self._log.begin_attempt(
+                self._model,
+                self._token,
+                ids,
+                attempt,
+                jobs=[c.record.id for c in begun if c.record.is_job],
+                journalled=[c.record.id for c in begun if c.record.journalled],
+                executor=decision.executor,
+                batch_id=decision.batch_id,
+            )
+            for c in begun:
+                c.begun = max(c.begun, attempt)
+            going |= zip(ids, answers, strict=True)
+        settled = [r for r in decision.requests if not going.get(r.id, True)]
+        return decision.without({r.id for r in settled}) if settled else decision, settled
+
+    def _still_wanted(self, decision: DispatchBatch) -> DispatchBatch:
+        """The batch without what ended while it was prepared: its executor learned of that before it has the batch.
+
+        A step of a sequence stays: those that follow build upon it.
+        """
+        ended = {request.id for request in decision.requests if request.settled}
+        if ended and decision.sequences is None and decision.batch_id in self._batches:
+            decision = decision.without(ended)
+            self._shrink(decision)
+        return decision
+
+    def _shrink(self, decision: DispatchBatch) -> None:
+        """What is left of a batch that is being prepared; one with nothing left is finished."""
+        if decision.batch_id in self._batches:
+            self._batches[decision.batch_id].requests = decision.requests
+        if not decision.requests:
+            self._owner.batch_finished(decision.batch_id, decision.executor)
+
+    def _is_over(self, decision: DispatchBatch) -> bool:
+        return self._owner.closed or decision.batch_id not in self._batches
+
+    def _sent(self, batch_id: str, *, elsewhere: bool) -> None:
+        """Its executor has a batch from now on; `elsewhere`: in another process."""
+        batch = self._batches.get(batch_id)
+        if batch is not None:
+            batch.is_sent = True
+            batch.sent_ns = monotonic_ns() if elsewhere else 0
+
+    def _not_dispatched(self, decision: DispatchBatch) -> None:
+        if not self._owner.closed:
+            self._owner.batch_returned(decision.batch_id, decision.executor, "not sent")
+
+    def _hand_over(self, link: LocalLink, decision: DispatchBatch) -> None:
+        # held replies are all there is of settled work: they must outlive this process
+        header = self._header(decision, keys.facts(self._model) if decision.via_owner else b"")
+        link.batches.hand(header, [request.carrier.record for request in decision.requests])
+
+    def _fields(self, decision: DispatchBatch) -> list[Buffer]:
+        """The entry of a batch."""
+        header = self._header(decision, keys.facts(self._model))
+        records = [carrier_of(request).record for request in decision.requests]
+        if header.waves:
+            return [FIELD_HEADER, header.pack(), *chain.from_iterable((FIELD_WAVE, w.record) for w in records)]
+        return [FIELD_HEADER, header.pack(), *record_fields([record.record for record in records])]
+
+    def _header(self, decision: DispatchBatch, report_to: bytes) -> BatchHeader:
+        waves: tuple[tuple[bytes, bytes], ...] = ()
+        if decision.requests[0].wave:
+            waves = tuple([(r.carrier.entry.stream, r.carrier.entry.entry_id) for r in decision.requests])
+        return BatchHeader(
+            decision.batch_id,
+            self._model,
+            decision.version,
+            decision.content_hash,
+            self._token,
+            decision.attempts,
+            report_to,
+            decision.via_owner,
+            decision.sequences,
+            waves,
+        )
+
+    # -- what else executors are sent ---------------------------------------------------------------------------------
+
+    def want_responses(self, request_id: bytes, count: int) -> None:
+        """So many responses of a request are wanted: the executor that runs it, now or later, is notified."""
+        self.wanted[request_id] = max(count, self.wanted.get(request_id, 0))
+        self._tell_responses_wanted([request_id])
+
+    def _tell_responses_wanted(self, ids: Iterable[bytes]) -> None:
+        for request_id in ids:
+            count, holder = self.wanted.get(request_id), self.holder(request_id)
+            if count is not None and holder is not None:
+                executor, batch_id = holder
+                # its caller repeats it
+                self._owner.spawn(self._try_to_tell(executor, ResponsesWanted(batch_id, request_id, count)))
+
+    def stop_executions(self, executor: str, batch_id: str, ids: bytes) -> None:
+        """Requests of a batch that an executor has are settled: it only saves work to notify it."""
+        self._owner.spawn(self._try_to_tell(executor, ExecutionUnwanted(batch_id, ids)))
+
+    async def ask_to_load(self, executor: str, version: int) -> bool:
+        """Tell an executor that requests wait for a version it would load; False when the log does not take it."""
+        try:
+            await self._tell(executor, VersionWanted(self._model, version))
+        except CharoniaError:
+            return False
+        return True
+
+    async def _try_to_tell(self, executor: str, fact: Fact) -> None:
+        with contextlib.suppress(CharoniaError):
+            await self._tell(executor, fact)
+
+    async def _tell(self, executor: str, fact: Fact) -> None:
+        if self._link is not None and executor == self._link.executor:
+            self._link.facts.hand(fact)
+        else:
+            await self._log.append(keys.batches(executor), [FIELD_FACT, pack_fact(fact)])
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def end(self, batch_id: str) -> list[RequestQueued]:
+        """A batch ended; its requests, none when it had ended before."""
+        batch = self._batches.pop(batch_id, None)
+        if batch is None:
+            return []
+        if self._quarantine.holders:
+            self._quarantine.leave(batch_id)
+        if batch_id in self._note.aboard:
+            del self._note.aboard[batch_id]
+            if not self._note.aboard and not self._owner.closed:
+                self._owner.spawn(self._note.erase())
+        return batch.requests
+
+    def lose(self, executor: str, reason: str) -> None:
+        """An executor is gone: a late report of its batches must not be taken for the end of the runs that follow."""
+        for batch_id in [batch_id for batch_id, batch in self._batches.items() if batch.executor == executor]:
+            self.came_back(self.end(batch_id), executor, reason)
+
+    def came_back(self, requests: Iterable[RequestQueued], executor: str, reason: str) -> None:
+        """Add to the records of jobs that they wait again: a batch came back without their outcome.
+
+        What begins and ends a job is written by scripts with the deed; this is only for readers, so it is tried once.
+        Started before the next attempt is, it is written before that.
+        """
+        for carrier in [carrier_of(request) for request in requests]:
+            if carrier.record.is_job and not carrier.settled:
+                self._owner.spawn(self._note_return(carrier.record.id, {"executor": executor, "reason": reason}))
+
+    async def _note_return(self, job_id: bytes, detail: dict[str, object]) -> None:
+        with contextlib.suppress(CharoniaError):
+            await self._log.add_job_event(self._model, job_id, "returned", detail)
+
+    def close(self) -> None:
+        """Nothing is dispatched any more by this owner."""
+        for batch_id in list(self._batches):
+            self.end(batch_id)
+
+    # -- repairs ------------------------------------------------------------------------------------------------------
+
+    def restore(self, batch_id: str, executor: str, requests: list[RequestQueued]) -> None:
+        """A former owner's batch, which an executor has."""
+        self._batches[batch_id] = _Batch(executor, requests, True, monotonic_ns())
+
+    def unsent(self, executor: str) -> list[str]:
+        """What was decided for an executor that does not have it yet."""
+        return [i for i, batch in self._batches.items() if batch.executor == executor and not batch.is_sent]
+
+    def holder(self, request_id: bytes) -> tuple[str, str] | None:
+        """The executor that has a request or wave, and in which batch."""
+        for batch_id, batch in self._batches.items():
+            if batch.is_sent and any(request.id == request_id for request in batch.requests):
+                return batch.executor, batch_id
+        return None
+
+    def requests(self, batch_id: str) -> list[RequestQueued]:
+        return self._batches[batch_id].requests if batch_id in self._batches else []
+
+    def verified(self, batch_id: str) -> None:
+        """Its executor has it still: nothing needs to be asked about it for a while."""
+        batch = self._batches.get(batch_id)
+        if batch is not None and batch.sent_ns:
+            batch.sent_ns = monotonic_ns()
+
+    def older_than(self, age_ns: int) -> dict[str, list[str]]:
+        """By executor of another process the batches it was sent, or found with, at least so long ago."""
+        before_ns = monotonic_ns() - age_ns
+        found: dict[str, list[str]] = {}
+        for batch_id, batch in self._batches.items():
+            if 0 < batch.sent_ns <= before_ns:
+                found.setdefault(batch.executor, []).append(batch_id)
+        return found
+
+    async def held(self, executor: str) -> set[str]:
+        """The ids of the batches in an executor's stream: sent to it and not settled."""
+        found: set[str] = set()
+        after = START
+        stream = keys.batches(executor)
+        while entries := await self._log.range(stream, after, _PAGE):
+            for entry in entries:
+                with contextlib.suppress(InvalidRecord, ValueError):
+                    found.add(BatchHeader.unpack(entry.fields[entry.fields.index(FIELD_HEADER) + 1]).batch_id)
+            after = entries[-1].id
+        return found
+
+
+def _is_news(request: RequestQueued, attempt: int) -> bool:
+    return carrier_of(request).begun < attempt
