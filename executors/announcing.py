@@ -1,13 +1,8 @@
-"""Writes that are repeated until the log takes them: control facts and the ends of batches."""
+"""Writes an executor's control facts, repeating until the log takes them."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable
-
 from charonia import keys
-from charonia.errors import CharoniaError
 from charonia.eventlog.port import Streams
 from charonia.facts.events import (
     FIELD_FACT,
@@ -25,24 +20,7 @@ from charonia.facts.events import (
     VersionUnloaded,
     pack_fact,
 )
-
-_log = logging.getLogger(__name__)
-
-_FIRST_RETRY_S = 0.05
-_LAST_RETRY_S = 2.0
-
-
-async def insist(step: Callable[[], Awaitable[object]], complaint: str) -> None:
-    """Repeat an idempotent step until the log takes it. Only cancellation ends it sooner."""
-    delay_s = _FIRST_RETRY_S
-    while True:
-        try:
-            await step()
-            return
-        except CharoniaError as error:
-            _log.warning("%s, trying again: %s", complaint, error)
-        await asyncio.sleep(delay_s)
-        delay_s = min(delay_s * 2, _LAST_RETRY_S)
+from charonia.tasks import insist
 
 
 class Announcer:

@@ -30,9 +30,9 @@ from charonia.facts.events import (
     VersionWanted,
     pack_fact,
 )
+from charonia.tasks import Tasks, insist
 from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, FLAG_REPLY_BY_REFERENCE, BatchHeader, RequestRecord, Wave
 
-from .announcing import insist
 from .batches.accounting import Death, Executed
 from .batches.batch_payloads import Payloads
 from .batches.wave_execution import ExecutedWaves
@@ -71,6 +71,7 @@ class Intake:
         link: LocalLink | None,
     ) -> None:
         self._log = log
+        self._tasks = Tasks(lambda error: _log.error("a batch was not settled", exc_info=error))
         self._payloads = payloads
         self._executor = executor
         self._find = find
@@ -80,7 +81,7 @@ class Intake:
         self._starts = JournalledStarts(log, executor)
         self._reports = OwnerReports(log, link)
         self._settler = Settler(log, executor, metrics, payloads, self._starts, self._reports)
-        self.waves = WaveSettler(log, executor, metrics, sockets, self._spawn, self._reports)
+        self.waves = WaveSettler(log, executor, metrics, sockets, self._tasks, self._reports)
         self._responses = ResponseWriter(log, executor, payloads, self._cancel, self._reports)
         if metrics.measures:
             self._responses.on_first = self._responded
@@ -99,7 +100,6 @@ class Intake:
         """Set when there are none; made by the first call that waits for that."""
         self._closed = False
         self._hung_reports: list[Reply] = []
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
         """Begin to take batches. With a link, batches come over it, and the stream's entries are removed when read."""
@@ -133,7 +133,7 @@ class Intake:
         """Return a batch to its owner unexecuted. This does not count against its requests."""
         self._metrics.returned(header.model, header.version)
         fact = BatchReturned(self._executor, header.batch_id, reason)
-        self._spawn(self._report(header, [FIELD_FACT, pack_fact(fact)], entry_id))
+        self._tasks.spawn(self._report(header, [FIELD_FACT, pack_fact(fact)], entry_id))
 
     def return_queued(self, loaded: LoadedVersion, reason: str) -> None:
         """Return the batches of a version that no instance has started."""
@@ -143,7 +143,7 @@ class Intake:
     async def settled(self) -> None:
         """Wait until every executed or returned batch is settled in the log."""
         while self._tasks or self._settling:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.settled()
             if self._settling:
                 if self._all_settled is None:
                     self._all_settled = asyncio.Event()
@@ -153,7 +153,7 @@ class Intake:
     async def settled_so_far(self) -> None:
         """Wait for the tasks that settle batches now."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks))
+            await asyncio.wait([*self._tasks])
 
     async def close(self) -> None:
         """Stop reading, and abandon what the log has not taken."""
@@ -162,9 +162,7 @@ class Intake:
             self._link.batches.follow(None)
             self._link.facts.follow(None)
         await self._reader.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         self._starts.close()
         await self._responses.closed()
 
@@ -182,14 +180,14 @@ class Intake:
             if entry.fields and entry.fields[0] == FIELD_FACT:
                 for fact in facts_of(entry):
                     self._on_fact(fact)
-                self._spawn(self._delete(entry_id))
+                self._tasks.spawn(self._delete(entry_id))
                 continue
             try:
                 header, records = decode_entry(entry)
             except InvalidRecord as error:
                 _log.error("entry %s of %s holds no batch: %s", entry_id.decode(), self.stream.decode(), error)
                 self._metrics.invalid()
-                self._spawn(self._delete(entry_id))
+                self._tasks.spawn(self._delete(entry_id))
                 continue
             if entry_id not in self._returned:
                 self._take(header, records, entry_id)
@@ -242,7 +240,7 @@ class Intake:
         blobs = self._payloads.map(records) if flags & FLAG_REFERENCE else []
         names = sequences.to_restore(header, records) if sequences is not None else []
         if blobs or names:
-            self._spawn(self._guarded(batch, self._submit_fetched(batch, loaded, blobs, names)))
+            self._tasks.spawn(self._guarded(batch, self._submit_fetched(batch, loaded, blobs, names)))
         else:
             loaded.pool.submit(batch)
 
@@ -270,12 +268,12 @@ class Intake:
             if (running := self._accepted.get(fact.batch_id)) is not None:
                 running[1].pool.allow(running[0], fact.id, fact.count)
         elif isinstance(fact, StatisticsWanted):
-            self._spawn(self._write_statistics(fact))
+            self._tasks.spawn(self._write_statistics(fact))
         elif isinstance(fact, ExecutionUnwanted):
             if (running := self._accepted.get(fact.batch_id)) is not None:
                 self._cancel(running[0], frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)))
         elif isinstance(fact, OwnerChanged):
-            self._spawn(self._responses.report_again(fact.model))
+            self._tasks.spawn(self._responses.report_again(fact.model))
 
     async def _write_statistics(self, fact: StatisticsWanted) -> None:
         await self.waves.fold()
@@ -312,7 +310,7 @@ class Intake:
         if self._settler.settle_plain(batch, executed, loaded, partial(self._settled, batch, executed, loaded)):
             self._settling += 1
         else:
-            self._spawn(self._guarded(batch, self._settle(batch, executed, loaded)))
+            self._tasks.spawn(self._guarded(batch, self._settle(batch, executed, loaded)))
 
     def _waves_executed(self, loaded: LoadedVersion, batch: SubmittedBatch, executed: Executed) -> None:
         try:
@@ -327,7 +325,7 @@ class Intake:
             self.waves.settle(batch, executed, loaded)
             failpoints.hit("executor.settled")
             if self._link is None:
-                self._spawn(self._delete(batch.entry_id))
+                self._tasks.spawn(self._delete(batch.entry_id))
             else:
                 self._held_entries.discard(batch.entry_id)
         except Exception as error:  # the instance is not to blame, and goes on
@@ -343,11 +341,11 @@ class Intake:
             self._all_settled = None
         if outcome is not None:
             if not self._closed:
-                self._spawn(self._guarded(batch, self._settle(batch, executed, loaded, outcome)))
+                self._tasks.spawn(self._guarded(batch, self._settle(batch, executed, loaded, outcome)))
             return
         failpoints.hit("executor.settled")
         if self._link is None:
-            self._spawn(self._delete(batch.entry_id))
+            self._tasks.spawn(self._delete(batch.entry_id))
         else:
             self._held_entries.discard(batch.entry_id)
 
@@ -394,7 +392,7 @@ class Intake:
         await self._settler.settle(batch, part, loaded, before=before, last=last)
         if last:
             failpoints.hit("executor.settled")
-            self._spawn(self._delete(batch.entry_id))
+            self._tasks.spawn(self._delete(batch.entry_id))
 
     async def _settle(
         self, batch: SubmittedBatch, executed: Executed, loaded: LoadedVersion, outcome: Outcome | None = None
@@ -416,7 +414,7 @@ class Intake:
         _log.error("batch %s of '%s' could not be ended", header.batch_id, header.model, exc_info=error)
         death = Death("", f"its executor could not end it: {type(error).__name__}: {error}")
         fields = batch_died(self._executor, header.batch_id, death, _ids_of(batch))
-        self._spawn(self._report(header, fields, batch.entry_id))
+        self._tasks.spawn(self._report(header, fields, batch.entry_id))
 
     # -- hung batches -------------------------------------------------------------------------------------------------
 
@@ -432,7 +430,7 @@ class Intake:
         if self._link is not None:
             self._hung_reports.append(Reply(keys.facts(header.model), fields))
         else:
-            self._spawn(self._report(header, fields, batch.entry_id))
+            self._tasks.spawn(self._report(header, fields, batch.entry_id))
 
     def _forget(self, batch: SubmittedBatch) -> BatchHeader:
         assert batch.header is not None
@@ -450,16 +448,6 @@ class Intake:
         if self._link is None:
             await insist(lambda: self._log.delete_entries(self.stream, [entry_id]), "a batch entry cannot be deleted")
         self._held_entries.discard(entry_id)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a batch was not settled", exc_info=error)
 
 
 def _submitted(

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from charonia import keys
 from charonia.calls.cache.cached_calls import CachedCalls
@@ -34,6 +33,7 @@ from charonia.facts.events import (
 )
 from charonia.metrics.cache_metrics import CacheMetrics
 from charonia.options.settings import ExecutorSettings, LogSettings
+from charonia.tasks import Tasks
 
 from .announcing import Announcer
 from .batches.accounting import Death
@@ -127,8 +127,7 @@ class ExecutorService:
             self._intake.on_wanted = self._on_demand.wanted
         self._checkpoints = Checkpoints(log, self._intake.settled_so_far)
         self._deployment.before_leaving = self._checkpoints.write
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._polling: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._names: tuple[str, ...] = ()
         self._joined = False
 
@@ -211,7 +210,7 @@ class ExecutorService:
         await self._membership.start()
         self._intake.start()
         if self._wait_reports is not None:
-            self._spawn(self._wait_reports.run())
+            self._tasks.spawn(self._wait_reports.run())
         try:
             found = await asyncio.to_thread(self._repository.scan)
         except CharoniaError as error:
@@ -229,7 +228,7 @@ class ExecutorService:
             raise StartupError(f"failed to load all models: {reasons}")
         await self._announce_scan(ready=True)
         if self._settings.model_control_mode == POLL:
-            self._polling = asyncio.create_task(self._poll(), name="repository poll")
+            self._tasks.spawn(self._poll(), "repository poll")
 
     def _report(self) -> str:
         """Return the tables of what was loaded at start-up (R30)."""
@@ -268,7 +267,7 @@ class ExecutorService:
         try:
             await self._announcer.announce_once(draining)
         except LogUnavailable:
-            self._spawn(self._announcer.announce(draining))
+            self._tasks.spawn(self._announcer.announce(draining))
         with contextlib.suppress(LogUnavailable):
             await self._intake.stop()
         for loaded in loaded_versions:
@@ -311,14 +310,9 @@ class ExecutorService:
 
     async def _stop_tasks(self) -> None:
         self._repository.abandon()
-        tasks = list(self._tasks)
-        if self._polling is not None:
-            tasks.append(self._polling)
-            self._polling = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._control.close()
+        self._tasks.cancel()
+        await self._control.close()  # which starts tasks
+        await self._tasks.close()
 
     # -- control ------------------------------------------------------------------------------------------------------
 
@@ -327,16 +321,13 @@ class ExecutorService:
             for fact in facts_of(entry):
                 self._membership.hear(fact)
                 if isinstance(fact, ModelRequested):
-                    self._spawn(self._answer(fact))
+                    self._tasks.spawn(self._answer(fact))
                 elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._executor:
                     served = self._deployment.find(fact.model, fact.version)
                     if served is not None and served.content_hash != fact.content_hash:
-                        self._spawn(self._checkpoints.write(served))  # the other one is newer and gets the sequences
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                        self._tasks.spawn(
+                            self._checkpoints.write(served)
+                        )  # the other one is newer and gets the sequences
 
     async def _describe(self) -> None:
         """Announce this executor's labels, and how much of its memory budget is used."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
 from charonia.eventlog.port import Work
 from charonia.facts.events import VersionAnnounced, VersionHeld
+from charonia.tasks import Tasks
 from executors.announcing import Announcer
 from executors.host.memory import release_free_memory, tree_bytes
 from executors.repository.files import walk
@@ -84,7 +84,7 @@ class OnDemand:
         self._wanted: asyncio.Queue[VersionKey] = asyncio.Queue()
         self._asked: set[VersionKey] = set()
         self._evicting = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._describing: asyncio.Task[None] | None = None
 
     # -- announcing ---------------------------------------------------------------------------------------------------
@@ -117,15 +117,13 @@ class OnDemand:
     def start(self) -> None:
         """Begin to load the wanted models."""
         if self.budget.budget_bytes:  # reading the models' files has left much free memory
-            self._spawn(asyncio.to_thread(release_free_memory))
+            self._tasks.spawn(asyncio.to_thread(release_free_memory))
         for _ in range(self._workers):
-            self._spawn(self._load_wanted())
+            self._tasks.spawn(self._load_wanted())
 
     async def stop(self) -> None:
         """Load nothing more; cancel loads in progress."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def wanted(self, model: str, version: int) -> None:
         """Load a version for which requests wait. Further calls do nothing."""
@@ -147,7 +145,7 @@ class OnDemand:
             finally:
                 self._asked.discard(key)
             if self._describing is None or self._describing.done():
-                self._describing = self._spawn(self._describe_soon())
+                self._describing = self._tasks.spawn(self._describe_soon())
 
     async def _describe_soon(self) -> None:
         """Announce the used memory once for several loads."""
@@ -256,17 +254,11 @@ class OnDemand:
         _log.error("failed to load %s version %d on demand: %s", *key, error)
         await self._announcer.announce(self._lifecycle.failed(*key, error))
         wait_s = min(_LAST_RETRY_S, _FIRST_RETRY_S * 2 ** (announced.failures - 1))
-        self._spawn(self._announce_again(announced, wait_s))
+        self._tasks.spawn(self._announce_again(announced, wait_s))
 
     async def _announce_again(self, announced: AnnouncedVersion, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         await self._announcer.announce(announced.fact)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _trimmed_tree_bytes() -> int:

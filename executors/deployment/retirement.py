@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
+from charonia.tasks import Tasks
 from executors.announcing import Announcer
 from executors.metrics import ExecutorMetrics
 from executors.repository import overrides
@@ -42,21 +42,21 @@ class Retirement:
         self._lifecycle = lifecycle
         self._announcer = announcer
         self._metrics = metrics
-        self._tasks: dict[asyncio.Task[None], str] = {}
-        """The running tasks, with their models."""
+        self._tasks = Tasks(lambda error: _log.error("unloading a model failed", exc_info=error))
+        """Named after their models."""
         self._draining: dict[str, set[asyncio.Task[None]]] = {}
         """By model: the tasks that drain its versions."""
 
     async def idle(self) -> None:
         """Wait until all retiring versions have ended."""
         if self._tasks:
-            await asyncio.wait(set(self._tasks))
+            await asyncio.wait([*self._tasks])
 
     async def close(self, grace_s: float) -> None:
         """Wait at most `grace_s` seconds for all retiring versions. Those that hang end with the process."""
         if not self._tasks:
             return
-        _, hanging = await asyncio.wait(set(self._tasks), timeout=grace_s)
+        _, hanging = await asyncio.wait([*self._tasks], timeout=grace_s)
         for task in hanging:
             task.cancel()
         if hanging:
@@ -70,17 +70,17 @@ class Retirement:
         """
         users = [task for name in dependents for task in self._draining.get(name, ())]
         draining = self._draining.setdefault(loaded.model, set())
-        task = self._spawn(loaded.model, self._drain(loaded, users))
+        task = self._tasks.spawn(self._drain(loaded, users), loaded.model)
         draining.add(task)
         task.add_done_callback(draining.discard)
 
     def retire(self, loaded: LoadedVersion, *, forget: bool = False) -> asyncio.Task[None]:
         """Finish the batches of a version, then unload it. `forget`: delete its statistics too."""
-        return self._spawn(loaded.model, self._retire(loaded, forget=forget))
+        return self._tasks.spawn(self._retire(loaded, forget=forget), loaded.model)
 
     def shrink(self, loaded: LoadedVersion) -> None:
         """Remove surplus instances after their batches (R23)."""
-        self._spawn(loaded.model, self._shrink(loaded))
+        self._tasks.spawn(self._shrink(loaded), loaded.model)
 
     def discard_after(self, model: str, directory: Path) -> None:
         """Remove a model's temporary directory when the versions loaded from it have ended."""
@@ -88,14 +88,14 @@ class Retirement:
 
     def afterwards(self, model: str, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` when all versions of a model that retire now have ended."""
-        waiting = [task for task, of in self._tasks.items() if of == model]
+        waiting = [task for task in self._tasks if task.get_name() == model]
 
         async def last() -> None:
             if waiting:
                 await asyncio.wait(waiting)
             await work()
 
-        self._spawn(model, last())
+        self._tasks.spawn(last(), model)
 
     async def _shrink(self, loaded: LoadedVersion) -> None:
         await loaded.pool.shrink()
@@ -147,14 +147,3 @@ class Retirement:
         if serving is None or serving.content_hash != loaded.content_hash:
             with contextlib.suppress(CharoniaError):
                 await self._log.delete_keys([keys.statistics(*key, loaded.content_hash)])
-
-    def _spawn(self, model: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = model
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("unloading a model failed", exc_info=error)

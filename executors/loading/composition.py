@@ -14,6 +14,7 @@ from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InvalidArgument, Unsupported
 from charonia.models.ensemble import Find, circle, compose, composing_models
 from charonia.models.interface import ModelInterface
+from charonia.tasks import Tasks
 from executors.configuration.config import normalise, unsupported_features, validate
 from executors.repository.model_directory import ModelDirectory
 from protos.model_config_pb2 import ModelConfig
@@ -88,7 +89,7 @@ class Composition:
         self._waiting: dict[str, frozenset[str]] = {}
         """The same for ensembles whose load failed."""
         self._catalog: Catalog | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def prepare(self, directory: ModelDirectory) -> Find:
         """Load the composing models of an ensemble that are not served (R26); return the function that finds them.
@@ -142,18 +143,14 @@ class Composition:
         """Called when an executor serves a model: load ensembles here that wait for it."""
         waiting = [name for name, models in self._waiting.items() if model in models]
         if waiting and self._catalog is not None and self._catalog.served(model):
-            task = asyncio.get_running_loop().create_task(self._try_again(waiting), name="ensembles that wait")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._try_again(waiting), "ensembles that wait")
 
     async def close(self) -> None:
         """Stop waiting for models of other executors."""
         if self._catalog is not None:
             self._catalog.listeners.remove(self._on_served)
             self._catalog = None
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _cycle(self, name: str, config: ModelConfig) -> tuple[str, ...]:
         def composed_of(model: str) -> list[str]:

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from charonia.errors import CharoniaError
 from charonia.eventlog import port
+from charonia.tasks import insist
 from charonia.wire import BatchHeader
-from executors.announcing import insist
 from executors.batches.sequences import Sequences
 from executors.running.loaded_version import LoadedVersion
 

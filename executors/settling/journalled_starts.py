@@ -13,6 +13,7 @@ from collections.abc import Collection
 from charonia import keys
 from charonia.errors import LogUnavailable
 from charonia.eventlog.port import Streams
+from charonia.tasks import Tasks
 from executors.running.submitted_batch import SubmittedBatch
 
 from .settlement import start_entry
@@ -30,7 +31,7 @@ class JournalledStarts:
         self._executor = executor
         self._watched: dict[SubmittedBatch, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def watch(self, batch: SubmittedBatch) -> None:
         """Report the start of a batch 10 to 20 ms after it starts, unless it has ended by then."""
@@ -73,8 +74,7 @@ class JournalledStarts:
         if self._timer is not None:
             self._timer.cancel()
         self._watched.clear()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     def _arm(self) -> None:
         if self._timer is None:
@@ -84,9 +84,7 @@ class JournalledStarts:
         self._timer = None
         for batch in [batch for batch in self._watched if batch.planned]:
             del self._watched[batch]
-            task = asyncio.get_running_loop().create_task(self.report(batch))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self.report(batch))
         if self._watched:
             self._arm()
 

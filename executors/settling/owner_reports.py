@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import Fields, Streams
+from charonia.tasks import insist
 from charonia.wire import BatchHeader
-from executors.announcing import insist
 
 
 class OwnerReports:

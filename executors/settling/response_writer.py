@@ -19,9 +19,9 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
+from charonia.tasks import Tasks, insist
 from charonia.tensors import Buffer
 from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord
-from executors.announcing import insist
 from executors.batches.batch_payloads import Payloads
 from executors.running.submitted_batch import SettlePart, SubmittedBatch
 from executors.streams.streamed_batch import Outgoing, StreamedBatch
@@ -56,7 +56,7 @@ class ResponseWriter:
         self._unwritten: dict[StreamedBatch, int] = {}
         self._written = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def open(self, streamed: StreamedBatch, batch: SubmittedBatch, settle: SettlePart) -> None:
         """Accept responses of this batch from now on. `settle` settles requests that end."""
@@ -77,7 +77,7 @@ class ResponseWriter:
         self._unwritten[outgoing.batch] += 1
         self._waiting.append(outgoing)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._write_all(), name="responses")
+            self._task = self._tasks.spawn(self._write_all(), "responses")
 
     def freed(self, streamed: StreamedBatch) -> None:
         """Notify the owner that the batch's instance is free, unless the batch ends at once."""
@@ -101,10 +101,7 @@ class ResponseWriter:
 
     async def closed(self) -> None:
         """Abandon what the log has not taken."""
-        tasks = [*self._tasks, *([self._task] if self._task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -112,11 +109,7 @@ class ResponseWriter:
         known = self._open.get(streamed)
         if known is None or streamed.all_ended or known[0].header is None:
             return
-        task = asyncio.get_running_loop().create_task(
-            self._reports.send(known[0].header, _freed(self._executor, known[0]))
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._reports.send(known[0].header, _freed(self._executor, known[0])))
 
     async def _write_all(self) -> None:
         try:
@@ -143,7 +136,7 @@ class ResponseWriter:
         by_batch: dict[StreamedBatch, list[Outgoing]] = {}
         for one in waiting:
             by_batch.setdefault(one.batch, []).append(one)
-        facts: list[Awaitable[None]] = []
+        facts: list[Awaitable[object]] = []
         for streamed, ones in by_batch.items():
             if (known := self._open.get(streamed)) is not None:
                 facts += self._first_responses(streamed, known[0], ones)
@@ -152,7 +145,7 @@ class ResponseWriter:
             await asyncio.gather(*facts)
             facts.clear()
             await self._keep(by_batch)
-        settlements: list[Awaitable[None]] = []
+        settlements: list[Awaitable[object]] = []
         sent: list[tuple[str, bytes]] = []
         for streamed, ones in by_batch.items():
             known = self._open.get(streamed)
@@ -178,7 +171,7 @@ class ResponseWriter:
 
     async def _keep(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
         """Store the responses of jobs, all but final ones. A job that takes no more is cancelled."""
-        keeping: list[Awaitable[None]] = []
+        keeping: list[Awaitable[object]] = []
         for streamed, ones in by_batch.items():
             known = self._open.get(streamed)
             if known is None or not any(record.is_job for record in known[0].records):
@@ -207,7 +200,7 @@ class ResponseWriter:
 
     def _first_responses(
         self, streamed: StreamedBatch, batch: SubmittedBatch, ones: list[Outgoing]
-    ) -> list[Awaitable[None]]:
+    ) -> list[Awaitable[object]]:
         """Report the requests that have a first response here: to the owner, and with marks for the next owner.
 
         Requests that end in the same write are left out, except jobs, whose responses can be read before their end.
@@ -217,7 +210,7 @@ class ResponseWriter:
         if not begun or batch.header is None:
             return []
         ids = [batch.records[index].id for index in sorted(begun)]
-        reports: list[Awaitable[None]] = [self._reports.send(batch.header, _begun(self._executor, batch, ids))]
+        reports: list[Awaitable[object]] = [self._reports.send(batch.header, _begun(self._executor, batch, ids))]
         if not streamed.batch.interface.repeatable:
             key, times = keys.visible(batch.header.model), dict.fromkeys(ids, wall_ns() // 1000)
             reports.append(insist(lambda: self._log.set_times(key, times), _NOT_TAKEN))

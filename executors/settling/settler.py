@@ -17,8 +17,8 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobState
+from charonia.tasks import insist
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED
-from executors.announcing import insist
 from executors.batches.accounting import Executed, increments
 from executors.batches.batch_payloads import Payloads
 from executors.metrics import ExecutorMetrics

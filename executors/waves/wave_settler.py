@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from charonia import failpoints, keys
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import Reply, Work
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
+from charonia.tasks import Tasks, insist
 from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
-from executors.announcing import insist
 from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import ExecutorMetrics
 from executors.running.loaded_version import LoadedVersion
@@ -42,7 +41,7 @@ _UNCOUNTED_S = 0.001
 
 
 class WaveSettler:
-    """Settles one executor's waves. `spawn` runs writes that are repeated until the log takes them."""
+    """Settles one executor's waves. `tasks` holds writes that are repeated until the log takes them."""
 
     def __init__(
         self,
@@ -50,14 +49,14 @@ class WaveSettler:
         executor: str,
         metrics: ExecutorMetrics,
         sockets: ReplySockets,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        tasks: Tasks,
         reports: OwnerReports,
     ) -> None:
         self._log = log
         self._executor = executor
         self._metrics = metrics
         self._sockets = sockets
-        self._spawn = spawn
+        self._tasks = tasks
         self._reports = reports
         self._gathered: dict[bytes, list[_Answered]] = {}
         self._told: set[str] = set()
@@ -131,7 +130,7 @@ class WaveSettler:
             return
         else:
             fields = batch_finished(self._executor, header.batch_id)
-        self._spawn(self._reports.send(header, fields))
+        self._tasks.spawn(self._reports.send(header, fields))
 
     # -- deletions ----------------------------------------------------------------------------------------------------
 
@@ -180,7 +179,7 @@ class WaveSettler:
                 asyncio.get_running_loop().call_later(_RETRY_S, attempt)
                 return
             if result < len(entry_ids):  # an owner has burst some, or an earlier attempt has settled them
-                self._spawn(self._settle_burst(answered, len(entry_ids) - result, unsure))
+                self._tasks.spawn(self._settle_burst(answered, len(entry_ids) - result, unsure))
             else:
                 self._ended()
 
