@@ -37,16 +37,15 @@ from .batches.accounting import Death, Executed
 from .batches.batch_payloads import Payloads
 from .batches.wave_execution import ExecutedWaves
 from .metrics import ExecutorMetrics
-from .running.loaded_version import LoadedVersion
+from .running.instance_pool import LoadedVersion
 from .running.submitted_batch import Responses, SubmittedBatch, decode_entry
+from .settling.batch_reports import JournalledStarts, OwnerReports
 from .settling.checkpoints import is_late, restore
-from .settling.journalled_starts import JournalledStarts
-from .settling.owner_reports import OwnerReports
+from .settling.reply_sockets import ReplySockets
 from .settling.response_writer import ResponseWriter
 from .settling.settlement import batch_died
 from .settling.settler import Outcome, Settler
-from .waves.reply_sockets import ReplySockets
-from .waves.wave_settler import WaveSettler
+from .settling.wave_settler import WaveSettler
 
 _log = logging.getLogger(__name__)
 

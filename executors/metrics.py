@@ -77,7 +77,7 @@ class ExecutorMetrics(Collector):
         self._invalid = 0
         self.log_epoch_changes: Callable[[], int] = lambda: 0
         self.before_collecting: Callable[[], None] = lambda: None
-        """Called before a scrape, to update totals that are counted elsewhere (`executors.waves.wave_settler`)."""
+        """Called before a scrape, to update totals that are counted elsewhere (`executors.settling.wave_settler`)."""
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 

@@ -51,11 +51,10 @@ from .loading.loader import Loader
 from .loading.placement_rules import PlacementRules
 from .metrics import ExecutorMetrics
 from .repository.model_repository import ModelRepository
-from .running.limiter_metrics import LimiterMetrics
+from .running.limiter_reports import LimiterMetrics, WaitReports
 from .running.submitted_batch import SubmittedBatch
 from .settling.checkpoints import Checkpoints
-from .settling.wait_reports import WaitReports
-from .waves.reply_sockets import ReplySockets
+from .settling.reply_sockets import ReplySockets
 
 _log = logging.getLogger(__name__)
 

@@ -29,9 +29,7 @@ from executors.repository import overrides
 from executors.repository.model_directory import ModelDirectory
 from executors.repository.model_repository import ModelRepository
 from executors.running.health import HealthWatch
-from executors.running.instance_pool import Hung
-from executors.running.loaded_version import LoadedVersion
-from executors.waves.eligibility import takes_waves
+from executors.running.instance_pool import Hung, LoadedVersion
 from protos.model_config_pb2 import ModelConfig
 
 from .directories import Directories
@@ -356,7 +354,7 @@ class Deployment:
             loaded.source.config.SerializeToString(deterministic=True),
             loaded.labels,
             loaded.load_ns,
-            takes_waves(loaded),
+            loaded.takes_waves,
         )
 
     def withdraw(self, loaded: LoadedVersion) -> None:

@@ -24,7 +24,7 @@ from executors.announcing import Announcer
 from executors.host.memory import release_free_memory, tree_bytes
 from executors.repository.files import walk
 from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
-from executors.running.loaded_version import LoadedVersion
+from executors.running.instance_pool import LoadedVersion
 from executors.settling.checkpoints import end_leaving
 from protos.model_config_pb2 import ModelConfig
 

@@ -15,7 +15,7 @@ from charonia.tasks import Tasks
 from executors.announcing import Announcer
 from executors.metrics import ExecutorMetrics
 from executors.repository import overrides
-from executors.running.loaded_version import LoadedVersion
+from executors.running.instance_pool import LoadedVersion
 from executors.settling.checkpoints import end_leaving
 
 from .lifecycle import Lifecycle

@@ -32,17 +32,16 @@ from executors.configuration.io_validation import check_reshapes
 from executors.configuration.time_parameters import max_execution_s
 from executors.host.host_policy import HostPolicies
 from executors.isolation.isolated_instance import create_isolated, wants_process
-from executors.loading.strategy_checks import check_strategy
 from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
 from executors.repository.repository_agents import RepositoryAgents
 from executors.running.health import interval_s
-from executors.running.instance_pool import InstancePool
-from executors.running.loaded_version import LoadedVersion
+from executors.running.instance_pool import InstancePool, LoadedVersion
 from executors.running.resource_grants import ResourceGrants
 from protos.model_config_pb2 import ModelConfig
 
 from .composition import completed_ensemble, is_ensemble
 from .resizing import change_of
+from .strategy_checks import check_strategy
 from .warmup import warmup_records
 
 _log = logging.getLogger(__name__)

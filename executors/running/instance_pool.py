@@ -15,13 +15,17 @@ from charonia.backend import (
     InstanceDied,
     InstanceSpec,
     LateAnswering,
+    ModelSource,
     RequestInstance,
     SelfCheckingInstance,
     StreamingInstance,
 )
+from charonia.batch_strategies import PARAMETER as STRATEGY
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, Unsupported
+from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import InstanceGroup, ModelInterface
+from charonia.models.latency_target import PARAMETER as TARGET
 from charonia.wire import RequestRecord
 from executors.batches.accounting import Death, Executed
 from executors.batches.assembly import Planner
@@ -29,11 +33,11 @@ from executors.batches.execution import Batch
 from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequences import Sequences
 
+from .health import DEFAULT_INTERVAL_S
 from .resource_grants import RateLimitedQueue, ResourceGrants
 from .stream_workers import StreamWorker
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
-from .thread_queue import ThreadQueue
-from .workers import Instance, TaskWorker, ThreadWorker, Worker
+from .workers import Instance, TaskWorker, ThreadQueue, ThreadWorker, Worker
 
 Create = Callable[[InstanceSpec], Awaitable[Instance]]
 Hung = Callable[[SubmittedBatch, Death], None]
@@ -385,6 +389,44 @@ class InstancePool:
                 self.on_hung(batch, Death(worker.spec.name, text, worker.stack()))
             self._finished(1)
         return max(wait_s, _MIN_WATCH_S)
+
+
+@dataclass(slots=True, eq=False)
+class LoadedVersion:
+    """One loaded version of a model: its source, interface and instances. `executors.loading.loader` makes it."""
+
+    model: str
+    """The model's key."""
+    source: ModelSource
+    interface: ModelInterface
+    content_hash: str
+    pool: InstancePool
+    labels: dict[str, list[str]]
+    warmed: list[tuple[Sequence[RequestRecord], Executed]]
+    """The results of its warm-up, which are counted (I12)."""
+    load_ns: int
+    health_interval_s: float = DEFAULT_INTERVAL_S
+    health: asyncio.Task[None] | None = None
+    """The task of its health checks while it is served (P6)."""
+    version: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.version = self.source.version
+
+    @property
+    def takes_waves(self) -> bool:
+        """Whether its requests may come as waves: they may share any batch they fit, and are answered together."""
+        interface, block = self.interface, self.interface.dynamic_batching
+        if self.pool.streams or interface.decoupled or interface.sequence_batching is not None:
+            return False
+        if interface.scheduling == ENSEMBLE_SCHEDULING:
+            return False  # its owner runs it, and it may contain sequence models
+        if interface.has_ragged_input or STRATEGY in interface.parameters or TARGET in interface.parameters:
+            return False
+        if block is None:
+            return True
+        whole = {max(1, interface.max_batch_size)}
+        return not block.preserve_ordering and set(block.preferred_batch_sizes) <= whole
 
 
 async def _warm_up(

@@ -1,7 +1,7 @@
 """Workers for streaming instances, whose requests may have several responses.
 
 An instance that frees its batch gets the next one. The freed batch continues as a task until its requests have ended.
-`executors.streams.streamed_batch` tracks the responses, `executors.settling.response_writer` writes them.
+`executors.running.streamed_batch` tracks the responses, `executors.settling.response_writer` writes them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from charonia import failpoints
-from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, SelfCheckingInstance, StreamingInstance
+from charonia.backend import (
+    InstanceDied,
+    InstanceSpec,
+    ModelRequest,
+    ModelResponse,
+    ResponseStream,
+    SelfCheckingInstance,
+    StreamingInstance,
+)
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
 from executors.batches.accounting import OTHER, Death, Executed
 from executors.batches.assembly import request_inputs
 from executors.batches.execution import Batch, Planned, model_request
-from executors.streams.flow_control import FlowControl
-from executors.streams.sequence_steps import execute_steps
-from executors.streams.streamed_batch import Outgoing, StreamedBatch, StreamRun
+from executors.batches.sequence_batch import BatchSteps
 
+from .streamed_batch import FlowControl, Outgoing, StreamedBatch, StreamRun
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
 from .workers import Pool, Worker, close_instance_of, self_checking
 
@@ -317,3 +324,86 @@ class _Collector:
 
     def freed(self, streamed: StreamedBatch) -> None:
         """Do nothing: no batch waits for the slot of a warm-up."""
+
+
+async def execute_steps(
+    instance: StreamingInstance,
+    steps: BatchSteps,
+    indices: Sequence[int],
+    requests: Sequence[ModelRequest],
+    responses: ResponseStream,
+) -> None:
+    """Call `StreamingInstance.execute_stream` for the requests at `indices` of their batch. Raises what it raises."""
+    if steps.clears_slots:
+        steps.clears_slots = False
+        await _execute_null_requests(instance, steps.null_requests(requests[0]))
+    spread = steps.spread(indices, requests)
+    if len(spread) == len(requests):
+        await instance.execute_stream(requests, responses)
+        return
+    places = {id(request): number for number, request in enumerate(requests)}
+    numbers = [places.get(id(request)) for request in spread]
+    await instance.execute_stream(spread, _SlotResponses(responses, numbers))
+
+
+async def _execute_null_requests(instance: StreamingInstance, requests: Sequence[ModelRequest]) -> None:
+    """Run null requests; returns when the instance can take the next call."""
+    discarded = _DiscardedResponses()
+    call = asyncio.ensure_future(instance.execute_stream(requests, discarded))
+    freed = asyncio.ensure_future(discarded.freed.wait())
+    try:
+        await asyncio.wait({call, freed}, return_when=asyncio.FIRST_COMPLETED)
+        if call.done():
+            call.result()
+    except InstanceDied:
+        raise
+    except Exception as error:  # no request is affected
+        _log.warning("empty slots could not be executed: %s", error)
+    finally:
+        for one in (call, freed):
+            one.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await call
+
+
+class _SlotResponses:
+    """A `ResponseStream` over slots. `numbers` maps a slot to the number of its request, None for a null request."""
+
+    def __init__(self, responses: ResponseStream, numbers: Sequence[int | None]) -> None:
+        self._responses = responses
+        self._numbers = numbers
+
+    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        number = self._numbers[index]
+        if number is not None:
+            self._responses.send(number, response, final=final)
+
+    @property
+    def full(self) -> bool:
+        return self._responses.full
+
+    @property
+    def blocked(self) -> bool:
+        return self._responses.blocked
+
+    async def drain(self) -> None:
+        await self._responses.drain()
+
+    def free(self) -> None:
+        self._responses.free()
+
+
+class _DiscardedResponses:
+    """A `ResponseStream` that drops all responses."""
+
+    full = blocked = False
+
+    def __init__(self) -> None:
+        self.freed = asyncio.Event()
+
+    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def free(self) -> None:
+        self.freed.set()

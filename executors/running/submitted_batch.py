@@ -22,11 +22,12 @@ from executors.batches.sequences import KnownSequence
 
 if TYPE_CHECKING:
     from executors.batches.wave_execution import ExecutedWaves, PutColumns, WaveBatch
-    from executors.streams.streamed_batch import Outgoing, StreamedBatch
+
+    from .streamed_batch import Outgoing, StreamedBatch
 
 
 class WaveAnswers(Protocol):
-    """Answers executed waves. Implemented by `executors.waves.wave_settler.WaveSettler`."""
+    """Answers executed waves. Implemented by `executors.settling.wave_settler.WaveSettler`."""
 
     def answer(self, batch: SubmittedBatch, executed: ExecutedWaves) -> None:
         """Send the answers that can be sent at once. Called in the instance's thread."""

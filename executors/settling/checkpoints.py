@@ -17,7 +17,7 @@ from charonia.eventlog import port
 from charonia.tasks import insist
 from charonia.wire import BatchHeader
 from executors.batches.sequences import Sequences
-from executors.running.loaded_version import LoadedVersion
+from executors.running.instance_pool import LoadedVersion
 
 _log = logging.getLogger(__name__)
 

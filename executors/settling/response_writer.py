@@ -23,10 +23,10 @@ from charonia.tasks import Tasks, insist
 from charonia.tensors import Buffer
 from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord
 from executors.batches.batch_payloads import Payloads
+from executors.running.streamed_batch import Outgoing, StreamedBatch
 from executors.running.submitted_batch import SettlePart, SubmittedBatch
-from executors.streams.streamed_batch import Outgoing, StreamedBatch
 
-from .owner_reports import OwnerReports
+from .batch_reports import OwnerReports
 
 _log = logging.getLogger(__name__)
 

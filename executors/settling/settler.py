@@ -22,11 +22,10 @@ from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FL
 from executors.batches.accounting import Executed, increments
 from executors.batches.batch_payloads import Payloads
 from executors.metrics import ExecutorMetrics
-from executors.running.loaded_version import LoadedVersion
+from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
 
-from .journalled_starts import JournalledStarts
-from .owner_reports import OwnerReports
+from .batch_reports import JournalledStarts, OwnerReports
 from .settlement import (
     Settlement,
     batch_died,

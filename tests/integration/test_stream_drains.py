@@ -26,7 +26,7 @@ from charonia.facts.events import (
     pack_fact,
 )
 from executors.backends import registry
-from executors.streams import flow_control
+from executors.running import streamed_batch
 
 
 @pytest.fixture(autouse=True)
@@ -154,7 +154,7 @@ class StalledLog(MemoryLog):
 
 
 async def test_a_model_is_slowed_while_the_log_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow_control, "MAX_UNWRITTEN_BYTES", 10_000)
+    monkeypatch.setattr(streamed_batch, "MAX_UNWRITTEN_BYTES", 10_000)
     log = StalledLog()
     async with running(tmp_path, log=log) as bench:
         reader = Reader(bench)

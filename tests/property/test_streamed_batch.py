@@ -19,8 +19,7 @@ from executors.batches.assembly import Planner, groups
 from executors.batches.execution import Batch
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
-from executors.streams.flow_control import FlowControl
-from executors.streams.streamed_batch import Outgoing, StreamedBatch
+from executors.running.streamed_batch import FlowControl, Outgoing, StreamedBatch
 
 CONFIG = """
 name: "m" backend: "python" max_batch_size: 8 model_transaction_policy { decoupled: %s }

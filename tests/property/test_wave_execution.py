@@ -36,7 +36,7 @@ from executors.batches.accounting import increments
 from executors.batches.assembly import Planner, Workspace
 from executors.batches.execution import Batch
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
-from executors.waves.counting import WaveCounts
+from executors.settling.wave_settler import WaveCounts
 
 SIX = replace(MODEL, max_batch_size=6)
 STRINGS = replace(

@@ -210,7 +210,7 @@ class World:
         return Situation(instances, tuple(holders), calls, slots, self.notes())
 
     def notes(self, number: int = 0) -> dict[str, TurnsNote]:
-        """As executors tell it (`executors.settling.wait_reports`)."""
+        """As executors tell it (`executors.running.limiter_reports`)."""
         found: dict[str, TurnsNote] = {}
         for executor, turnstile in self.turnstiles.items() if self.limited else ():
             told = [turns.snapshot(model, 1) for (where, model), turns in self.turns.items() if where == executor]

@@ -29,7 +29,7 @@ from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Memory, Sequences
 from executors.configuration.config import normalise
-from executors.running.loaded_version import LoadedVersion
+from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.settler import Settler
 from protos.model_config_pb2 import ModelConfig

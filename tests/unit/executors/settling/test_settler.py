@@ -34,10 +34,9 @@ from executors.batches.accounting import Executed, Execution
 from executors.batches.assembly import RequestPlan
 from executors.batches.batch_payloads import Payloads
 from executors.metrics import ExecutorMetrics
-from executors.running.loaded_version import LoadedVersion
+from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
-from executors.settling.journalled_starts import JournalledStarts
-from executors.settling.owner_reports import OwnerReports
+from executors.settling.batch_reports import JournalledStarts, OwnerReports
 from executors.settling.settler import Outcome, Settler
 
 REQUEST_ID = b"r" * 16

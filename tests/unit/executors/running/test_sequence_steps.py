@@ -16,7 +16,7 @@ from charonia.tensors import Tensor
 from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequence_tensors import SequenceTensors, Step
 from executors.configuration.config import normalise
-from executors.streams.sequence_steps import execute_steps
+from executors.running.stream_workers import execute_steps
 from protos.model_config_pb2 import ModelConfig
 
 TEXT = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executors.streams.response_order import ResponseOrder
+from executors.running.response_order import ResponseOrder
 
 
 def test_the_first_open_request_streams_and_others_wait() -> None:

@@ -1,4 +1,4 @@
-"""Records in journals that executions have started: long ones separately, short ones together with their end.
+"""Reports on batches besides their results: to the owners that dispatched them, and starts to journals.
 
 Nearly every batch ends within milliseconds, and a separate write for each would cost more than it tells. Until the
 start is recorded, the attempt is known from the `batched` entry that the owner wrote before it dispatched the batch.
@@ -12,8 +12,10 @@ from collections.abc import Collection
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.port import Streams
-from charonia.tasks import Tasks
+from charonia.eventlog.local_link import LocalLink
+from charonia.eventlog.port import Fields, Streams
+from charonia.tasks import Tasks, insist
+from charonia.wire import BatchHeader
 from executors.running.submitted_batch import SubmittedBatch
 
 from .settlement import start_entry
@@ -23,8 +25,30 @@ _log = logging.getLogger(__name__)
 _DELAY_S = 0.01
 
 
+class OwnerReports:
+    """Sends one executor's reports to owners through the log, or over `link` to the batcher in this process."""
+
+    def __init__(self, log: Streams, link: LocalLink | None) -> None:
+        self._log = log
+        self._link = link
+
+    async def send(self, header: BatchHeader, fields: Fields) -> None:
+        """Report facts, given as fields of an entry, repeating until the log takes them."""
+        if header.report_to:
+            await insist(lambda: self._log.append(header.report_to, fields), "the report of a batch cannot be written")
+        else:
+            self.hand(header, fields)
+
+    def hand(self, header: BatchHeader, fields: Fields) -> None:
+        """Report facts at once to an owner in this process. Does nothing for a forged header that names no owner."""
+        if self._link is not None:
+            self._link.reports[header.model].hand(fields)
+
+
 class JournalledStarts:
-    """Reports the starts of one executor's batches that have journalled requests. Used in the event loop only."""
+    """Reports the starts of one executor's batches that have journalled requests: long ones separately, short ones
+    together with their end. Used in the event loop only.
+    """
 
     def __init__(self, log: Streams, executor: str) -> None:
         self._log = log

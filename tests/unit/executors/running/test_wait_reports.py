@@ -12,9 +12,9 @@ from memory_log.log import MemoryLog
 from charonia import keys
 from charonia.facts.resource_waits import TurnsNote
 from charonia.models.interface import InstanceGroup, ResourceNeed
+from executors.running.limiter_reports import WaitReports
 from executors.running.rate_limiter import RateLimiter
 from executors.running.resource_grants import ResourceGrants
-from executors.settling.wait_reports import WaitReports
 
 
 async def test_what_waits_at_two_looks_is_told_while_calls_are_open() -> None:

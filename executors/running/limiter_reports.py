@@ -1,22 +1,56 @@
-"""Reports batches that wait long for resources, so that batchers can detect cycles of calls between models.
+"""Reports on the rate limiter: to Prometheus, and to batchers, which detect cycles of calls between models.
 
-Used only with rate limits (Q1), and only while models of this executor have open calls: else no holder of a resource
-waits for anything. The report is a note in the log (`charonia.facts.resource_waits`).
+The report to batchers is a note in the log (`charonia.facts.resource_waits`) on batches that wait long for resources.
+It is written only while models of this executor have open calls: otherwise no holder of a resource waits for anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import Notes
 from charonia.facts.resource_waits import TTL_S, TurnsNote
-from executors.running.loaded_version import LoadedVersion
-from executors.running.rate_limiter import RateLimiter
-from executors.running.submitted_batch import SubmittedBatch
+
+from .instance_pool import LoadedVersion
+from .rate_limiter import GLOBAL, RateLimiter
+from .submitted_batch import SubmittedBatch
+
+
+class LimiterMetrics(Collector):
+    """Reads the limiter when scraped. `waiting` yields (model, version, number of requests that wait for resources)."""
+
+    def __init__(self, limiter: RateLimiter, waiting: Callable[[], Iterable[tuple[str, int, int]]]) -> None:
+        self._limiter = limiter
+        self._waiting = waiting
+
+    def collect(self) -> Iterator[Metric]:
+        # adds to the owner's count, which does not include dispatched requests that have not started
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count",
+            "Instantaneous number of pending requests awaiting execution per-model.",
+            labels=("model", "version"),
+        )
+        for model, version, requests in self._waiting():
+            pending.add_metric((model, str(version)), requests)
+        yield pending
+        labels = ("resource", "device")
+        there = GaugeMetricFamily("charonia_rate_limit_resources", "How much there is of a resource", labels=labels)
+        held = GaugeMetricFamily("charonia_rate_limit_held", "How much of it executions hold", labels=labels)
+        used = self._limiter.used()
+        for (device, name), count in sorted(self._limiter.counts().items()):
+            where = (name, "global" if device == GLOBAL else str(device))
+            there.add_metric(where, count)
+            held.add_metric(where, used.get((device, name), 0))
+        yield there
+        yield held
+
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,0 @@
-"""Tracks batches whose requests may have several responses.
-
-May import `batches`. Begin reading at `streamed_batch`.
-"""
