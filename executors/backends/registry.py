@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from charonia.backend import ENTRY_POINT_GROUP, Backend, ModelSource
 from charonia.errors import InvalidArgument, Unsupported
 
-from .python.runtime_file import RUNTIME, python_based
+from .python.process_settings import RUNTIME, python_based
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

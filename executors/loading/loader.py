@@ -21,7 +21,7 @@ from charonia.models.ensemble import Find
 from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.metric_control import unknown_families
 from charonia.wire import RequestRecord
-from executors.backends.python.runtime_file import python_based
+from executors.backends.python.process_settings import python_based
 from executors.backends.registry import BackendRegistry, prefers_gpu
 from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Memory, Sequences

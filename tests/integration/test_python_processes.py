@@ -106,7 +106,7 @@ async def test_giving_up_a_call_disturbs_nothing(load: Load) -> None:
 
 
 async def test_a_model_that_does_not_finalize_is_ended(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executors.backends.python.time_limits.FINALIZE_S", 0.2)
+    monkeypatch.setattr("executors.backends.python.process_settings.FINALIZE_S", 0.2)
     instance = await load("""
         import time
 

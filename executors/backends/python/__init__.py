@@ -6,7 +6,7 @@ It has two halves that share only `protocol`:
     model side      stub, api                                         blocking; imports little: NumPy, msgpack
 
 The model side runs as `executors.backends.python.stub.model_process`, which imports this package first, so the backend
-class is imported lazily. May import `configuration`, `repository` and `host`. Begin reading at `python_instance`.
+class is imported lazily. May import `configuration`, `repository` and `host`. Begin reading at `python_backend`.
 """
 
 from __future__ import annotations

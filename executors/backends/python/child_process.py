@@ -19,10 +19,9 @@ from typing import Any, Protocol
 from charonia.backend import InstanceDied
 from executors.host.output import OutputLines
 
-from .child_pipes import FrameProtocol, OutputProtocol
 from .custom_metrics import Board
 from .environments.environments import Interpreter
-from .protocol.frames import Buffer, Frame, Kind, pack
+from .protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from .protocol.shared_slots import ExecutorSlots
 from .protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
@@ -266,9 +265,9 @@ class ChildProcess:
                 self.slots.close_descriptor()
         try:
             ours.setblocking(False)
-            self._transport, _ = await self._loop.create_unix_connection(lambda: FrameProtocol(self), sock=ours)
+            self._transport, _ = await self._loop.create_unix_connection(lambda: _FrameProtocol(self), sock=ours)
             self._output_transport, _ = await self._loop.connect_read_pipe(
-                lambda: OutputProtocol(self), os.fdopen(read_end, "rb", 0)
+                lambda: _OutputProtocol(self), os.fdopen(read_end, "rb", 0)
             )
         except BaseException:
             self.kill("it could not be connected")
@@ -385,3 +384,43 @@ class ChildProcess:
 def _write_to_stderr(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
+
+
+class _FrameProtocol(asyncio.BufferedProtocol):
+    """Reads frames from the executor's end of the socket."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._reader = FrameReader()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for frame in self._reader.received(nbytes):
+                self._child.frame_received(frame)
+        except (FrameError, ValueError, TypeError, IndexError) as error:
+            self._child.kill(f"it does not keep to the protocol: {error}")
+
+    def pause_writing(self) -> None:
+        self._child.may_write(False)
+
+    def resume_writing(self) -> None:
+        self._child.may_write(True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._child.connection_ended()
+
+
+class _OutputProtocol(asyncio.Protocol):
+    """Reads the output of the process from its pipe."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+
+    def data_received(self, data: bytes) -> None:
+        self._child.output_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._child.stream_ended()

@@ -1,42 +1,34 @@
 """A python model's instance: a `RequestInstance`, `ColumnInstance` and `StreamingInstance` over one model process.
 
-It also makes the error texts of failed loads.
+`python_backend` starts the process and loads the model.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
 from charonia.backend import (
     ColumnOutput,
     InstanceDied,
-    InstanceSpec,
     ModelCalls,
     ModelRequest,
     ModelResponse,
-    ModelSource,
     RequestColumns,
     ResponseStream,
 )
-from charonia.errors import CharoniaError, InternalError
-from charonia.models.json_form import to_json
+from charonia.errors import InternalError
 from executors.configuration.time_parameters import MAX_EXECUTION
 
 from .child_process import ChildProcess
-from .custom_metrics import Board, CustomMetrics
-from .environments.environments import interpreter
-from .exchange import columns_content, failure_of, outputs_of, requests_content, responses_of
+from .exchange import columns_content, failure_of, outputs_of, requests_content, response_of, responses_of
 from .model_calls import Batch, PendingModelCalls
+from .process_settings import Limits
 from .protocol.frames import Buffer, Frame, FrameError, Kind
 from .protocol.shared_slots import ExecutorSlots
-from .response_streams import SingleResponses, StreamedResponses
-from .runtime_file import code_file, mentions
-from .time_limits import Limits
 
 _log = logging.getLogger(__name__)
 
@@ -245,100 +237,6 @@ class PythonInstance:
         await self._child.close(self._limits.finalize_s)
 
 
-async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonInstance:
-    """Start a process and initialise the model in it. Raises a `CharoniaError` with the reason (P3)."""
-    source = spec.source
-    limits = Limits.of(source)
-    content = {"location": location(source), "args": initialize_args(spec), "outputs": list(spec.interface.outputs)}
-    slots = None if spec.interface.decoupled else _slots()
-    child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source), slots)
-    instance = PythonInstance(child, limits, source.name, spec.calls)
-    instance.decoupled = spec.interface.decoupled
-    frame = await _load_call(child, Kind.INITIALIZE, content, limits)
-    if frame.kind is Kind.FAILED:
-        await child.close(limits.finalize_s)
-        raise failure_of(frame)
-    instance.checks_health = frame.content() is True
-    instance.answers_later = await asyncio.to_thread(mentions, source, "get_response_sender")
-    return instance
-
-
-async def completed_config(source: ModelSource) -> str | None:
-    """Return the result of the model's `auto_complete_config` as JSON text; None if it has no such function (P2)."""
-    limits = Limits.of(source)
-    child = await _spawn(source, f"{source.name}_autocomplete", limits)
-    content = {"location": location(source), "config": json.dumps(to_json(source.config))}
-    try:
-        frame = await _load_call(child, Kind.AUTO_COMPLETE, content, limits)
-        if frame.kind is Kind.FAILED:
-            raise failure_of(frame)
-        completed = frame.content()
-        return completed if completed is None else str(completed)
-    finally:
-        await child.close(limits.finalize_s)
-
-
-def location(source: ModelSource) -> list[str]:
-    """The location of the model's code, for the model process."""
-    return [source.name, str(source.version), str(source.directory.absolute()), str(code_file(source))]
-
-
-def initialize_args(spec: InstanceSpec) -> dict[str, str]:
-    """The `args` of `initialize`: strings only (P3). A CPU instance has device id 0, as models expect."""
-    source = spec.source
-    return {
-        "model_config": json.dumps(to_json(source.config)),
-        "model_instance_kind": spec.kind.removeprefix("KIND_"),
-        "model_instance_device_id": str(max(0, spec.device_id)),
-        "model_instance_name": spec.name,
-        "model_repository": str(source.directory.absolute()),
-        "model_version": str(source.version),
-        "model_name": source.name,
-    }
-
-
-async def _spawn(
-    source: ModelSource,
-    instance: str,
-    limits: Limits,
-    cores: frozenset[int] = frozenset(),
-    board: Board | None = None,
-    slots: ExecutorSlots | None = None,
-) -> ChildProcess:
-    try:
-        words = await asyncio.to_thread(interpreter, source)
-        return await ChildProcess.spawn(source.name, instance, words, limits.start_s, cores, board, slots)
-    except BaseException as failure:
-        if board is not None:
-            board.close(died=False)
-        if slots is not None:
-            slots.close_descriptor()
-        if isinstance(failure, InstanceDied):
-            raise _load_error(failure) from None
-        if isinstance(failure, OSError):
-            raise InternalError(f"Stub process '{instance}' could not be started: {failure}") from failure
-        raise
-
-
-async def _load_call(child: ChildProcess, kind: Kind, content: Any, limits: Limits) -> Frame:
-    try:
-        return await child.call(kind, content, ceiling_s=limits.load_s, ceiling="charonia.max_load_s")
-    except InstanceDied as death:
-        raise _load_error(death) from None
-    except BaseException:
-        child.kill("the load was cancelled")
-        raise
-
-
-def _slots() -> ExecutorSlots | None:
-    """Memory to share with a process; without it, columns are sent in frames."""
-    try:
-        return ExecutorSlots()
-    except OSError as error:
-        _log.warning("columns of python models travel in frames, there is no memory to share: %s", error)
-        return None
-
-
 def _outputs_in(
     slots: ExecutorSlots | None, expected: tuple[int, int] | None, sizes: Sequence[int]
 ) -> Sequence[memoryview]:
@@ -351,6 +249,106 @@ def _failure(text: str) -> ModelResponse:
     return ModelResponse(error=InternalError(text))
 
 
-def _load_error(death: InstanceDied) -> CharoniaError:
-    lines = f" Its last lines:\n{death.stderr}" if death.stderr else ""
-    return InternalError(f"{death}{lines}")
+class StreamedResponses:
+    """Passes responses on. `ended` is done when each request had its final one, or the process has died."""
+
+    def __init__(self, child: ChildProcess, responses: ResponseStream, count: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._child = child
+        self._responses = responses
+        self._count = count
+        self._open = set(range(count))
+        self._waiting: asyncio.Task[None] | None = None
+
+    def response(self, frame: Frame) -> None:
+        """Take one response. Raises `FrameError`."""
+        index, final, response = response_of(frame)
+        if index not in self._open:
+            raise FrameError(f"a response to request {index}, which has had its final one")
+        if final:
+            self._open.discard(index)
+        elif response is None:
+            raise FrameError("a response that is none, and is not final")
+        self._responses.send(index, response, final=final)
+        if not self._open:
+            self._end(None)
+        if self._responses.full and self._waiting is None:
+            self._child.read(False)
+            self._waiting = asyncio.get_running_loop().create_task(self._drain())
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a sender waits until more responses are wanted."""
+        return self._responses.blocked
+
+    def returned(self, responses: Sequence[ModelResponse | None]) -> None:
+        """Take the responses that `execute` of a model that is not decoupled returned. None: a sender answers.
+
+        Raises `FrameError`.
+        """
+        if len(responses) != self._count:
+            raise FrameError(f"{len(responses)} replies to {self._count} requests")
+        for index, response in enumerate(responses):
+            if response is not None and index in self._open:
+                self._open.discard(index)
+                self._responses.send(index, response, final=True)
+        if not self._open:
+            self._end(None)
+
+    def died(self, death: InstanceDied) -> None:
+        self._end(death)
+
+    def _end(self, death: InstanceDied | None) -> None:
+        if self.ended.done():
+            return
+        if death is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(death)
+
+    async def _drain(self) -> None:
+        try:
+            await self._responses.drain()
+        finally:
+            self._waiting = None
+            self._child.read(True)
+
+
+class SingleResponses:
+    """Gathers the responses of senders of a model that is not decoupled: at most one per request."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, ModelResponse] = {}
+        self._death: InstanceDied | None = None
+        self._changed: Callable[[], None] | None = None
+
+    def response(self, frame: Frame) -> None:
+        """Take one response. Raises `FrameError`."""
+        index, _, response = response_of(frame)
+        if response is None:
+            raise FrameError("a response that is none")
+        self._found[index] = response
+        self._tell()
+
+    blocked = False
+
+    def died(self, death: InstanceDied) -> None:
+        self._death = death
+        self._tell()
+
+    def get(self, index: int) -> ModelResponse | None:
+        return self._found.get(index)
+
+    async def wait_for(self, indices: set[int]) -> None:
+        """Wait until all of these have a response. Raises `InstanceDied`."""
+        while not indices <= self._found.keys():
+            if self._death is not None:
+                raise self._death
+            changed = asyncio.Event()
+            self._changed = changed.set
+            await changed.wait()
+
+    def _tell(self) -> None:
+        if self._changed is not None:
+            self._changed()

@@ -7,13 +7,6 @@ reading at `inference`.
 from __future__ import annotations
 
 from .calls import is_model_ready, load_model, unload_model
-from .dtypes import (
-    deserialize_bytes_tensor,
-    numpy_to_triton_type,
-    serialize_byte_tensor,
-    triton_string_to_numpy,
-    triton_to_numpy_type,
-)
 from .errors import TritonError, TritonModelException
 from .inference import (
     TRITONSERVER_MEMORY_CPU,
@@ -30,17 +23,24 @@ from .inference import (
     get_input_tensor_by_name,
     get_output_tensor_by_name,
 )
-from .inference_response import InferenceResponse
 from .logger import Logger
 from .metrics import MetricFamily
 from .model_config import (
     ModelConfig,
     get_input_config_by_name,
+    get_model_dir,
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from .model_dir import get_model_dir
-from .tensor import Tensor
+from .response import InferenceResponse
+from .tensor import (
+    Tensor,
+    deserialize_bytes_tensor,
+    numpy_to_triton_type,
+    serialize_byte_tensor,
+    triton_string_to_numpy,
+    triton_to_numpy_type,
+)
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",

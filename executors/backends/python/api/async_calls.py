@@ -9,7 +9,7 @@ from typing import Any
 
 from .calls import Answer, CallRequest, Sink, executing, response_of, single, starter
 from .errors import TritonModelException
-from .inference_response import InferenceResponse
+from .response import InferenceResponse
 
 
 class AsyncResponseIterator:

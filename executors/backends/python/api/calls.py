@@ -1,6 +1,6 @@
 """Model code's interface for calling models (P13), and for loading and unloading them (P14).
 
-The model process registers an `Exchange` (`stub.broker`) that sends calls to the executor. In other processes there is
+The model process registers an `Exchange` (`stub.channel`) that sends calls to the executor. In other processes there is
 none, and calls fail.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 
 from .errors import TritonError, TritonModelException
-from .inference_response import InferenceResponse
+from .response import InferenceResponse
 from .tensor import Tensor
 
 ONLY_IN_EXECUTE = "BLS is only supported during the 'execute' function."
@@ -57,7 +57,7 @@ class CallRequest(Protocol):
 
 
 class Exchange(Protocol):
-    """Sends calls to the executor, and passes answers to sinks. Implemented by `stub.broker.Broker`."""
+    """Sends calls to the executor, and passes answers to sinks. Implemented by `stub.channel.Broker`."""
 
     @property
     def executes(self) -> bool:

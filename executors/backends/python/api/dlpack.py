@@ -10,13 +10,15 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from .dtypes import Array
 from .errors import TritonModelException
 
 CPU = (1, 0)
 _UNSIGNED = (1, 16)
 _BFLOAT = (4, 16)
+Array = npt.NDArray[Any]
+
 _NAME = b"dltensor"
 _DTYPE_OFFSET = 20
 """The offset of type code and bits (a byte each) in a DLTensor: after data pointer, device (2 x i32) and ndim (i32)."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from . import calls
+from executors.backends.python.api import calls
+
 from .errors import TritonModelException
-from .inference_response import InferenceResponse, parameters_text
-from .response_sender import Outcome, ResponseSender
+from .response import Execution, InferenceResponse, ResponseSender, parameters_text
 from .tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -43,16 +42,6 @@ class InferenceTrace:
         return self._context
 
 
-class Execution(Protocol):
-    """The EXECUTE that a request belongs to. Implemented by `stub.answering.Execution`."""
-
-    decoupled: bool
-
-    def is_cancelled(self, index: int) -> bool: ...
-
-    def outcome(self, index: int, names: list[str]) -> Outcome: ...
-
-
 class InferenceRequest:
     """One request of a batch. Models also make requests to call other models (P13)."""
 
@@ -64,7 +53,7 @@ class InferenceRequest:
     _rescheduled = False
     _execution: Execution | None = None
     _index = 0
-    _outcome: Outcome | None = None
+    _sender: ResponseSender | None = None
 
     def __init__(
         self,
@@ -177,7 +166,7 @@ class InferenceRequest:
         """Set the EXECUTE of this request and its index in it. Internal."""
         self._execution, self._index = execution, index
         if execution.decoupled:
-            self._outcome = execution.outcome(index, self._outputs)
+            self._sender = execution.sender(index, self._outputs)
 
     def is_cancelled(self) -> bool:
         """Whether the request was cancelled: its answer is not read, so the model may stop working on it."""
@@ -191,14 +180,14 @@ class InferenceRequest:
         """
         if self._execution is None:
             raise TritonModelException("Only a request that was given to 'execute' has a response sender.")
-        if self._outcome is None:
-            self._outcome = self._execution.outcome(self._index, self._outputs)
-        return ResponseSender(self._outcome, partial(self._execution.is_cancelled, self._index))
+        if self._sender is None:
+            self._sender = self._execution.sender(self._index, self._outputs)
+        return self._sender
 
     @property
-    def outcome(self) -> Outcome | None:
-        """The state of the answers by senders. Internal."""
-        return self._outcome
+    def sender(self) -> ResponseSender | None:
+        """The sender that answers this request, if it has one. Internal."""
+        return self._sender
 
     def set_release_flags(self, flags: int) -> None:
         """RELEASE_ALL is the default; RELEASE_RESCHEDULE reschedules the request instead of answering it (S41)."""
@@ -222,7 +211,7 @@ class InferenceRequest:
 
     def async_exec(self, decoupled: bool = False) -> Any:
         """The same as an awaitable, for an `async def execute`. The call is sent at once."""
-        from . import async_calls
+        from executors.backends.python.api import async_calls
 
         return async_calls.call_async(self, decoupled)
 

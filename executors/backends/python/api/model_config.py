@@ -1,4 +1,4 @@
-"""The configuration in model code, for `auto_complete_config` and look-ups (P2, P8).
+"""The configuration in model code, for `auto_complete_config` and look-ups (P2, P8), and the model's directory.
 
 `executors.configuration.autocomplete` has the rules. It is imported when a model first completes something, because
 processes that only serve do not need it.
@@ -83,3 +83,16 @@ def _named(tensors: Any, name: str) -> dict[str, Any] | None:
         if tensor["name"] == name:
             return tensor  # type: ignore[no-any-return]
     return None
+
+
+_directory = ""
+
+
+def set_model_dir(directory: str) -> None:
+    global _directory
+    _directory = directory
+
+
+def get_model_dir() -> str:
+    """The version's directory, which contains `model.py`."""
+    return _directory

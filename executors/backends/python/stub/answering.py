@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from executors.backends.python.api.errors import TritonError
-from executors.backends.python.api.inference_response import InferenceResponse
-from executors.backends.python.api.response_sender import Outcome
+from executors.backends.python.api.response import InferenceResponse, ResponseSender
 from executors.backends.python.protocol.frames import Buffer, Kind
 
 ABANDONED = "the model let go of the request without a final response"
@@ -37,7 +36,7 @@ class Sender(Protocol):
 
 
 class Execution:
-    """The requests of one EXECUTE. `describe` converts a response to frame content (`exchange`)."""
+    """The requests of one EXECUTE, for their senders. `describe` converts a response to frame content (`exchange`)."""
 
     def __init__(
         self,
@@ -76,12 +75,12 @@ class Execution:
         if self._limited:
             self._channel.wait_for_window(self.call, index, sent)
 
-    def outcome(self, index: int, names: list[str]) -> Outcome:
-        """Return the outcome through which the request at `index` is answered; `names` are its outputs."""
+    def sender(self, index: int, names: list[str]) -> ResponseSender:
+        """Return the sender of the request at `index`; `names` are its outputs."""
         with self._lock:
             self._open += 1
         self._abandoned.start()
-        return Outcome(_Answers(self, index, names), decoupled=self.decoupled)
+        return ResponseSender(self, index, names)
 
     def respond(self, index: int, names: list[str], response: Any, *, final: bool) -> None:
         self._answered = True
@@ -124,29 +123,6 @@ class Execution:
             self._open -= 1
             if self._open == 0 and self._returned:
                 self._channel.finished(self.call)
-
-
-class _Answers:
-    """Implements `api.response_sender.Answers` for one request."""
-
-    __slots__ = ("_execution", "_index", "_names")
-
-    def __init__(self, execution: Execution, index: int, names: list[str]) -> None:
-        self._execution = execution
-        self._index = index
-        self._names = names
-
-    def respond(self, response: Any, *, final: bool) -> None:
-        self._execution.respond(self._index, self._names, response, final=final)
-
-    def wait_for_window(self, sent: int) -> None:
-        self._execution.wait_for_window(self._index, sent)
-
-    def closed(self) -> None:
-        self._execution.ended()
-
-    def abandoned(self) -> None:
-        self._execution.abandon(self._index)
 
 
 class AbandonedRequests:

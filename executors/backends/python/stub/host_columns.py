@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from executors.backends.python.api.dtypes import BF16, BYTES, triton_to_numpy_type
 from executors.backends.python.api.inference import InferenceRequest
-from executors.backends.python.api.inference_response import InferenceResponse
-from executors.backends.python.api.tensor import Tensor
+from executors.backends.python.api.response import InferenceResponse
+from executors.backends.python.api.tensor import BF16, BYTES, Tensor, triton_to_numpy_type
 from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 
 
@@ -111,7 +110,7 @@ def columns_of(
     for request, answer in zip(requests, answers, strict=True):
         if (
             answer is None
-            or request.outcome is not None
+            or request.sender is not None
             or request.is_rescheduled()
             or answer.error() is not None
             or answer.checked_parameters

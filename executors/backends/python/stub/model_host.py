@@ -20,9 +20,8 @@ from typing import Any
 from executors.backends.python import api
 from executors.backends.python.api.errors import TritonError, TritonModelException
 from executors.backends.python.api.inference import InferenceRequest, InferenceTrace
-from executors.backends.python.api.inference_response import InferenceResponse
-from executors.backends.python.api.model_dir import set_model_dir
-from executors.backends.python.api.response_sender import CLOSED
+from executors.backends.python.api.model_config import set_model_dir
+from executors.backends.python.api.response import CLOSED, InferenceResponse
 from executors.backends.python.api.tensor import Tensor
 from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 from executors.backends.python.protocol.shared_slots import ModelSlots
@@ -332,7 +331,7 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
             f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(answers)}\n"
         )
     for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
-        if type(answer) is InferenceResponse and request.outcome is None and not request.is_rescheduled():
+        if type(answer) is InferenceResponse and request.sender is None and not request.is_rescheduled():
             continue  # the usual case
         if request.is_rescheduled() and not isinstance(answer, InferenceResponse):
             if answer is not None:
@@ -342,14 +341,14 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
                 )
             answers[place] = InferenceResponse()
             continue
-        if answer is None and request.outcome is not None:
+        if answer is None and request.sender is not None:
             continue  # a sender answers it
         if not isinstance(answer, InferenceResponse):
             raise _WrongAnswer(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "
                 f"'{type(answer)}'."
             )
-        if request.outcome is not None and request.outcome.answered:
+        if request.sender is not None and request.sender.answered:
             raise _WrongAnswer(CLOSED)
     return answers
 
@@ -361,8 +360,8 @@ def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceRespon
         if answer is None:
             replies.append(None)
             continue
-        if request.outcome is not None:
-            request.outcome.close()
+        if request.sender is not None:
+            request.sender.close()
         reply, encoded = described(request.requested_output_names(), answer)
         replies.append([*reply, True] if request.is_rescheduled() else reply)
         data += encoded
@@ -388,13 +387,13 @@ def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[An
 def _reschedule(execution: Execution, requests: Sequence[InferenceRequest]) -> None:
     """Reschedule the requests of a decoupled model that ask for it and had no final response (S41)."""
     for index, request in enumerate(requests):
-        if request.is_rescheduled() and request.outcome is not None and request.outcome.close():
+        if request.is_rescheduled() and request.sender is not None and request.sender.close():
             execution.reschedule(index)
 
 
 def _close(requests: Sequence[InferenceRequest]) -> list[int]:
     """Forbid further responses to these requests; return the indices of those that were open."""
-    return [index for index, request in enumerate(requests) if request.outcome is not None and request.outcome.close()]
+    return [index for index, request in enumerate(requests) if request.sender is not None and request.sender.close()]
 
 
 def _load_failure(error: BaseException) -> ModelFailure:

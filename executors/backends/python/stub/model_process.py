@@ -21,8 +21,7 @@ from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNA
 from executors.host.parent_death import die_with
 
 from .answering import AbandonedRequests, Execution
-from .broker import Broker
-from .channel import Channel, ChannelClosed
+from .channel import Broker, Channel, ChannelClosed
 from .model_host import ModelFailure, ModelHost, ModelLocation, described
 
 _EXECUTES = (Kind.EXECUTE, Kind.EXECUTE_COLUMNS)

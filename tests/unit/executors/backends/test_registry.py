@@ -12,7 +12,7 @@ import pytest
 from charonia.backend import ENTRY_POINT_GROUP, ModelSource
 from charonia.errors import InvalidArgument, Unsupported
 from executors.backends import registry
-from executors.backends.python.runtime_file import code_file
+from executors.backends.python.process_settings import code_file
 from executors.backends.registry import BackendRegistry, prefers_gpu
 from protos.model_config_pb2 import ModelConfig
 

@@ -6,7 +6,7 @@ import pytest
 
 from charonia.backend import ModelSource
 from charonia.errors import InvalidArgument
-from executors.backends.python.time_limits import Limits
+from executors.backends.python.process_settings import Limits
 from protos.model_config_pb2 import ModelConfig
 
 

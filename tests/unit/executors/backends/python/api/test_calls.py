@@ -14,7 +14,7 @@ from executors.backends.python import api
 from executors.backends.python.api.calls import Answer, Sink, set_exchange
 from executors.backends.python.api.errors import TritonError, TritonModelException
 from executors.backends.python.api.inference import InferenceRequest
-from executors.backends.python.api.inference_response import InferenceResponse
+from executors.backends.python.api.response import InferenceResponse
 from executors.backends.python.api.tensor import Tensor
 from executors.backends.python.protocol.frames import Buffer, padding
 

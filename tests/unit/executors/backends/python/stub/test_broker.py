@@ -13,8 +13,7 @@ import pytest
 
 from executors.backends.python.api.calls import Answer
 from executors.backends.python.protocol.frames import Frame, FrameReader, Kind, pack
-from executors.backends.python.stub.broker import Broker
-from executors.backends.python.stub.channel import Channel, ChannelClosed
+from executors.backends.python.stub.channel import Broker, Channel, ChannelClosed
 
 PATIENCE_S = 30
 
