@@ -18,8 +18,8 @@ from charonia.options.settings import ExecutorSettings, LogSettings
 from .backends.registry import BackendRegistry
 from .host.devices import count_gpus, missing_gpu_warning
 from .host.host_policy import HostPolicies
-from .loading.capabilities import Capabilities
 from .loading.loader import Loader
+from .loading.placement_rules import Capabilities
 from .metrics import ExecutorMetrics
 from .repository.model_repository import ModelRepository
 from .repository.remote.opening import RemoteRepositories

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -38,18 +38,16 @@ from charonia.tasks import Tasks
 from .announcing import Announcer
 from .batches.accounting import Death
 from .batches.batch_payloads import Payloads
-from .calling.executor_calls import ExecutorCalls
 from .deployment.deployment import Deployment
 from .deployment.lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
 from .deployment.loads_by_name import LoadsByName
 from .deployment.memory_budget import MemoryBudget
 from .deployment.on_demand import OnDemand
-from .deployment.start_report import report
 from .intake import DRAINS, Intake
-from .loading.capabilities import Capabilities
 from .loading.loader import Loader
-from .loading.placement_rules import PlacementRules
+from .loading.placement_rules import Capabilities, PlacementRules
 from .metrics import ExecutorMetrics
+from .outgoing_calls import ExecutorCalls
 from .repository.model_repository import ModelRepository
 from .running.limiter_reports import LimiterMetrics, WaitReports
 from .running.submitted_batch import SubmittedBatch
@@ -392,3 +390,32 @@ class ExecutorService:
     async def _announce_scan(self, *, ready: bool) -> None:
         fact = RepositoryScanned(self._executor, self._names, self._settings.model_control_mode, ready)
         await self._announcer.announce(fact)
+
+
+_AGENTS = ("Repository Agent", "Path")
+_BACKENDS = ("Backend", "Path", "Config")
+_MODELS = ("Model", "Version", "Status")
+
+
+def report(
+    agents: Iterable[tuple[str, str]],
+    backends: Iterable[tuple[str, str, str]],
+    models: Iterable[tuple[str, int | None, str]],
+) -> str:
+    """Return the tables of agents, backends and models after the start-up load (R30).
+
+    The version of a model without one to load is None.
+    """
+    versions = [(name, "" if version is None else str(version), status) for name, version, status in models]
+    return "\n" + "\n".join((_table(_AGENTS, agents), _table(_BACKENDS, backends), _table(_MODELS, versions)))
+
+
+def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = [[" ".join(cell.split()) for cell in row] for row in rows]  # a reason may have lines
+    widths = [max(len(row[i]) for row in (heading, *cells)) for i in range(len(heading))]
+    rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+
+    def line(row: Sequence[str]) -> str:
+        return "|" + "|".join(f" {text.ljust(width)} " for text, width in zip(row, widths, strict=True)) + "|"
+
+    return "\n".join([rule, line(heading), rule, *map(line, cells), rule, ""])

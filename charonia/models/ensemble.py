@@ -1,6 +1,6 @@
 """The step graph of an ensemble: which step takes and gives which tensor, read from its configuration. Pure.
 
-What the `ensemble_scheduling` block may say by itself is `ensemble_validation`'s (C51); here it meets the models it is
+What the `ensemble_scheduling` block may say by itself is `validation`'s (C51); here it meets the models it is
 composed of (C52, C53). When a step runs is `batcher.scheduling.ensembles.ensemble_planner`'s.
 
 A decoupled step begins a *scope*: what takes its outputs runs once for each of its responses (S54). Scopes are numbered

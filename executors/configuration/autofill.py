@@ -15,7 +15,7 @@ from protos import model_config_pb2 as pb
 
 from .config import validate_structure
 from .platforms import detect_backend
-from .sequence_graph import without_sequence_tensors
+from .sequence_validation import without_sequence_tensors
 
 if TYPE_CHECKING:
     from charonia.backend import GraphSignature, TensorSignature

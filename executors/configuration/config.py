@@ -1,8 +1,8 @@
 """Validates a model's configuration as a whole, and re-exports its normalisation and JSON form.
 
 The canonical form is the message `protos.model_config_pb2.ModelConfig`; hot paths read
-`charonia.models.interface.ModelInterface`. The rules are in the `*_validation` modules; `executors.repository.pbtxt`
-parses texts, `executors.repository.model_repository` reads files.
+`charonia.models.interface.ModelInterface`. The rules are in `validation` and `sequence_validation`;
+`executors.repository.pbtxt` parses texts, `executors.repository.model_repository` reads files.
 
 A configuration goes through: `validate_structure` (as written, backend known) -> autofill -> `normalise` ->
 `validate` -> `ModelInterface.of`.
@@ -20,14 +20,19 @@ from charonia.models.repeatable import check_repeatable
 from charonia.models.sequence_batcher import checkpoint_every
 from protos.model_config_pb2 import ModelConfig
 
-from .batching_validation import check_dynamic_batching
-from .ensemble_validation import check_ensemble
-from .io_validation import check_batch_io, check_instance_groups, check_tensors
 from .normalisation import normalise
 from .platforms import ENSEMBLE
 from .sequence_validation import check_sequence_batching, check_states
-from .support import unsupported_features
-from .warmup_validation import check_file_names, check_warmups
+from .validation import (
+    check_batch_io,
+    check_dynamic_batching,
+    check_ensemble,
+    check_file_names,
+    check_instance_groups,
+    check_tensors,
+    check_warmups,
+    unsupported_features,
+)
 
 __all__ = [
     "ConfigError",

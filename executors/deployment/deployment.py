@@ -32,10 +32,9 @@ from executors.running.health import HealthWatch
 from executors.running.instance_pool import Hung, LoadedVersion
 from protos.model_config_pb2 import ModelConfig
 
-from .directories import Directories
+from .directories import Directories, Selection
 from .lifecycle import Lifecycle, LoadModel, load_failure
 from .retirement import Retirement
-from .selection import Selection
 
 _log = logging.getLogger(__name__)
 

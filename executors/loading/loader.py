@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Never
 
 from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelCalls, ModelSource, RequestInstance
+from charonia.batch_strategies import check_batch_strategy
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, Unsupported
 from charonia.models.ensemble import Find
@@ -25,13 +27,13 @@ from executors.backends.python.process_settings import python_based
 from executors.backends.registry import BackendRegistry, prefers_gpu
 from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Memory, Sequences
-from executors.calling.near_calls import NearCalls, ResolvingCalls
 from executors.configuration.autofill import default_max_batch_size, from_graph
 from executors.configuration.config import normalise, unsupported_features, validate
-from executors.configuration.io_validation import check_reshapes
 from executors.configuration.time_parameters import max_execution_s
+from executors.configuration.validation import check_reshapes
 from executors.host.host_policy import HostPolicies
 from executors.isolation.isolated_instance import create_isolated, wants_process
+from executors.outgoing_calls import NearCalls, ResolvingCalls
 from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
 from executors.repository.repository_agents import RepositoryAgents
 from executors.running.health import interval_s
@@ -40,8 +42,6 @@ from executors.running.resource_grants import ResourceGrants
 from protos.model_config_pb2 import ModelConfig
 
 from .composition import completed_ensemble, is_ensemble
-from .resizing import change_of
-from .strategy_checks import check_strategy
 from .warmup import warmup_records
 
 _log = logging.getLogger(__name__)
@@ -314,3 +314,38 @@ def _sequences(interface: ModelInterface, source: ModelSource, pool: InstancePoo
     tensors = SequenceTensors(interface, source.directory)
     memory: Memory = "states" if tensors.states else "nothing" if pool.is_stateless else "instances"
     return Sequences(interface, source.version, tensors, memory)
+
+
+LIBRARY = "batchstrategy.so"
+"""The file that Triton looks for in a model's directory and in those of its versions."""
+
+
+def check_strategy(config: ModelConfig, directory: Path, versions: Iterable[int]) -> None:
+    """Raise `InvalidArgument` for a strategy that is not installed, `Unsupported` for one of Triton's C++ libraries.
+
+    Reads the model's directory and the metadata of installed distributions.
+    """
+    places = (directory, *(directory / str(version) for version in versions))
+    if any((place / LIBRARY).exists() for place in places):
+        raise Unsupported(
+            f"custom batching by a C++ library ('{LIBRARY}'; see 'charonia.batch_strategy') is not supported yet"
+        )
+    parameters = {name: value.string_value for name, value in config.parameters.items()}
+    check_batch_strategy(parameters, batching=config.HasField("dynamic_batching") and config.max_batch_size > 0)
+
+
+def change_of(before: Sequence[InstanceGroup], after: Sequence[InstanceGroup], *, bound: bool) -> int:
+    """Return how many instances the last group gains or loses (negative); 0 when anything else differs.
+
+    With a sequence batcher (`bound`), instances are known by number and the last ones leave. Otherwise any free
+    instance may leave, so all must be alike.
+    """
+    if len(before) != len(after) or not before or any(group.passive for group in (*before, *after)):
+        return 0
+    if [replace(g, name="") for g in before[:-1]] != [replace(g, name="") for g in after[:-1]]:
+        return 0
+    last, wanted = before[-1], after[-1]
+    if replace(last, name="", count=0) != replace(wanted, name="", count=0) or len(wanted.gpus) > 1:
+        return 0
+    change = wanted.count - last.count
+    return 0 if change < 0 and not bound and len(before) > 1 else change

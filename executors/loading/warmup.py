@@ -1,6 +1,6 @@
 """Makes the requests of a model's warm-up (C17) as ordinary request records, so that they run like any other.
 
-`executors.configuration.warmup_validation` checks the configuration; instance pools run the requests.
+`executors.configuration.validation` checks the configuration; instance pools run the requests.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from executors.configuration.config import (
     validate_instances,
     validate_structure,
 )
-from executors.configuration.io_validation import check_reshapes
+from executors.configuration.validation import check_reshapes
 from executors.repository.pbtxt import parse
 
 HEAD = 'name: "m" backend: "onnxruntime" '

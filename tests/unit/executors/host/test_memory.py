@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from executors.host.memory import process_bytes, release_free_memory, tree_bytes
-from executors.loading.capabilities import memory_bytes
+from executors.loading.placement_rules import memory_bytes
 
 
 def put(proc: Path, pid: int, *, pss_kib: int | None, children: str = "") -> None:

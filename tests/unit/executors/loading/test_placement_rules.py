@@ -8,8 +8,7 @@ import pytest
 
 from charonia.errors import InvalidArgument
 from executors.backends.registry import BackendRegistry
-from executors.loading.capabilities import Capabilities
-from executors.loading.placement_rules import DEFAULT_POOL, NotPlacedHere, PlacementRules
+from executors.loading.placement_rules import DEFAULT_POOL, Capabilities, NotPlacedHere, PlacementRules
 from executors.repository.model_directory import ModelDirectory
 from executors.repository.model_repository import ModelRepository
 

@@ -11,7 +11,7 @@ import pytest
 from charonia.backend import InstanceSpec
 from charonia.models.interface import InstanceGroup, ModelInterface, ResourceNeed
 from charonia.wire import BatchPlaces
-from executors.loading.resizing import change_of
+from executors.loading.loader import change_of
 from executors.repository.pbtxt import parse
 from executors.running.instance_pool import InstancePool
 

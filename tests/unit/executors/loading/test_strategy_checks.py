@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import text_format
 
 from charonia.errors import InvalidArgument, Unsupported
-from executors.loading.strategy_checks import check_strategy
+from executors.loading.loader import check_strategy
 from protos.model_config_pb2 import ModelConfig
 
 VOLUME = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from charonia.errors import CharoniaError, InvalidArgument, Unsupported
-from executors.repository.checksums import verify_checksums
+from executors.repository.repository_agents import verify_checksums
 
 CONTENT = b"weights"
 MD5 = hashlib.md5(CONTENT).hexdigest()

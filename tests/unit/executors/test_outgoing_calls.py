@@ -6,7 +6,7 @@ from instance_pool import record
 from msgspec.structs import replace
 
 from charonia.wire import Lineage
-from executors.calling.executor_calls import callers
+from executors.outgoing_calls import callers
 
 
 def test_all_of_a_batch_wait_for_what_it_calls() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executors.deployment.start_report import report
+from executors.service import report
 
 
 def test_each_kind_has_its_table() -> None:

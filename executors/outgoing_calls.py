@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-from charonia.backend import ModelResponse, OpenCall
+from charonia.backend import ModelCalls, ModelResponse, OpenCall
 from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.cached_calls import CachedCalls
 from charonia.calls.caller import Caller, Origin
@@ -222,3 +222,38 @@ def _origin(model: str, records: Sequence[RequestRecord], *, blocks: bool) -> Or
     first = records[0]
     lineage = (first.lineage or Lineage()).with_child(model, first.id, blocks=blocks)
     return Origin(lineage, journalled=any(record.journalled for record in records))
+
+
+class ResolvingCalls(ModelCalls, Protocol):
+    """`ModelCalls` that can resolve names. Implemented by `ExecutorCalls`."""
+
+    async def resolve(self, model: str, near: str) -> str:
+        """`charonia.catalog.catalog.Catalog.resolve`."""
+
+
+class NearCalls:
+    """A `ModelCalls` for the model `key` in `namespace`. All calls go through `calls`."""
+
+    def __init__(self, calls: ResolvingCalls, namespace: str, key: str) -> None:
+        self._calls = calls
+        self._namespace = namespace
+        self._key = key
+
+    async def find(self, model: str, version: int) -> ModelInterface:
+        return await self._calls.find(await self._calls.resolve(model, self._namespace), version)
+
+    async def open(
+        self, request: InferenceRequest, model: str, origins: Sequence[object], *, blocks: bool = False
+    ) -> OpenCall:
+        """Open a call. `model` is a name; the log uses its key."""
+        called = await self._calls.resolve(request.model, self._namespace)
+        return await self._calls.open(replace(request, model=called), self._key, origins, blocks=blocks)
+
+    async def load(self, model: str, config_json: str, files: dict[str, bytes]) -> None:
+        await self._calls.load(model, config_json, files)
+
+    async def unload(self, model: str, *, unload_dependents: bool) -> None:
+        await self._calls.unload(model, unload_dependents=unload_dependents)
+
+    async def is_ready(self, model: str, version: str) -> bool:
+        return await self._calls.is_ready(await self._calls.resolve(model, self._namespace), version)
