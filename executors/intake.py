@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,7 +54,7 @@ DRAINS = "executor drains"
 
 
 class Intake:
-    """Takes the batches of one executor and settles them. `find(model, version)` returns what serves a version now.
+    """Takes the batches of one executor and settles them. `serving` holds what is served now, by model and version.
 
     `link` leads to the batcher in this process that dispatches the batches, if there is one.
     """
@@ -63,7 +63,7 @@ class Intake:
         self,
         log: EventLog,
         executor: str,
-        find: Callable[[str, int], LoadedVersion | None],
+        serving: Mapping[tuple[str, int], LoadedVersion],
         metrics: ExecutorMetrics,
         payloads: Payloads,
         sockets: ReplySockets,
@@ -73,7 +73,7 @@ class Intake:
         self._tasks = Tasks(lambda error: _log.error("a batch was not settled", exc_info=error))
         self._payloads = payloads
         self._executor = executor
-        self._find = find
+        self._serving = serving
         self._metrics = metrics
         self._link = link
         self.stream = keys.batches(executor)
@@ -202,7 +202,7 @@ class Intake:
         if self._stopped:
             self.return_batch(header, entry_id, DRAINS)
             return
-        loaded = self._find(header.model, header.version)
+        loaded = self._serving.get((header.model, header.version))
         if loaded is None:
             self.return_batch(header, entry_id, f"version {header.version} of '{header.model}' is not served here")
             return
@@ -217,7 +217,9 @@ class Intake:
             batch = _submitted(records, partial(self._waves_executed, loaded), header, entry_id)
             batch.settler = self.waves
             batch.put_columns = self._payloads.put_columns
-            self._payloads.map_waves(records)
+            for wave in records:
+                if wave.references and not wave.payloads:
+                    self._payloads.map_wave(wave)
             if entry_id:
                 self._held_entries.add(entry_id)
             self._accepted[header.batch_id] = (batch, loaded)
@@ -253,7 +255,7 @@ class Intake:
         assert batch.header is not None
         if self._stopped:
             self.return_batch(self._forget(batch), batch.entry_id, DRAINS)
-        elif self._find(batch.header.model, batch.header.version) is not loaded:
+        elif self._serving.get((batch.header.model, batch.header.version)) is not loaded:
             # its instances may be unloaded by now
             self.return_batch(self._forget(batch), batch.entry_id, f"'{batch.header.model}' was reloaded meanwhile")
         else:
@@ -436,7 +438,8 @@ class Intake:
         taken = self._accepted.get(batch.header.batch_id)
         if taken is not None and taken[0] is batch:
             del self._accepted[batch.header.batch_id]
-        self._starts.forget(batch)
+        if batch.flags & FLAG_JOURNALLED:
+            self._starts.forget(batch)
         return batch.header
 
     async def _report(self, header: BatchHeader, fields: Fields, entry_id: bytes) -> None:

@@ -119,7 +119,7 @@ class ExecutorService:
         self._on_demand = self._make_on_demand()
         payloads = Payloads(log, self._directory)
         self._sockets = ReplySockets(self._directory)
-        self._intake = Intake(log, self._executor, self._deployment.find, metrics, payloads, self._sockets, link)
+        self._intake = Intake(log, self._executor, self._deployment.serving, metrics, payloads, self._sockets, link)
         if self._on_demand is not None:
             self._intake.on_wanted = self._on_demand.wanted
         self._checkpoints = Checkpoints(log, self._intake.settled_so_far)

@@ -50,11 +50,9 @@ class Payloads:
             record.data = self._read(record.reference)
         return blobs
 
-    def map_waves(self, waves: Sequence[Wave]) -> None:
-        """Map the tensors of waves that are in files."""
-        for wave in waves:
-            if wave.references and not wave.payloads:
-                wave.payloads = tuple([self._read(reference) for reference in wave.references])
+    def map_wave(self, wave: Wave) -> None:
+        """Map the tensors of a wave, which are in files."""
+        wave.payloads = tuple([self._read(reference) for reference in wave.references])
 
     def _read(self, reference: Reference) -> Buffer:
         """A payload; b"" when it is gone."""

@@ -67,10 +67,11 @@ class Deployment:
         self._announcer = announcer
         self._metrics = metrics
         self._on_hung = on_hung
-        self._serving: dict[tuple[str, int], LoadedVersion] = {}
+        self.serving: dict[tuple[str, int], LoadedVersion] = {}
+        """What is served now, by model and version."""
         self._locks: dict[str, asyncio.Lock] = {}
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
-        self._retirement = Retirement(log, self._serving, lifecycle, announcer, metrics)
+        self._retirement = Retirement(log, self.serving, lifecycle, announcer, metrics)
         self._directories = Directories(log, repository, lifecycle, loader, announcer)
         self._selection = Selection(executor, placement, lifecycle, self._directories, announcer, self._unload_version)
         self._repository = repository
@@ -91,10 +92,10 @@ class Deployment:
 
     def find(self, model: str, version: int) -> LoadedVersion | None:
         """Return what serves a version now, or None."""
-        return self._serving.get((model, version))
+        return self.serving.get((model, version))
 
     def loaded_versions(self) -> list[LoadedVersion]:
-        return list(self._serving.values())
+        return list(self.serving.values())
 
     async def idle(self) -> None:
         """Wait until no instance has a batch, those of replaced and unloaded versions included."""
@@ -105,7 +106,7 @@ class Deployment:
         """Unload everything. Instances that do not end within `grace_s` seconds end with the process."""
         await self._composition.close()
         loaded_versions = self.loaded_versions()
-        self._serving.clear()
+        self.serving.clear()
         for loaded in loaded_versions:
             self._retirement.retire(loaded)
         await self._retirement.close(grace_s)
@@ -187,14 +188,14 @@ class Deployment:
 
     def configs(self) -> dict[str, ModelConfig]:
         """The configurations of the served models."""
-        return {model: loaded.source.config for (model, _), loaded in self._serving.items()}
+        return {model: loaded.source.config for (model, _), loaded in self.serving.items()}
 
     def interfaces(self, model: str) -> dict[int, ModelInterface]:
         """The versions of a model that are ready, or can be loaded on demand."""
         if model in self.announced:
             return self.announced[model]
         ready = self._lifecycle.ready_versions(model)
-        return {v: self._serving[(model, v)].interface for v in ready if (model, v) in self._serving}
+        return {v: self.serving[(model, v)].interface for v in ready if (model, v) in self.serving}
 
     async def catalog(self) -> Catalog:
         """The catalog of what all executors serve."""
@@ -266,7 +267,7 @@ class Deployment:
                 _log.error("failed to load %s version %d: %s", model, version, error)
                 await self._announcer.announce(self._lifecycle.failed(model, version, error))
             else:
-                if (before := self._serving.get((model, version))) is not None:
+                if (before := self.serving.get((model, version))) is not None:
                     await self.before_leaving(before)
                 await self._announce_loaded(loaded, await self.install(loaded), directory)
         return failures
@@ -296,7 +297,7 @@ class Deployment:
 
     async def _resize(self, directory: ModelDirectory, version: int, config: ModelConfig) -> bool:
         """Add or remove instances in place, if nothing else changed (R23). Returns False when a load is needed."""
-        loaded = self._serving.get((directory.key, version))
+        loaded = self.serving.get((directory.key, version))
         if loaded is None or directory.key in self.announced:
             return False
         change = await self._loader.resize(loaded, directory, version, config)
@@ -318,8 +319,8 @@ class Deployment:
         key = (loaded.model, loaded.version)
         loaded.pool.on_hung = self._on_hung
         loaded.pool.start()
-        before = self._serving.get(key)
-        self._serving[key] = loaded
+        before = self.serving.get(key)
+        self.serving[key] = loaded
         await self._count(loaded)
         return before
 
@@ -359,8 +360,8 @@ class Deployment:
     def withdraw(self, loaded: LoadedVersion) -> None:
         """Stop serving an idle version."""
         key = (loaded.model, loaded.version)
-        if self._serving.get(key) is loaded:
-            del self._serving[key]
+        if self.serving.get(key) is loaded:
+            del self.serving[key]
             self._metrics.unloaded(*key)
 
     async def retire(self, loaded: LoadedVersion) -> None:
@@ -374,7 +375,7 @@ class Deployment:
             return
 
         async def report(healthy: bool) -> None:
-            if self._serving.get(key) is loaded:
+            if self.serving.get(key) is loaded:
                 await self._announcer.announce(VersionHealthChanged(self._executor, *key, healthy))
 
         name = f"{loaded.model} version {loaded.version}"
@@ -416,7 +417,7 @@ class Deployment:
 
         async def release() -> None:
             async with self._lock(model):
-                versions = [loaded for (name, _), loaded in self._serving.items() if name == model]
+                versions = [loaded for (name, _), loaded in self.serving.items() if name == model]
                 # after resizing (R23), its instances may use several copies
                 used = {spec.source.directory for one in versions for spec in one.pool.specs}
                 used |= {loaded.source.directory for loaded in versions}
@@ -428,7 +429,7 @@ class Deployment:
             self._retirement.afterwards(model, release)
 
     async def _unload_version(self, model: str, version: int) -> None:
-        loaded = self._serving.get((model, version))
+        loaded = self.serving.get((model, version))
         if loaded is not None:
             await self.before_leaving(loaded)
         await self._announcer.announce(self._lifecycle.unloading(model, version))

@@ -20,6 +20,7 @@ from executors.batches.accounting import BACKEND, Executed, Execution, Failure, 
 from executors.batches.answers import request_outputs
 from executors.batches.assembly import RequestPlan
 from executors.batches.execution import Batch, Planned
+from executors.batches.sequence_batch import BatchSteps
 
 from .response_order import MAX_HELD_BYTES, ResponseOrder
 
@@ -33,22 +34,21 @@ class FlowControl:
     """Counts one instance's unwritten responses. After the limit is reached, half of them must be written first."""
 
     def __init__(self) -> None:
+        self.full = False
         self._unwritten_bytes = 0
         self._has_capacity = asyncio.Event()
         self._has_capacity.set()
 
-    @property
-    def full(self) -> bool:
-        return not self._has_capacity.is_set()
-
     def add(self, record: bytes) -> None:
         self._unwritten_bytes += len(record) + _RECORD_BYTES
         if self._unwritten_bytes > MAX_UNWRITTEN_BYTES:
+            self.full = True
             self._has_capacity.clear()
 
     def written(self, record: bytes) -> None:
         self._unwritten_bytes -= len(record) + _RECORD_BYTES
         if self._unwritten_bytes <= MAX_UNWRITTEN_BYTES // 2:
+            self.full = False
             self._has_capacity.set()
 
     async def wait_for_capacity(self) -> None:
@@ -175,7 +175,7 @@ class StreamedBatch:
         """Pass on the requests that ended before they could run: rejected, left out, or past their deadline."""
         for index, answer in enumerate(self.batch.executed.answers):
             if index not in self._requests:
-                self._end(index, 0, answer)
+                self._put(Outgoing(self, index, 0, answer, True))
 
     def begun_ids(self) -> list[bytes]:
         """The ids of requests that had a response but no final one."""
@@ -268,7 +268,8 @@ class StreamedBatch:
             if response is not None and response.again:
                 self._reschedule(one)
                 return False
-            if response is not None and not self._is_for_caller(one, response):
+            steps = self.batch.steps
+            if response is not None and steps is not None and not self._is_for_caller(steps, one, response):
                 if not final:
                     one.first -= 1
                     self._notify_window(one)
@@ -316,10 +317,9 @@ class StreamedBatch:
         name, version = self.batch.interface.name, self.batch.version
         return pack_failure(one.record.id, name, version, error, final=final, place=self._wire_place(one))
 
-    def _is_for_caller(self, one: RequestProgress, response: ModelResponse) -> bool:
+    def _is_for_caller(self, steps: BatchSteps, one: RequestProgress, response: ModelResponse) -> bool:
         """Keep the states of a response; return whether it holds more for the caller. Raises `InternalError`."""
-        steps = self.batch.steps
-        if steps is None or response.error is not None:
+        if response.error is not None:
             return True
         if self.several:
             return steps.keep_from_response(one.index, response)
@@ -342,7 +342,7 @@ class StreamedBatch:
     def _answer(self, one: RequestProgress, record: bytes, *, final: bool) -> None:
         if not self.wanted(one.index):
             record = b""
-        if record and self._too_much(one, record):
+        if record and self._order is not None and self._too_much(self._order, one, record):
             return
         if final:
             self._end_request(one, record)
@@ -355,10 +355,7 @@ class StreamedBatch:
         one.ended = True
         if one.window:
             self._notify_windows()
-        self._end(one.index, one.response_index, record)
-
-    def _end(self, index: int, response_index: int, record: bytes) -> None:
-        self._put(Outgoing(self, index, response_index, record, True))
+        self._put(Outgoing(self, one.index, one.response_index, record, True))
 
     def _put(self, outgoing: Outgoing) -> None:
         """Pass a response to the writer, or hold it back for order. The batch may be over with it."""
@@ -372,10 +369,9 @@ class StreamedBatch:
         if self._open == 0:
             self.over.set()
 
-    def _too_much(self, one: RequestProgress, record: bytes) -> bool:
+    def _too_much(self, order: ResponseOrder[Outgoing], one: RequestProgress, record: bytes) -> bool:
         """End the request and return True when a response cannot be held back because too many bytes are."""
-        order = self._order
-        if order is None or not order.holds_back(one.index) or order.held_bytes + len(record) <= MAX_HELD_BYTES:
+        if not order.holds_back(one.index) or order.held_bytes + len(record) <= MAX_HELD_BYTES:
             return False
         one.response_index -= order.drop(one.index)
         one.cut = True
