@@ -23,7 +23,7 @@ from charonia.metrics.host_metrics import HostMetrics
 from charonia.options.metrics_options import metrics_settings
 from charonia.options.values import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
 from charonia.tasks import Tasks
-from executors.repository.remote.store_addresses import is_remote, parse
+from executors.repository.remote.store import is_remote, parse
 
 from .children import STABLE_S, Child, backoff_s, descendants
 from .gateways import share_ports, values_of_each

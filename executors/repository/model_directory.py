@@ -14,9 +14,9 @@ from charonia.errors import CharoniaError, Unsupported
 from charonia.models.config_errors import InstanceError, StructureError
 from charonia.models.names import model_key
 from executors.configuration import autofill
-from protos.model_config_pb2 import ModelConfig
+from protos.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
-from . import pbtxt, versions
+from . import pbtxt
 from .files import FileEntry, contained, entry_of, is_hidden, walk
 
 CONFIG_FILE = "config.pbtxt"
@@ -73,7 +73,7 @@ class ModelDirectory:
 
     def selected_versions(self) -> list[int]:
         """The versions that the version policy selects, ascending (C3, R3). Raises `error` or `InstanceError`."""
-        return versions.select(self.required_config().version_policy, self.versions, self.name)
+        return select(self.required_config().version_policy, self.versions, self.name)
 
     def with_config(self, config: ModelConfig) -> ModelDirectory:
         """Return the same files with a load override's complete configuration (R24); a bad one sets `error`."""
@@ -203,7 +203,7 @@ def _read_digest(path: Path) -> bytes:
 def _versions(path: Path) -> tuple[int, ...]:
     """The versions that have a directory (R1), ascending."""
     try:
-        found = [(versions.version_of(entry.name), entry) for entry in path.iterdir()]
+        found = [(version_of(entry.name), entry) for entry in path.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return ()
     return tuple(sorted(version for version, entry in found if version is not None and entry.is_dir()))
@@ -265,3 +265,36 @@ def digest_of(lines: Iterable[str]) -> str:
 def _not_shared(existing: Iterable[int]) -> frozenset[str]:
     """Entries of a model directory that are not shared by all versions."""
     return frozenset({*map(str, existing), CONFIG_FILE, CONFIG_DIRECTORY})
+
+
+# versions are signed 64-bit integers in the protocol: clients cannot name larger ones
+_MAX_VERSION = 2**63 - 1
+
+
+def version_of(directory_name: str) -> int | None:
+    """The version of a directory name: ASCII digits, above 0, no leading zero; None for any other name."""
+    if not (directory_name.isascii() and directory_name.isdigit()) or directory_name.startswith("0"):
+        return None
+    if len(directory_name) > len(str(_MAX_VERSION)):
+        return None
+    version = int(directory_name)
+    return version if version <= _MAX_VERSION else None
+
+
+def select(policy: ModelVersionPolicy, available: Iterable[int], model_name: str) -> list[int]:
+    """Return the existing versions that the policy selects, ascending. An unset policy selects the latest (C3).
+
+    Raises `InstanceError` when it selects none.
+    """
+    existing = sorted(set(available))
+    choice = policy.WhichOneof("policy_choice")
+    if choice == "all":
+        chosen = existing
+    elif choice == "specific":
+        wanted = set(policy.specific.versions)
+        chosen = [version for version in existing if version in wanted]
+    else:
+        chosen = existing[-max(1, policy.latest.num_versions) :]
+    if not chosen:
+        raise InstanceError(f"at least one version must be available under the version policy of model '{model_name}'")
+    return chosen

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from charonia.errors import StartupError, Unavailable
 from charonia.models.names import can_be_namespace, check_model_name, model_key, name_of, namespace_of
+from executors.repository import model_directory
 from protos.model_config_pb2 import ModelConfig
 
-from . import model_directory
 from .model_directory import ModelDirectory
-from .remote.store_addresses import is_remote
+from .remote.store import is_remote
 from .roots import LocalRoot, Root
 
 DUPLICATE_REASON = "model appears in two or more repositories"

@@ -21,8 +21,7 @@ from charonia.facts.events import RepositoryScanned, VersionLoaded, VersionUnloa
 from charonia.tensors import Tensor
 from executors.repository.remote.credentials import choose
 from executors.repository.remote.opening import RemoteRepositories
-from executors.repository.remote.store import ObjectChanged, ObjectStore, RemoteError
-from executors.repository.remote.store_addresses import parse
+from executors.repository.remote.store import ObjectChanged, ObjectStore, RemoteError, parse
 
 # Google's package would like one more
 pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")

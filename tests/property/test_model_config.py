@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executors.configuration.config import InstanceError, from_json, to_json
+from executors.repository.model_directory import select, version_of
 from executors.repository.pbtxt import parse, unparse
-from executors.repository.versions import select, version_of
 from protos.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 _SCALARS: dict[int, st.SearchStrategy[Any]] = {

@@ -20,7 +20,7 @@ from charonia.backend import InstanceDied
 from executors.host.output import OutputLines
 
 from .custom_metrics import Board
-from .environments.environments import Interpreter
+from .model_environments import Interpreter
 from .protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from .protocol.shared_slots import ExecutorSlots
 from .protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments

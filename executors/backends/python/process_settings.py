@@ -11,7 +11,7 @@ from charonia.backend import ModelSource
 from charonia.errors import InvalidArgument
 from executors.configuration.time_parameters import max_execution_s, number, parameter_seconds
 
-from .environments.environments import CACHE_DIRECTORY
+from .model_environments import CACHE_DIRECTORY
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from azure.storage.blob import BlobPrefix, ContainerClient, LinearRetry
 from charonia.errors import StartupError
 
 from .credentials import Credentials
-from .store import ObjectChanged, RemoteError, RemoteObject, Sink
-from .store_addresses import RemoteAddress
+from .store import ObjectChanged, RemoteAddress, RemoteError, RemoteObject, Sink
 
 _CONNECT_S, _READ_S = 5, 30
 _RETRIES, _BACKOFF_S = 2, 1

@@ -13,7 +13,7 @@ from typing import Any
 
 from charonia.errors import StartupError
 
-from .store_addresses import AZURE, GCS, S3, RemoteAddress
+from .store import AZURE, GCS, S3, RemoteAddress
 
 FILE_VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 _AUTH_TYPES = ("managed_identity", "default")

@@ -24,8 +24,7 @@ from google.cloud import storage
 from requests.exceptions import RequestException
 
 from .credentials import Credentials
-from .store import ObjectChanged, RemoteError, RemoteObject, Sink
-from .store_addresses import RemoteAddress
+from .store import ObjectChanged, RemoteAddress, RemoteError, RemoteObject, Sink
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
 _FIELDS = "items(name,size,generation),nextPageToken"

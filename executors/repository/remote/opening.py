@@ -16,8 +16,7 @@ from executors.repository.roots import Root
 from .copies import Copies
 from .credentials import choose
 from .root import RemoteRoot
-from .store import ObjectStore
-from .store_addresses import AZURE, GCS, S3, RemoteAddress, parse
+from .store import AZURE, GCS, S3, ObjectStore, RemoteAddress, parse
 
 MOUNT_VARIABLES = {
     S3: "TRITON_AWS_MOUNT_DIRECTORY",

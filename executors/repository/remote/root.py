@@ -19,7 +19,6 @@ from charonia.errors import CharoniaError, Unavailable
 from charonia.models.config_errors import StructureError
 from charonia.models.names import can_be_model
 from executors.configuration import autofill
-from executors.repository import versions
 from executors.repository.files import is_hidden
 from executors.repository.model_directory import (
     CONFIG_DIRECTORY,
@@ -28,6 +27,7 @@ from executors.repository.model_directory import (
     ModelDirectory,
     digest_of,
     parse_config,
+    version_of,
 )
 from protos.model_config_pb2 import ModelConfig
 
@@ -226,7 +226,7 @@ class RemoteRoot:
 def _version(found: RemoteObject) -> int | None:
     """The version in whose directory an object is, or whose directory it marks."""
     top, slash, _ = found.name.partition("/")
-    return versions.version_of(top) if slash or found.is_directory else None
+    return version_of(top) if slash or found.is_directory else None
 
 
 def _visible(objects: Iterable[RemoteObject]) -> list[RemoteObject]:

@@ -18,8 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.exceptions import ConnectionError as UnreachableError
 
 from .credentials import Credentials
-from .store import ObjectChanged, RemoteError, RemoteObject, Sink
-from .store_addresses import RemoteAddress
+from .store import ObjectChanged, RemoteAddress, RemoteError, RemoteObject, Sink
 
 _CHUNK_BYTES = 1 << 20
 _CONNECT_S, _READ_S, _TRIES = 5, 30, 3

@@ -7,8 +7,8 @@ import pytest
 from charonia.errors import InvalidArgument
 from charonia.models.names import check_model_name
 from executors.configuration.config import InstanceError
+from executors.repository.model_directory import select, version_of
 from executors.repository.pbtxt import parse
-from executors.repository.versions import select, version_of
 
 
 @pytest.mark.parametrize(

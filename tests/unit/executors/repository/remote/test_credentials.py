@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from charonia.errors import StartupError
 from executors.repository.remote.credentials import Credentials, choose
-from executors.repository.remote.store_addresses import parse
+from executors.repository.remote.store import parse
 
 FILE = "TRITON_CLOUD_CREDENTIAL_PATH"
 

@@ -12,8 +12,7 @@ from memory_store import MemoryStore
 
 from charonia.errors import StartupError
 from executors.repository.remote.opening import RemoteRepositories
-from executors.repository.remote.store import ObjectStore
-from executors.repository.remote.store_addresses import RemoteAddress
+from executors.repository.remote.store import ObjectStore, RemoteAddress
 
 
 class InMemory(RemoteRepositories):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from charonia.errors import StartupError
-from executors.repository.remote.store_addresses import RemoteAddress, is_remote, parse
+from executors.repository.remote.store import RemoteAddress, is_remote, parse
 
 
 @pytest.mark.parametrize(

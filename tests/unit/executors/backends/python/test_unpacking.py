@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from charonia.errors import InvalidArgument
-from executors.backends.python.environments.unpacking import Bounds, unpack
+from executors.backends.python.model_environments import Bounds, unpack
 
 Add = Callable[[tarfile.TarFile], None]
 

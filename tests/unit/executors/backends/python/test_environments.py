@@ -12,7 +12,7 @@ import pytest
 
 from charonia.backend import ModelSource
 from charonia.errors import InternalError, InvalidArgument
-from executors.backends.python.environments.environments import environment_path, interpreter
+from executors.backends.python.model_environments import environment_path, interpreter
 from protos.model_config_pb2 import ModelConfig
 
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from executors.backends.python.environments import environment_entry
-from executors.backends.python.environments.environment_entry import PackagesByName, borrowable
+from executors.backends.python import environment_entry
+from executors.backends.python.environment_entry import PackagesByName, borrowable
 
 
 def test_packages_are_found_by_name_alone(tmp_path: Path) -> None:
