@@ -161,7 +161,8 @@ class Intake:
             self._link.batches.follow(None)
             self._link.facts.follow(None)
         await self._reader.close()
-        await self._tasks.close()
+        self._tasks.cancel()
+        await self.settled_so_far()  # not for tasks that start meanwhile: they may repeat a write for ever
         self._starts.close()
         await self._responses.closed()
 
@@ -373,10 +374,7 @@ class Intake:
             is_leaving=is_late(loaded, batch.header),
         )
 
-    async def _settle_part(self, loaded: LoadedVersion, batch: SubmittedBatch, *part: Any) -> None:
-        await self._guarded(batch, self._end_part(loaded, batch, *part))
-
-    async def _end_part(
+    async def _settle_part(
         self,
         loaded: LoadedVersion,
         batch: SubmittedBatch,
@@ -385,15 +383,18 @@ class Intake:
         last: bool,
     ) -> None:
         """Settle requests of a batch that had their final response; `last`: now all had."""
-        self._remember_sequences(loaded, batch, part)
-        self._metrics.executed(loaded.model, loaded.version, part)
-        if last:
-            failpoints.hit("executor.executed")
-            self._forget(batch)
-        await self._settler.settle(batch, part, loaded, before=before, last=last)
-        if last:
-            failpoints.hit("executor.settled")
-            self._tasks.spawn(self._delete(batch.entry_id))
+        try:
+            self._remember_sequences(loaded, batch, part)
+            self._metrics.executed(loaded.model, loaded.version, part)
+            if last:
+                failpoints.hit("executor.executed")
+                self._forget(batch)
+            await self._settler.settle(batch, part, loaded, before=before, last=last)
+            if last:
+                failpoints.hit("executor.settled")
+                self._tasks.spawn(self._delete(batch.entry_id))
+        except Exception as error:
+            self._end_failed(batch, error)
 
     async def _settle(
         self, batch: SubmittedBatch, executed: Executed, loaded: LoadedVersion, outcome: Outcome | None = None

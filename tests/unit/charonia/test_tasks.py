@@ -124,3 +124,16 @@ async def test_it_ends_when_it_is_given_up() -> None:
 
     assert not await insist(step, "it cannot be written", first_s=0, given_up=lambda: tries >= 3)
     assert tries == 3
+
+
+async def test_the_tasks_of_this_moment_can_be_waited_for() -> None:
+    tasks, done = Tasks(), asyncio.Event()
+
+    async def first() -> None:
+        tasks.spawn(done.wait())
+
+    tasks.spawn(first())
+    await asyncio.wait([*tasks])
+    assert len(tasks) == 1
+    done.set()
+    await tasks.settled()
