@@ -8,31 +8,17 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from executors.backends.python.api.errors import TritonError
 from executors.backends.python.api.response import InferenceResponse, ResponseSender
 from executors.backends.python.protocol.frames import Buffer, Kind
 
+from .channel import Channel, ChannelClosed
+
 ABANDONED = "the model let go of the request without a final response"
-
-
-class Sender(Protocol):
-    """Sends frames, and tracks windows and cancellations. Implemented by `channel.Channel`."""
-
-    def send(self, kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> None: ...
-
-    def cancelled(self, call: int, index: int) -> bool: ...
-
-    def limit(self, call: int, index: int, count: int) -> None: ...
-
-    def wait_for_window(self, call: int, index: int, sent: int) -> None: ...
-
-    def finished(self, call: int) -> None: ...
-
-    def lingers(self, call: int) -> None: ...
 
 
 class Execution:
@@ -40,7 +26,7 @@ class Execution:
 
     def __init__(
         self,
-        channel: Sender,
+        channel: Channel,
         call: int,
         abandoned: AbandonedRequests,
         describe: Callable[[list[str], InferenceResponse], tuple[Any, list[Buffer]]],
@@ -128,9 +114,8 @@ class Execution:
 class AbandonedRequests:
     """Reports requests that will never be answered, in a thread that `start` starts."""
 
-    def __init__(self, closed: type[Exception]) -> None:
+    def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._closed = closed
         self._thread: threading.Thread | None = None
 
     def put(self, say: Callable[[], None]) -> None:
@@ -145,5 +130,5 @@ class AbandonedRequests:
         while True:
             try:
                 self._waiting.get()()
-            except self._closed:
+            except ChannelClosed:
                 return

@@ -54,7 +54,7 @@ def _serve(channel: Channel, instance_name: str, slots: ModelSlots | None) -> No
     host: ModelHost | None = None
     broker = Broker(channel)
     set_exchange(broker)
-    abandoned = AbandonedRequests(ChannelClosed)
+    abandoned = AbandonedRequests()
     while True:
         frame = channel.receive()
         try:
