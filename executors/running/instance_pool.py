@@ -75,18 +75,16 @@ class InstancePool:
     """Set when no batch is unfinished; made by the first call that waits for that."""
     _watch: asyncio.Task[None] | None = None
     _limited_queue: RateLimitedQueue | None = None
+    _is_bound: bool = field(init=False)
+    """Whether each batch is bound to one instance."""
     _target_count: int = 0
     """The number of instances that stay while the pool shrinks; 0 when it does not."""
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.interface)
+        self._is_bound = self.interface.sequence_batching is not None
         if self.resource_grants is not None:
             self._limited_queue = RateLimitedQueue(self.resource_grants, self._worker_of if self._is_bound else None)
-
-    @property
-    def _is_bound(self) -> bool:
-        """Whether each batch is bound to one instance."""
-        return self.interface.sequence_batching is not None
 
     def _worker_of(self, batch: SubmittedBatch) -> ThreadWorker | TaskWorker | StreamWorker:
         """The worker of the instance that a batch is bound to."""
