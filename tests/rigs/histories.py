@@ -182,7 +182,9 @@ def _fields(made: Any) -> dict[str, bool]:
     """The fields of a class, and whether each must be given."""
     if dataclasses.is_dataclass(made):
         missing = dataclasses.MISSING
-        return {f.name: f.default is missing and f.default_factory is missing for f in dataclasses.fields(made)}
+        return {
+            f.name: f.default is missing and f.default_factory is missing for f in dataclasses.fields(made) if f.init
+        }
     names = made.__struct_fields__
     needed = len(names) - len(made.__struct_defaults__)
     return {name: at < needed for at, name in enumerate(names)}
