@@ -1,7 +1,7 @@
 """One executor: starts its parts, passes control facts to them, and stops them in order.
 
 `executors.deployment.lifecycle` decides which models to load, `executors.deployment.deployment` loads them,
-`executors.intake` takes and settles the batches.
+`executors.intake` takes the batches and `executors.settling` settles them.
 """
 
 from __future__ import annotations

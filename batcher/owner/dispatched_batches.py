@@ -1,9 +1,9 @@
 """The batches that the owner of a model has dispatched: sent to their executors, and known until they end somehow.
 
-A batch goes at once to the executor in this process, where nothing has to be written before; any other by a task. What
-is written before are attempts: every one but the first, and the first of jobs, of what is journalled and of what was
-found at takeover. So a job that is cancelled before is never dispatched, and a request that ends one owner after the
-other is known to.
+A batch goes at once to the executor in this process when nothing has to be written before; a task sends any other. An
+attempt is written before its batch is sent, unless it is the first attempt of a request that is no job, is not
+journalled and was not found at takeover. So a job that is cancelled before is never dispatched, and the attempts of a
+request that kills one owner after another are counted.
 """
 
 from __future__ import annotations

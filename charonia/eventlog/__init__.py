@@ -1,6 +1,6 @@
 """The event log: its port, its adapters, and what all services do with it.
 
 May import `wire`, `catalog`, `facts` and below; services use the roles of the port, never an adapter. Begin reading at
-`port`; the adapters are `redis` and `memory`, a batcher and an executor of one process meet in `local_link`, and
-`control`, `membership` and `payloads` serve every process.
+`port`; the adapter is `redis`, a batcher and an executor of one process meet in `local_link`, and `control`,
+`membership` and `payloads` serve every process.
 """

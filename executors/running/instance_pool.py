@@ -1,7 +1,8 @@
 """The instances of one loaded version. All take batches from one queue, so that none idles while a batch waits.
 
-`executors.running.workers` runs the batches, `executors.intake` settles them. The pool also detects batches that exceed
-their execution time limit in a thread: a thread cannot be ended, so such a batch is only reported.
+`executors.running.workers` runs the batches, `executors.settling` settles them. The pool also detects batches that
+exceed their execution time limit in a thread. A thread cannot be ended, so the pool reports such a batch, and the
+executor's process ends in its place.
 """
 
 from __future__ import annotations

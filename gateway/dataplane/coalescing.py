@@ -63,10 +63,10 @@ class Coalescer(QueueEntrance):
     def submit(self, request: OpenRequest, min_interval_s: float = 0.0) -> None:
         """Take one request; it leaves with this tick, with the next append, or after the interval at the latest.
 
-        A request waits only where several are usually under way, whose callers may soon ask again. The interval is
-        taken one and a half times for each of them, at most eight times in all (sixteen where answers are quick): each
-        entry saved spares every process behind a wake-up. It ends as soon as as many wait as were lately open at once
-        (docs/adr/0003).
+        A request waits only where several are usually under way, whose callers may soon ask again. It waits one
+        and a half intervals for each request that is usually under way, eight intervals at most (sixteen where answers
+        are quick): each entry saved spares every process behind a wake-up. The wait ends as soon as the requests that
+        wait are as many as were lately open at once (docs/adr/0003).
         """
         self._waiting.append(request)
         self._waiting_bytes += request.size_bytes

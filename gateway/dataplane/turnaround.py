@@ -1,11 +1,11 @@
-"""How a queue is used, as its door sees it: how many are under way, whether the model answers quickly. Pure.
+"""How a queue is used, as its gateway sees it: how many requests are under way, how quickly they end. Pure.
 
-How many are under way at once is Little's law: requests in a time, times the time of an answer. What waits at the door
-is none of them, else waiting would be a reason to wait.
+How many are under way at once is Little's law: requests in a time, times the time of an answer. Requests that still
+wait in the gateway are not counted, as waiting would then be a reason to wait.
 
-Where a model's own time is small beside the way to it and back, its requests had better travel together: what an entry
-costs is more than what it carries. Where the model takes its time they had better not, because entries that come one
-after the other keep several instances busy.
+Where a model's own time is small compared with the way to it and back, its requests travel together, because an entry
+costs more than the requests in it. Where the model takes long they do not, because entries that come one after the
+other keep several instances busy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """When the requests of a queue leave: at once, or together.
 
 A lone request leaves at once. Of several callers the requests gather while waves are under way. When those are
-answered, their callers ask again at once or not at all: as long as they lately did, the next waves wait for them, for
-two milliseconds at most. Requests of all forms leave together, as several waves: one wake-up of every process behind
+answered, their callers either ask again at once or do not. While callers have lately asked again, the next waves wait
+for them, for two milliseconds at most. Requests of all forms leave together, as several waves: one wake-up of every process behind
 serves them all (docs/adr/0015).
 
 The queues of quick models share one `Round`, so that requests for several models leave together as well. None waits for
@@ -28,17 +28,23 @@ _MEASURED = 4
 _PARALLEL_NS = 500_000
 """A model that takes so long for a wave had better use all its instances."""
 _MOST_UNDER_WAY = 8
+"""Full waves of one queue that may be under way at once."""
 _MOST_UNPROVEN = 1024
+"""The same of a model that was not yet seen to be quick: its requests leave at once."""
 _MOST_WAITING = 8192
+"""With more requests at a door all of them go the full way, which counts and refuses."""
 _LONE = 1.5
+"""With fewer requests together on average, a request that finds nothing under way leaves within the same tick."""
 _HOLD_S = 0.002
+"""The longest wait for callers that were just answered."""
 _EXPECTED = 0.9
-"""The part of the callers answered last that is waited for."""
+"""The share of the callers answered last that is waited for."""
 _HOLDS = 0.5
-"""Waiting goes on while it was worth it so often."""
+"""Waves wait for callers while at least this share of the lately waited-for ones came in time."""
 _PROBES = 32
-"""Else it is tried with each so manieth wave."""
+"""Otherwise every 32nd wave waits, to find out whether callers come in time again."""
 _WEIGHT = 8
+"""Averages move by an eighth of the difference to each new value."""
 _STALL_S = 0.01
 """A model that was quick and does not answer a wave for so long: what gathers goes to the log, for all to see."""
 _SHARED_NS = 1_000_000

@@ -1,4 +1,4 @@
-"""How requests of sequences end that do not run: cancelled, settled by others, out of time, refused. Pure."""
+"""How requests that do not run end (cancelled, settled by others, out of time, refused), and idle sequences. Pure."""
 
 from __future__ import annotations
 
