@@ -2,11 +2,12 @@
 
 A lone request leaves at once. Of several callers the requests gather while waves are under way. When those are
 answered, their callers either ask again at once or do not. While callers have lately asked again, the next waves wait
-for them, for two milliseconds at most. Requests of all forms leave together, as several waves: one wake-up of every process behind
-serves them all (docs/adr/0015).
+for them, for two milliseconds at most. Requests of all forms leave together, as several waves: one wake-up of every
+process behind serves them all (docs/adr/0015).
 
-The queues of quick models share one `Round`, so that requests for several models leave together as well. None waits for
-another's answers much longer than these usually take, and a queue that is late again and again goes alone for a while.
+The queues of quick models share one `Round`, so that requests for several models leave together as well. None waits
+for another's answers much longer than these usually take, and a queue that is late again and again goes alone for a
+while.
 """
 
 from __future__ import annotations
