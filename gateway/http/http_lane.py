@@ -37,6 +37,9 @@ class LaneConnection(Protocol):
     signature: HttpSignature | None
     """The one recognised last."""
 
+    def waits_for(self, call: HttpCall) -> bool:
+        """Whether this is the request under way."""
+
     def write_answer(self, response: bytes) -> None:
         """The answer to the request under way."""
 
@@ -57,6 +60,10 @@ class HttpCall(Call):
         self.deadline_ns = self.index = 0
         self.wave = None
         self.connection = connection
+
+    @property
+    def is_open(self) -> bool:
+        return self.connection.waits_for(self)
 
 
 class HttpSignature:

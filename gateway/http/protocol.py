@@ -184,6 +184,10 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     # -- the express lane ----------------------------------------------------------------------------------------------
 
+    def waits_for(self, call: HttpCall) -> bool:
+        """Whether this is the request in the lane."""
+        return self._call is call
+
     def write_answer(self, response: bytes) -> None:
         """The answer to the request in the lane."""
         self._call = None

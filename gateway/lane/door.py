@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,6 +10,7 @@ from charonia import failpoints
 from charonia.calls.payload_transfer import Payloads
 from charonia.catalog.served import ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import InternalError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.tensors import Buffer
 from charonia.wire import MAX_WAVE_REQUESTS, Reference, WaveReply, wave_head
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from charonia.calls.admission import Admitted
     from gateway.metrics import RequestCounts
 
+
+_log = logging.getLogger(__name__)
 
 MOST_WAVE_BYTES = 262_144
 _MOST_LARGE = 4
@@ -218,14 +222,14 @@ class Door:
         first = calls[0].signature
         if not any(True for call in calls if call.signature is not first):
             self._count(first, calls, wave)
-            first.answer(calls, at, reply)
+            _answer(first, calls, at, reply)
             return
         start = 0
         for end in range(1, len(calls) + 1):
             if end == len(calls) or calls[end].signature is not calls[start].signature:
                 neighbours = calls[start:end]
                 self._count(calls[start].signature, neighbours, wave)
-                calls[start].signature.answer(neighbours, at + start, reply)
+                _answer(calls[start].signature, neighbours, at + start, reply)
                 start = end
 
     def _count(self, signature: Signature, calls: list[Call], wave: PendingWave) -> None:
@@ -242,6 +246,22 @@ class Door:
         waiting, self.waiting = self.waiting, []
         for call in waiting:
             call.signature.leave(call)
+
+
+def _answer(signature: Signature, calls: list[Call], at: int, reply: WaveReply) -> None:
+    """Give neighbours their answers. When one cannot be written, it and those behind it get an error, not silence."""
+    try:
+        signature.answer(calls, at, reply)
+    except Exception as error:
+        _log.exception("the answers of a wave cannot be written")
+        for call in calls:
+            try:
+                if call.is_open:
+                    signature.fail(
+                        call, InternalError(f"the answer cannot be written: {type(error).__name__}: {error}")
+                    )
+            except Exception:
+                _log.exception("a caller cannot be answered")
 
 
 def _columns(calls: list[Call]) -> Iterable[tuple[Buffer, ...]]:

@@ -275,6 +275,10 @@ class AwaitedCall(Call):
         self.deadline_ns = deadline_ns
         self.future: asyncio.Future[ResponseRecord | None] = asyncio.get_running_loop().create_future()
 
+    @property
+    def is_open(self) -> bool:
+        return not self.future.done()
+
 
 class Awaited:
     """The requests of one door that are awaited; see `gateway.lane.lane_calls.Signature`."""

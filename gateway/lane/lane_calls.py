@@ -38,6 +38,11 @@ class Call:
         self.index = 0
         self.wave: PendingWave | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether its caller still waits for an answer."""
+        return not self.gone
+
     def abandon(self) -> None:
         """Its caller has gone: it is taken out of its door, or cancelled where its wave has not begun."""
         if not self.gone:

@@ -90,7 +90,10 @@ class Waves:
         while touched:
             door = touched.pop()
             door.touched = False
-            door.gathering.came(door)
+            try:
+                door.gathering.came(door)
+            except Exception:  # requests of other doors leave all the same
+                _log.exception("requests for model %r cannot leave", door.served.model)
 
     def begin(
         self, door: Door, calls: list[Call], size_bytes: int, references: Sequence[Reference] = ()

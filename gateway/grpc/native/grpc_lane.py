@@ -97,6 +97,10 @@ class LaneCall(Call):
         self.deadline_ns = 0
 
     @property
+    def is_open(self) -> bool:
+        return self.connection.calls.streams.get(self.id) is self
+
+    @property
     def ended(self) -> bool:
         """Whether its message has come."""
         return bool(self.data)

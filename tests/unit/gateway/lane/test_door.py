@@ -11,8 +11,11 @@ from lane_bench import GATEWAY, MODEL, Front, LaneBench
 
 from charonia import failpoints
 from charonia.clock import wall_ns
+from charonia.errors import InternalError
 from charonia.facts.events import RequestCancelled
+from charonia.wire import WaveReply
 from gateway.lane.gathering import SLOW_NS
+from gateway.lane.lane_calls import Call
 
 
 @pytest.fixture
@@ -211,6 +214,28 @@ def test_each_signature_answers_its_own_and_neighbours_together(whose: list[int]
                 text = "".join("x" if one == which else " " for one in whose)
                 assert front.runs == [len(run) for run in text.split()]
         assert door.counts.success == before + len(whose)
+
+
+def test_callers_behind_an_answer_that_cannot_be_written_get_an_error(
+    bench: LaneBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = bench.front()
+    calls = front.send(1, 2, 3)
+    answer = Front.answer
+
+    def breaks(self: Front, calls: list[Call], start: int, reply: WaveReply) -> None:
+        answer(self, calls[:1], start, reply)
+        calls[0].gone = True  # it has its answer
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(Front, "answer", breaks)
+    bench.answer()
+    assert front.told_of(calls[0]) == [1]
+    for call in calls[1:]:
+        (error,) = front.told_of(call)
+        assert isinstance(error, InternalError)
+        assert str(error) == "the answer cannot be written: ValueError: a defect"
+    assert bench.is_quiet()
 
 
 def test_the_door_of_a_model_that_is_too_slow_closes(bench: LaneBench) -> None:
