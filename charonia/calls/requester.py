@@ -171,17 +171,17 @@ class Requester(Generic[R]):
         is_durable: bool = False,
     ) -> None:
         """Make the record of an admitted request. `end` releases its payloads. Raises `LogUnavailable`."""
-        payloads, lent = self.payloads, None
+        payloads, reference = self.payloads, None
         if payloads is not None:
             flags |= payloads.flags(served)
             if admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
                 with self.coming():
                     buffers = [t.data for t in request.inputs]
-                    lent = waiter.lent = await payloads.lend(buffers, flags, served, durable=is_durable)
+                    reference = waiter.reference = await payloads.lend(buffers, flags, served, durable=is_durable)
         waiter.record = record = request_record(
-            waiter.id, self.endpoint, request, admitted, level, flags, lent, lineage, tenant=tenant
+            waiter.id, self.endpoint, request, admitted, level, flags, reference, lineage, tenant=tenant
         )
-        waiter.size_bytes = len(record) if lent is None else len(record) + lent.size_bytes
+        waiter.size_bytes = len(record) if reference is None else len(record) + reference.size_bytes
 
     def add(self, request: R, size_bytes: int) -> None:
         """A request is open from now on; `end` it. Raises `ResourceExhausted` when too much is held here."""
@@ -203,9 +203,9 @@ class Requester(Generic[R]):
             waiter.entrance.ended(waiter)
         if self.requests.pop(waiter.id, None) is not None:
             self._size_bytes -= waiter.held_bytes
-        if waiter.lent is not None and self.payloads is not None:
-            lent, waiter.lent = waiter.lent, None
-            self.spawn(self.payloads.end(lent))
+        if waiter.reference is not None and self.payloads is not None:
+            reference, waiter.reference = waiter.reference, None
+            self.spawn(self.payloads.end(reference))
         self._look_idle()
 
     def _take_room(self, size_bytes: int) -> None:

@@ -64,18 +64,18 @@ class Entrance(Protocol):
 class Waiter(OpenRequest):
     """A request whose caller waits for one answer.
 
-    `follows`: it waits for the outcome of another call's job, which its own end does not touch. `lent`, `entrance` and
-    `timer` are given up when it ends.
+    `follows`: it waits for the outcome of another call's job, which its own end does not touch. `reference`, `entrance`
+    and `timer` are released when it ends.
     """
 
-    __slots__ = ("entrance", "follows", "future", "is_job", "lent", "timer")
+    __slots__ = ("entrance", "follows", "future", "is_job", "reference", "timer")
 
     def __init__(self, model: str, request_id: bytes, *, is_job: bool = False) -> None:
         super().__init__(model, request_id)
         self.future: asyncio.Future[ResponseRecord] = asyncio.get_running_loop().create_future()
         self.is_job = is_job
         self.follows = False
-        self.lent: Reference | None = None
+        self.reference: Reference | None = None
         self.entrance: Entrance | None = None
         self.timer: asyncio.TimerHandle | None = None
 

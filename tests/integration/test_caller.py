@@ -133,7 +133,7 @@ async def test_calls_of_a_process_that_is_gone_are_not_run(world: World, monkeyp
         world.caller.open(request(value))
     log = await world.log()
     await until_so(lambda: _pending_is(world, 4))
-    await world.caller.requester._reader.close()  # as by SIGKILL: nobody reads the answers any more
+    await world.caller.requester._reader.close()  # as by SIGKILL: no process reads the answers any more
     await world.lose("executor", ME)
     await until_so(lambda: _pending_is(world, 1))
     world.echo.release()

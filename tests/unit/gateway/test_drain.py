@@ -96,6 +96,6 @@ async def test_who_waits_for_a_job_is_told_how_far_it_is(bench: Any) -> None:
         accepted = await deferred
         assert isinstance(accepted, Accepted)
         assert accepted.state == "queued"
-        assert (await gateway.job_result(receipt.id, wait_s=3600))[1] is None, "nobody begins to wait either"
+        assert (await gateway.job_result(receipt.id, wait_s=3600))[1] is None, "a new wait is refused, too"
     assert len(await bench.queued()) == 2, "the job goes on"
     assert await ends(gateway)

@@ -41,7 +41,7 @@ async def test_several_answers_come_in_order_and_once() -> None:
     call, _ = waiter(repeatable=True)
     assert call.answered(response(0))
     assert call.answered(response(1))
-    # another attempt of a repeatable model begins anew: what was seen is not shown again
+    # another attempt of a repeatable model starts from the beginning: responses that were shown are not shown again
     assert not call.answered(response(0, attempt=2))
     assert not call.answered(response(1, attempt=2))
     assert call.answered(response(2, attempt=2, final=True))

@@ -1,4 +1,4 @@
-"""What a batcher and an executor of one process hand each other arrives, whoever of them comes first."""
+"""A batcher and an executor of one process receive what the other hands over, whichever starts first."""
 
 from __future__ import annotations
 

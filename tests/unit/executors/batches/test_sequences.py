@@ -272,7 +272,7 @@ def test_turns_of_a_request_count_their_responses_on() -> None:
     assert known.commit(header(), [first], steps, set(), set(), {0}, "e-1", 1) == ({}, {})
     later = begin(known, header(again=True), first).steps[0]
     assert (later.responses_sent, later.start, float(later.state_before["h"][0])) == (3, False, 0)
-    assert begin(known, header(), first).steps[0].responses_sent == 0, "begun anew"
+    assert begin(known, header(), first).steps[0].responses_sent == 0, "restarted"
 
 
 def test_the_last_states_of_several_responses_count() -> None:

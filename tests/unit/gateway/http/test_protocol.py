@@ -169,7 +169,7 @@ async def test_a_refusal_waits_for_the_answers_to_what_came_before(broken: bytes
     gate = Gate()
     wire = Wire(App(gate))
     await wire.send(GET + GET + broken)
-    await wire.send(GET)  # nobody reads it
+    await wire.send(GET)  # the client does not read the answer
     await wire.rest()
     assert not wire.transport.written
     for _ in range(2):
@@ -326,7 +326,7 @@ async def test_a_client_that_does_not_read_holds_the_application_back() -> None:
     await wire.send(GET)
     await wire.rest()
     written = len(wire.transport.written)
-    await wire.leave()  # frees whoever waits
+    await wire.leave()  # frees the writer that waits
     assert len(wire.transport.written) == written
 
 
