@@ -178,6 +178,14 @@ class BatchInstance(Protocol):
 
 
 @runtime_checkable
+class InterruptibleInstance(BatchInstance, Protocol):
+    """A `BatchInstance` whose execution can be interrupted. Quick ones may then run in the executor's event loop."""
+
+    def interrupt(self) -> None:
+        """Make the running `execute` raise `Interrupted` soon. Called in another thread; may come late."""
+
+
+@runtime_checkable
 class RequestInstance(Protocol):
     """An instance over single requests, run in a process (or event loop) of its own."""
 
@@ -374,6 +382,10 @@ class InstanceDied(Exception):
         super().__init__(message)
         self.stderr = stderr
         self.blameless = blameless
+
+
+class Interrupted(InstanceDied):
+    """The execution was interrupted (`InterruptibleInstance`). The instance can be used, and runs the batch again."""
 
 
 class Backend(Protocol):

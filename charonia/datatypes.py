@@ -37,6 +37,9 @@ class DataType(Enum):
     size_bytes: int
     number: int
 
+    __hash__ = object.__hash__
+    """Members are keys on the hot path, and Enum hashes their names."""
+
     @property
     def config_name(self) -> str:
         """`TYPE_FP32` and so on; BYTES is `TYPE_STRING` in a model configuration (T1)."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from charonia.backend import Array, GraphSignature, InstanceSpec, ModelSource, TensorSignature
+from charonia.backend import Array, GraphSignature, InstanceSpec, Interrupted, ModelSource, TensorSignature
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
 from charonia.models.interface import ModelInterface
@@ -69,7 +69,8 @@ class _Session:
 
     session: Any
     signature: GraphSignature
-    run_options: Any
+    run_options: Callable[[], Any]
+    """Makes the options of an instance's runs."""
 
 
 @dataclass(slots=True)
@@ -159,14 +160,14 @@ class OnnxRuntimeBackend:
 
 
 class OnnxRuntimeInstance:
-    """A `BatchInstance` over a session."""
+    """An `InterruptibleInstance` over a session."""
 
     stateless = True
     """A graph keeps no state between executions."""
 
     def __init__(self, interface: ModelInterface, opened: _Session, release: Callable[[], None] | None) -> None:
         self.session: Any = opened.session
-        self._run_options = opened.run_options
+        self._run_options = opened.run_options()
         self._release = release
         graph = (*opened.signature.inputs, *opened.signature.outputs)
         self._strings = frozenset(t.name for t in opened.signature.inputs if t.datatype == "BYTES")
@@ -176,8 +177,10 @@ class OnnxRuntimeInstance:
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         """Run the graph for the wanted outputs.
 
-        Raises `InvalidArgument` for strings that are not UTF-8, `InternalError` with onnxruntime's message otherwise.
+        Raises `InvalidArgument` for strings that are not UTF-8, `Interrupted` after `interrupt`, `InternalError` with
+        onnxruntime's message otherwise.
         """
+        self._run_options.terminate = False
         if self._strings:
             inputs = {name: self._text(name, a) if name in self._strings else a for name, a in inputs.items()}
         try:
@@ -191,8 +194,14 @@ class OnnxRuntimeInstance:
                 f"onnx runtime error: a string output of model '{self._name}' is not UTF-8 text"
             ) from None
         except Exception as error:
+            if self._run_options.terminate:
+                raise Interrupted(f"an execution of model '{self._name}' was interrupted", blameless=True) from None
             raise InternalError(_reason(error)) from None
         return dict(zip(outputs, results, strict=True))
+
+    def interrupt(self) -> None:
+        """End the running execution before its next node."""
+        self._run_options.terminate = True
 
     def close(self) -> None:
         """Release the session. Its memory is freed when the last instance that shares it is closed."""
@@ -316,9 +325,14 @@ def _open(source: ModelSource, path: Path, kind: str, device_id: int, sharers: i
             f"model '{source.name}': onnxruntime could not use GPU {device_id}; why is among its own lines in the "
             "log of this executor (without CUDA and cuDNN on the machine: install charonia[cuda])"
         )
-    run_options = ort.RunOptions()
-    for key, value in run_entries(source):
-        run_options.add_run_config_entry(key, value)
+    entries = run_entries(source)
+
+    def run_options() -> Any:
+        made = ort.RunOptions()
+        for key, value in entries:
+            made.add_run_config_entry(key, value)
+        return made
+
     return _Session(session, _signature(source, session), run_options)
 
 

@@ -152,12 +152,15 @@ class OutputPart:
     def of(interface: ModelInterface, name: str, results: Mapping[str, Array], rows: int) -> OutputPart:
         spec = interface.outputs[name]
         array = _result(interface, name, results)
-        tail = _output_tail(interface, spec, _datatype(array), tuple(array.shape), rows)
-        if spec.datatype is DataType.BYTES:
-            return OutputPart(name, spec.datatype, interface.batching, tail, b"", 0, array)
-        raw = Tensor.of(name, array).data
-        if len(raw) <= _SMALL_BYTES:
-            raw = bytes(raw)
+        datatype = spec.datatype if array.dtype is spec.datatype.numpy else _datatype(array)
+        tail = _output_tail(interface, spec, datatype, array.shape, rows)
+        if datatype is DataType.BYTES:
+            return OutputPart(name, datatype, interface.batching, tail, b"", 0, array)
+        raw: Buffer
+        if array.nbytes <= _SMALL_BYTES and array.dtype is datatype.numpy:
+            raw = array.tobytes()
+        else:
+            raw = Tensor.of(name, array).data
         return OutputPart(name, spec.datatype, interface.batching, tail, raw, len(raw) // rows, None)
 
     def described(self, rows: int) -> tuple[str, DataType, Shape, int]:

@@ -271,10 +271,11 @@ class WaveBatch:
         self, run: list[tuple[int, RequestPlan]], waves: list[Wave], parts: list[OutputPart], infer_ns: int
     ) -> None:
         name, version = self._interface.name, self._version
+        has_strings = any(part.elements is not None for part in parts)
         start = 0
         for (index, plan), wave in zip(run, waves, strict=True):
             end = start + plan.rows * wave.count
-            if any(part.elements is not None for part in parts):
+            if has_strings:
                 self.executed.singly[index] = [
                     self._referred(wave, part_record(name, version, request_id, parts, at, at + plan.rows))
                     for request_id, at in zip(wave.ids(), range(start, end, plan.rows), strict=True)

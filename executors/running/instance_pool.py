@@ -15,6 +15,7 @@ from charonia.backend import (
     BatchInstance,
     InstanceDied,
     InstanceSpec,
+    Interrupted,
     LateAnswering,
     ModelSource,
     RequestInstance,
@@ -27,14 +28,17 @@ from charonia.errors import CharoniaError, Unsupported
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.latency_target import PARAMETER as TARGET
+from charonia.tasks import Tasks
 from charonia.wire import RequestRecord
 from executors.batches.accounting import Death, Executed
 from executors.batches.assembly import Planner
 from executors.batches.execution import Batch
 from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequences import Sequences
+from executors.batches.wave_execution import ExecutedWaves
 
 from .health import DEFAULT_INTERVAL_S
+from .quick_runs import Pace
 from .resource_grants import RateLimitedQueue, ResourceGrants
 from .stream_workers import StreamWorker
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
@@ -72,6 +76,8 @@ class InstancePool:
     _workers: list[ThreadWorker | TaskWorker | StreamWorker] = field(default_factory=list)
     _blocking: ThreadQueue = field(default_factory=ThreadQueue)
     _cooperative: asyncio.Queue[SubmittedBatch | None] = field(default_factory=asyncio.Queue)
+    _pace: Pace = field(default_factory=Pace)
+    _tasks: Tasks = field(default_factory=Tasks)
     _idle: asyncio.Event | None = None
     """Set when no batch is unfinished; made by the first call that waits for that."""
     _watch: asyncio.Task[None] | None = None
@@ -183,8 +189,29 @@ class InstancePool:
             self._worker_of(batch).submit(batch)
         elif self._workers and not isinstance(self._workers[0], ThreadWorker):
             self._cooperative.put_nowait(batch)
-        else:
+        elif not (batch.waves and self._pace.is_quick and self._run_here(batch)):
             self._blocking.put(batch)
+
+    def _run_here(self, batch: SubmittedBatch) -> bool:
+        """Run and answer a batch of waves now, if an instance is free and may run in the event loop."""
+        waiting = self._blocking.borrow()
+        if waiting is None:
+            return False
+        worker, executed = waiting.worker, None
+        if worker is not None and worker.interruptible is not None:
+            try:
+                executed = worker.run_here(batch)
+            except Interrupted:
+                self._pace.interrupted()
+        if executed is not None and batch.settler is not None and isinstance(executed, ExecutedWaves):
+            batch.settler.answer(batch, executed)
+        if worker is None or executed is None or executed.death is None:
+            self._blocking.give_back(waiting)
+        else:
+            self._tasks.spawn(worker.replace())
+        if executed is not None:  # its owner, who may be submitting it right now, hears of the end later
+            asyncio.get_running_loop().call_soon(self.finish, batch, executed)
+        return executed is not None
 
     def cancel(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
         """Cancel requests of a batch that were settled elsewhere: skip those not started, notify the others' model."""
@@ -324,6 +351,8 @@ class InstancePool:
         """Pass on the result of a batch that was executed or whose instance died. Called in the event loop."""
         if batch.abandoned:
             return
+        if batch.waves:
+            self._pace.seen(executed)
         try:
             batch.done(batch, executed)
         finally:

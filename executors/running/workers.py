@@ -22,6 +22,8 @@ from charonia.backend import (
     BatchInstance,
     InstanceDied,
     InstanceSpec,
+    Interrupted,
+    InterruptibleInstance,
     RequestInstance,
     SelfCheckingInstance,
     StreamingInstance,
@@ -37,6 +39,7 @@ from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.host.host_policy import restrict_thread
 
+from .quick_runs import INTERRUPTER
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
 
 _log = logging.getLogger(__name__)
@@ -48,11 +51,12 @@ _LAST_BACKOFF_S = 30.0
 
 
 class WaitingThread:
-    """One thread's place to wait for its next batch."""
+    """One thread's place to wait for its next batch. `worker` is whose thread it is."""
 
-    __slots__ = ("_batch", "_lock")
+    __slots__ = ("_batch", "_lock", "worker")
 
-    def __init__(self) -> None:
+    def __init__(self, worker: ThreadWorker | None = None) -> None:
+        self.worker = worker
         self._lock = threading.Lock()
         self._lock.acquire()
         self._batch: SubmittedBatch | None = None
@@ -63,6 +67,7 @@ class WaitingThread:
         self._lock.release()
 
     def wait(self) -> SubmittedBatch | None:
+        """Wait for `wake`, and return its batch."""
         self._lock.acquire()
         batch, self._batch = self._batch, None
         return batch
@@ -94,6 +99,20 @@ class ThreadQueue:
                 return self._batches.popleft()
             self._idle.append(waiting)
         return waiting.wait()
+
+    def borrow(self) -> WaitingThread | None:
+        """Take the thread that began to wait last, which gets no batches until `give_back`; None when none waits."""
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def give_back(self, waiting: WaitingThread) -> None:
+        """Return a borrowed thread, which takes the next batch if one has come meanwhile."""
+        with self._lock:
+            if not self._batches:
+                self._idle.append(waiting)
+                return
+            batch = self._batches.popleft()
+        waiting.wake(batch)
 
     def take_all(self) -> list[SubmittedBatch]:
         """Remove and return the batches that no thread has taken. The ends (None) stay in the queue."""
@@ -256,8 +275,11 @@ class ThreadWorker(Worker):
         super().__init__(pool, spec, passive)
         self.running: tuple[SubmittedBatch, int] | None = None
         self._queue = queue
-        self._waiting = WaitingThread()
-        self._instance: BatchInstance | None = instance
+        self._waiting = WaitingThread(self)
+        self._instance: BatchInstance | None = None
+        self.interruptible: InterruptibleInstance | None = None
+        """The instance, if it may run in the event loop: on any core, and only until it is interrupted."""
+        self._take(instance)
         self._workspace = Workspace()
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
@@ -302,13 +324,23 @@ class ThreadWorker(Worker):
         frame = sys._current_frames().get(self._thread.ident or 0) if self._thread is not None else None
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
+    async def replace(self) -> None:
+        """Replace the instance, which died in the event loop, and end the loan of the thread."""
+        await self._replace()
+        self._queue.give_back(self._waiting)
+
     async def _create(self) -> None:
         created = await self._pool.create(self.spec)
         assert isinstance(created, BatchInstance)
-        self._instance = created
+        self._take(created)
+
+    def _take(self, instance: BatchInstance) -> None:
+        self._instance = instance
+        if isinstance(instance, InterruptibleInstance) and self.spec.kind == "CPU" and not self.spec.cores:
+            self.interruptible = instance
 
     async def _unload(self) -> None:
-        instance, self._instance = self._instance, None
+        instance, self._instance, self.interruptible = self._instance, None, None
         if instance is not None:
             try:
                 await asyncio.to_thread(instance.close)
@@ -334,18 +366,35 @@ class ThreadWorker(Worker):
             self._loop.call_soon_threadsafe(self._ended.set)
 
     def _run(self, batch: SubmittedBatch) -> Executed:
+        self.running = (batch, monotonic_ns())
+        try:
+            return self._attempt(batch)
+        except Interrupted:  # meant for an execution in the event loop, which ended before
+            return self._attempt(batch)
+        finally:
+            self.running = None
+
+    def _attempt(self, batch: SubmittedBatch) -> Executed:
         execution = self._execution_of(batch)
         batch.planned = execution.planned
-        self.running = (batch, monotonic_ns())
         failpoints.hit("executor.executing")
         try:
             return self._execute(execution)
+        except Interrupted:
+            raise
         except InstanceDied as death:
             return self._died(execution, death)
         except Exception as error:
             return self._failed(execution, error)
+
+    def run_here(self, batch: SubmittedBatch) -> Executed:
+        """Execute a batch in the event loop while this worker's thread is borrowed. Raises `Interrupted`."""
+        assert self.interruptible is not None
+        INTERRUPTER.begin(self.interruptible)
+        try:
+            return self._attempt(batch)
         finally:
-            self.running = None
+            INTERRUPTER.end()
 
 
 class TaskWorker(Worker):

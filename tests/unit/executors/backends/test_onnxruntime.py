@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from charonia.backend import BatchInstance, InstanceSpec, ModelSource, TensorSignature
+from charonia.backend import (
+    BatchInstance,
+    InstanceSpec,
+    Interrupted,
+    InterruptibleInstance,
+    ModelSource,
+    TensorSignature,
+)
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
 from charonia.models.interface import ModelInterface
@@ -344,3 +352,60 @@ async def test_a_library_that_is_none_or_not_there_fails_the_load(tmp_path: Path
         await backend.create_instance(spec(source(tmp_path / "m", leading_out)))
     with pytest.raises(InvalidArgument, match="does not exist"):
         await backend.create_instance(spec(source(tmp_path / "m", WITH_LIBRARY.replace("libmine", "sub/libmine"))))
+
+
+def counting(path: Path) -> None:
+    """A graph that counts to `n` in a loop, one node after the other."""
+    step = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("Add", ["before", "one"], ["after"]),
+        ],
+        "step",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("before", TensorProto.INT64, []),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("after", TensorProto.INT64, []),
+        ],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("Squeeze", ["n"], ["trips"]),
+            helper.make_node("Loop", ["trips", "", "zero"], ["count"], body=step),
+            helper.make_node("Reshape", ["count", "shape"], ["c"]),
+        ],
+        "counting",
+        [helper.make_tensor_value_info("n", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("c", TensorProto.INT64, [1])],
+        [
+            helper.make_tensor("zero", TensorProto.INT64, [], [0]),
+            helper.make_tensor("one", TensorProto.INT64, [], [1]),
+            helper.make_tensor("shape", TensorProto.INT64, [1], [1]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+
+
+async def test_an_execution_that_would_not_end_can_be_interrupted(tmp_path: Path) -> None:
+    counting(tmp_path / "1" / "model.onnx")
+    of = source(
+        tmp_path,
+        'input { name: "n" data_type: TYPE_INT64 dims: 1 } output { name: "c" data_type: TYPE_INT64 dims: 1 }',
+    )
+    backend = OnnxRuntimeBackend()
+    instance, other = await backend.create_instance(spec(of)), await backend.create_instance(spec(of))
+    assert isinstance(instance, InterruptibleInstance)
+    endless = asyncio.create_task(asyncio.to_thread(instance.execute, {"n": np.array([2**62])}, ["c"]))
+    while not endless.done():  # it may not have begun when it is interrupted first
+        instance.interrupt()
+        assert other.execute({"n": np.array([3])}, ["c"])["c"] == [3], "another instance of the session goes on"
+        await asyncio.sleep(0.001)
+    with pytest.raises(Interrupted):
+        await endless
+    assert instance.execute({"n": np.array([5])}, ["c"])["c"] == [5], "it can be used afterwards"
