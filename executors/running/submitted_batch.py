@@ -30,7 +30,7 @@ class WaveAnswers(Protocol):
     """Answers executed waves. Implemented by `executors.settling.wave_settler.WaveSettler`."""
 
     def answer(self, batch: SubmittedBatch, executed: ExecutedWaves) -> None:
-        """Send the answers that can be sent at once. Called in the instance's thread."""
+        """Send the answers that can be sent at once. Called in the instance's thread or in the event loop."""
 
 
 class ResponseLog(Protocol):
@@ -71,7 +71,7 @@ class SubmittedBatch(Struct, eq=False):
     flags: int = 0
     waves: Sequence[Wave] = ()
     settler: WaveAnswers | None = None
-    """Sends the answers of `waves` from the instance's thread."""
+    """Sends the answers of `waves` before they are settled."""
     planned: Sequence[Planned] = ()
     """The requests that are executed. Set in the instance's thread when the execution starts."""
     start_unreported: bool = False

@@ -474,6 +474,8 @@ class TaskWorker(Worker):
     async def _work(self) -> None:
         while (batch := await self._queue.get()) is not None:
             executed = await self._run(batch)
+            if batch.settler is not None and isinstance(executed, ExecutedWaves):
+                batch.settler.answer(batch, executed)
             self._pool.finish(batch, executed)
             if executed.death is not None:
                 await self._replace()

@@ -175,13 +175,13 @@ class WaveSettler:
         self._writing: set[asyncio.Future[None]] = set()
         """The pending writes of statistics."""
         self._uncounted: set[SubmittedBatch] = set()
-        """Batches that instances' threads have answered, and that `settle` has not got yet."""
+        """Batches that are answered, and that `settle` has not got yet."""
         self.unsettled = 0
         """The number of pending deletions."""
         self._quiet: asyncio.Event | None = None
 
     def answer(self, job: SubmittedBatch, executed: ExecutedWaves) -> None:
-        """Answer through gateways' sockets, in the instance's thread; `settle` follows in the event loop."""
+        """Answer through gateways' sockets, in an instance's thread or the event loop; `settle` follows in the loop."""
         if job.abandoned:
             return
         failpoints.hit("executor.executed")
