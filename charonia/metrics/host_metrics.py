@@ -1,4 +1,4 @@
-"""What Triton tells of the machine it runs on (M7): processor time and memory, from /proc; nothing where that is not.
+"""What Triton tells of the machine it runs on (M7, M8): processor time and memory, from /proc, and GPUs, from NVML.
 
 Read when scraped, at most once in `--metrics-interval-ms`. On a page that joins several parts it stands once.
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 
 from charonia.clock import monotonic_ns
 from charonia.options.settings import MetricsSettings
+
+from .gpu_metrics import GpuMetrics, load_nvml
 
 _PROC = Path("/proc")
 _GAUGES = (
@@ -50,6 +52,7 @@ class HostMetrics:
     def __init__(self, settings: MetricsSettings, proc: Path = _PROC) -> None:
         self._settings = settings
         self._proc = proc
+        self._gpus = GpuMetrics(load_nvml() if settings.gpu else None)
         self._ticks = (0, 0)
         self._utilization = 0.0
         self._read_ns = monotonic_ns()
@@ -57,16 +60,18 @@ class HostMetrics:
 
     def render(self) -> bytes:
         """Text exposition 0.0.4."""
-        if not self._settings.cpu:
-            return _page(_PINNED, [0, 0])
         if monotonic_ns() - self._read_ns >= self._settings.interval_ms * 1_000_000:
             self._read_ns = monotonic_ns()
             self._read()
+            self._gpus.read()
+        others = _page(_PINNED, [0, 0]) + self._gpus.render()
+        if not self._settings.cpu:
+            return others
         try:
             memory = total_and_used((self._proc / "meminfo").read_text())
         except (OSError, ValueError):
-            return _page(_PINNED, [0, 0])
-        return _page(_GAUGES, [round(self._utilization, 6), *memory]) + _page(_PINNED, [0, 0])
+            return others
+        return _page(_GAUGES, [round(self._utilization, 6), *memory]) + others
 
     def _read(self) -> None:
         try:

@@ -37,6 +37,7 @@ def metrics_settings(values: Values) -> MetricsSettings:
         summaries=switches.get("summaries", False),
         quantiles=quantiles,
         cpu=values["allow_cpu_metrics"],
+        gpu=values["allow_gpu_metrics"],
         interval_ms=values["metrics_interval_ms"],
     )
 

@@ -63,7 +63,7 @@ class LogSettings:
 class MetricsSettings:
     """Which latencies are measured (`--metrics-config`, M3-M5), and the quantiles of summaries, each in 0..1.
 
-    `cpu`: the machine's processors and memory are shown, read again after `interval_ms` (M9).
+    `cpu`, `gpu`: the machine's processors and memory, and its GPUs, are shown, read again after `interval_ms` (M9).
     """
 
     counters: bool = True
@@ -71,6 +71,7 @@ class MetricsSettings:
     summaries: bool = False
     quantiles: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99, 0.999)
     cpu: bool = True
+    gpu: bool = True
     interval_ms: int = 2000
 
 

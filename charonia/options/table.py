@@ -240,7 +240,7 @@ OPTIONS: tuple[Option, ...] = (
     # metrics and logging
     Option("allow-metrics", "bool", True, _ALL, "serve /metrics"),
     Option("allow-cpu-metrics", "bool", True, _ALL, "show the machine's processor time and memory"),
-    Option("allow-gpu-metrics", "bool", True, _ALL, "accepted for compatibility"),
+    Option("allow-gpu-metrics", "bool", True, _ALL, "show load, memory and power of NVIDIA GPUs (with nvidia-ml-py)"),
     Option("metrics-address", "str", "", _ALL, "address of /metrics; that of HTTP by default"),
     Option("metrics-port", "int", 8002, _ALL, "port of /metrics, 0 for a free one"),
     Option(

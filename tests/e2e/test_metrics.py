@@ -1,0 +1,40 @@
+"""The page of /metrics is what `docs/metrics.md` says: families, types and labels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| `((?:nv|charonia)_\w+)` \| (\w+) \| ([\w, ]*)\|", re.MULTILINE)
+SUFFIXES = ("_count", "_sum", "_bucket", "_total")
+PARTS_OF_A_VALUE = {"le", "quantile"}
+
+
+def test_the_page_is_as_documented(few_models: Path, serve: Callable[..., Any]) -> None:
+    rows = {
+        name: (kind, set(re.findall(r"\w+", labels)))
+        for name, kind, labels in ROW.findall((ROOT / "docs" / "metrics.md").read_text())
+    }
+    server = serve(
+        few_models,
+        "--metrics-config=summary_latencies=true",
+        "--metrics-config=histogram_latencies=true",
+        "--cache-config=local,size=1000000",
+        "--rate-limit=execution_count",
+    )
+    seen = set()
+    for family in text_string_to_metric_families(server.scrape()):
+        # the parser takes `_total` off a counter's name
+        name = family.name if family.name in rows else family.name + "_total"
+        assert name in rows, f"{family.name} is not in docs/metrics.md"
+        kind, labels = rows[name]
+        assert family.type == kind, name
+        for sample in family.samples:
+            assert set(sample.labels) - PARTS_OF_A_VALUE == labels, sample
+        seen.add(name)
+    assert len(seen) > 45

@@ -1,0 +1,57 @@
+"""The table of `docs/metrics.md` has every family of the code, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("charonia", "gateway", "batcher", "executors")
+ROW = re.compile(r"^\| `((?:nv|charonia)_\w+)` \| (\w+) \|", re.MULTILINE)
+FAMILY = re.compile(r"(?:nv|charonia)_[a-z_]+[a-z]")
+PREFIX = "charonia_executor_"
+"""`ExecutorMetrics._counter` puts it in front of its argument."""
+
+
+def documented() -> dict[str, str]:
+    """Type by family."""
+    rows = ROW.findall((ROOT / "docs" / "metrics.md").read_text())
+    assert len(rows) == len(dict(rows)), "a family stands twice"
+    return dict(rows)
+
+
+def in_code() -> set[str]:
+    """The names in modules that make families, as prometheus_client takes them: counters without `_total`."""
+    names: set[str] = set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            text = path.read_text()
+            if "prometheus_client" not in text and "metric" not in str(path.relative_to(ROOT)):
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and FAMILY.fullmatch(node.value):
+                    names.add(node.value)
+                elif (
+                    isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_counter"
+                ):
+                    (name, *_) = node.args
+                    assert isinstance(name, ast.Constant)
+                    names.add(PREFIX + name.value)
+    return names
+
+
+def test_the_table_has_every_family_of_the_code() -> None:
+    rows = {name.removesuffix("_total") for name in documented()}
+    assert len(rows) > 50
+    assert in_code() == rows
+
+
+def test_counters_end_as_prometheus_wants() -> None:
+    """Triton's do not."""
+    wrong = {
+        n
+        for n, kind in documented().items()
+        if n.startswith("charonia_") and (kind == "counter") != n.endswith("_total")
+    }
+    assert not wrong
