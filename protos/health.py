@@ -70,10 +70,19 @@ def _file() -> descriptor_pb2.FileDescriptorProto:
         label=field.LABEL_OPTIONAL,
         type_name=".grpc.health.v1.HealthCheckResponse.ServingStatus",
     )
+    service = file.service.add(name="Health")
+    for name in ("Check", "Watch"):
+        service.method.add(
+            name=name,
+            input_type=".grpc.health.v1.HealthCheckRequest",
+            output_type=".grpc.health.v1.HealthCheckResponse",
+            server_streaming=name == "Watch",
+        )
     return file
 
 
-_POOL = descriptor_pool.DescriptorPool()
-_POOL.Add(_file())
-_REQUEST = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("grpc.health.v1.HealthCheckRequest"))
-_RESPONSE = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("grpc.health.v1.HealthCheckResponse"))
+POOL = descriptor_pool.DescriptorPool()
+"""Describes the service and its messages."""
+POOL.Add(_file())
+_REQUEST = message_factory.GetMessageClass(POOL.FindMessageTypeByName("grpc.health.v1.HealthCheckRequest"))
+_RESPONSE = message_factory.GetMessageClass(POOL.FindMessageTypeByName("grpc.health.v1.HealthCheckResponse"))

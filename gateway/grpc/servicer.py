@@ -34,6 +34,7 @@ from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, head
 from .convert import Classes, ResponseEncoder, infer_request
 from .envelope import NoEnvelope, split
 from .job_calls import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
+from .standard_services import StandardServices
 from .statuses import INTERNAL, Refusal, Status, refusal
 from .stream_calls import SHUTTING_DOWN, StreamCalls
 from .trace_metadata import SEND_START, begin_trace, sent
@@ -112,7 +113,13 @@ class Servicer:
             )
         check = self._unary("health", _parse_health, self._health_check, health.serialize_response)
         methods[f"/{health.SERVICE_NAME}/Check"] = check
-        return methods
+        standard = StandardServices((SERVICE,), self._status, lambda: self.draining, self._allow)
+        return methods | standard.methods()
+
+    def _allow(self, group: str, context: Context) -> None:
+        """Raise what a caller without the key of a restricted group is told."""
+        if self._restrictions:
+            self._restrictions.check(group, headers_of(context))
 
     # -- inference ----------------------------------------------------------------------------------------------------
 
@@ -291,6 +298,9 @@ class Servicer:
         }
 
     async def _health_check(self, _service: str) -> health.ServingStatus:
+        return self._status()
+
+    def _status(self) -> health.ServingStatus:
         ready = self._handler.ready() and not self.draining
         return health.ServingStatus.SERVING if ready else health.ServingStatus.NOT_SERVING
 

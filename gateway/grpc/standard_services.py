@@ -1,0 +1,105 @@
+"""gRPC's own services on either front: watching health, and reflection (G17, G37)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from google.protobuf import descriptor_pool
+from google.protobuf.message import DecodeError
+
+from charonia.errors import CharoniaError
+from protos import health
+
+from .calling import Context, Methods, Streaming, Unary, Write
+from .statuses import INTERNAL, Refusal, Status, refusal
+from .stream_calls import SHUTTING_DOWN
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
+"""How often a watched status is compared with the one that was sent."""
+
+REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
+"""The two names of one protocol: their messages have the same bytes."""
+
+
+class StandardServices:
+    """`allow(group, context)` raises what a restricted caller is told; `status()` is that of the server."""
+
+    def __init__(
+        self, services: tuple[str, ...], status: Callable[[], health.ServingStatus], is_draining: Callable[[], bool],
+        allow: Callable[[str, Context], None],
+    ) -> None:  # fmt: skip
+        self._services = services
+        self._status = status
+        self._is_draining = is_draining
+        self._allow = allow
+
+    def methods(self) -> Methods:
+        found: dict[str, Unary | Streaming] = {f"/{health.SERVICE_NAME}/Watch": Streaming(self._watch)}
+        found |= {f"/{name}/ServerReflectionInfo": Streaming(self._reflect) for name in REFLECTION}
+        return found
+
+    async def _watch(self, messages: AsyncIterator[bytes], write: Write, context: Context) -> Refusal | None:
+        """Send the status now and whenever it changes, until the client leaves or the server stops."""
+        try:
+            self._allow("health", context)
+            async for message in messages:
+                health.parse_request(message)
+                break
+            else:
+                return Status.INVALID_ARGUMENT, "a HealthCheckRequest is missing", ()
+        except ValueError as error:
+            return Status.INTERNAL, str(error), ()
+        except CharoniaError as error:
+            return refusal(error)
+        sent = None
+        while True:
+            status = self._status()
+            if status is not sent:
+                await write(health.serialize_response(status))
+                sent = status
+            if self._is_draining():
+                return Status.UNAVAILABLE, SHUTTING_DOWN, ()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _reflect(self, messages: AsyncIterator[bytes], write: Write, context: Context) -> Refusal | None:
+        """Describe the services and their messages, one answer for each request."""
+        try:
+            self._allow("metadata", context)
+            servicers = _servicers(self._services)
+            async for message in messages:
+                if self._is_draining():
+                    return Status.UNAVAILABLE, SHUTTING_DOWN, ()
+                await write(_described(servicers, message))
+        except CharoniaError as error:
+            return refusal(error)
+        except DecodeError:
+            return Status.INTERNAL, "failed to parse the ServerReflectionRequest message", ()
+        except Exception:
+            _log.exception("a call of reflection failed")
+            return Status.INTERNAL, INTERNAL, ()
+        return None
+
+
+def _servicers(services: tuple[str, ...]) -> list[Any]:
+    """One for each pool of descriptions: messages of health have one of their own."""
+    from grpc_reflection.v1alpha.reflection import ReflectionServicer  # imports grpcio, which few gateways need
+
+    names = (*services, health.SERVICE_NAME, *REFLECTION)
+    return [ReflectionServicer(names, pool) for pool in (descriptor_pool.Default(), health.POOL)]
+
+
+def _described(servicers: list[Any], message: bytes) -> bytes:
+    from grpc_reflection.v1alpha import reflection_pb2
+
+    request = reflection_pb2.ServerReflectionRequest.FromString(message)
+    answer = None
+    for servicer in servicers:
+        (answer,) = servicer.ServerReflectionInfo(iter((request,)), None)
+        if not answer.HasField("error_response"):
+            break
+    return answer.SerializeToString() if answer is not None else b""
