@@ -13,6 +13,7 @@ from pathlib import Path
 from charonia.errors import InvalidArgument, StartupError
 from charonia.eventlog.durability_levels import FSYNC, Level, parse_level
 from charonia.eventlog.embedded import PrivateServer, find_server
+from charonia.eventlog.embedded.state_files import StateFiles
 
 from .children import STABLE_S, backoff_s, watch
 
@@ -33,7 +34,7 @@ class PrivateLog:
         changed: Callable[[], None],
     ) -> None:
         """`changed` is called when its process is another one. Raises `StartupError`."""
-        found = find_server(binary or None)
+        found = find_server(binary or None, StateFiles(state_dir))
         level = _level(durability)
         if level.replicas:
             raise StartupError(f"--durability={level.text} needs replicas, which serve's private log has none of")
@@ -56,8 +57,8 @@ class PrivateLog:
 
     async def start(self) -> None:
         """Start it for a run of the server. Raises `StartupError`."""
-        self._server.start()
-        self._watch()
+        await asyncio.to_thread(self._server.prepare)
+        self._start()
         # no process of a former run lives: what they said of themselves would only mislead, and grow from run to run
         await asyncio.to_thread(self._server.wait_ready)
         await asyncio.to_thread(self._server.begin_run)
@@ -72,7 +73,10 @@ class PrivateLog:
         self.leave()
         await asyncio.to_thread(self._server.stop)
 
-    def _watch(self) -> None:
+    def _start(self) -> None:
+        self._server.start()
+        if self._server.repaired is not None:
+            _log.warning("%s", self._server.repaired.text)
         loop = asyncio.get_running_loop()
         self._started_at_s = loop.time()
         watch(loop, self._server.process, self._ended)
@@ -96,11 +100,11 @@ class PrivateLog:
                 await asyncio.sleep(backoff_s(self._failures))
             self._failures += 1
             try:
-                self._server.start(lock_patience_s=0)
+                await asyncio.to_thread(self._server.prepare, lock_patience_s=0)
+                self._start()
             except StartupError as error:
                 _log.error("the private log server is not back yet: %s", error)
                 continue
-            self._watch()
             self._changed()
             return
 

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import IO
 
-from charonia.errors import StartupError
+from charonia.eventlog.embedded.holder import SERVE, hold_state_directory
 
 ENDPOINTS = "endpoints.json"
 PROCESSES = "processes.json"
@@ -35,22 +33,9 @@ class StateDirectory:
         """`configured` may be empty: then it is the user's."""
         self.path = Path(configured or default_state_dir()).expanduser().absolute()
 
-    def lock(self) -> IO[str]:
-        """Make the directory and keep others out of it until the file is closed. Raises `StartupError`."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "lock").open("w")
-        except OSError as error:
-            raise StartupError(f"state directory '{self.path}' cannot be used: {error.strerror}") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise StartupError(
-                f"state directory '{self.path}' is used by another charonia serve; give this one its own with "
-                "--state-dir"
-            ) from None
-        return lock
+    def lock(self) -> int:
+        """Make the directory and keep others out of it until the descriptor is closed. Raises `StartupError`."""
+        return hold_state_directory(self.path, SERVE)
 
     def memory_directory(self) -> str:
         """Where the parts of this server keep large tensors: on a memory file system, empty; "" where there is none.

@@ -91,7 +91,7 @@ class Supervisor:
             shutil.rmtree(self._runtime_dir, ignore_errors=True)
             if not self._values["shm_dir"] and self._shm_dir:
                 shutil.rmtree(self._shm_dir, ignore_errors=True)
-            lock.close()
+            os.close(lock)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()

