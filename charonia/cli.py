@@ -20,7 +20,7 @@ from .errors import CharoniaError, StartupError
 from .options import values as options
 
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
-_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "trace")
+_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace")
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -35,6 +35,7 @@ commands
   jobs        ls, show, timeline, result, cancel, wait
   dlq         ls, show, replay, drop: dead letters
   executors   ls: who executes, with what, and how much of it is in use
+  state       show, export, import: what a log holds, as a file for another server program or machine
   trace       summary: where the time of traced requests went, from trace files
   completion  print a shell completion script (bash)
 

@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 
 from charonia.eventlog.embedded.holder import SERVE, hold_state_directory
+from charonia.eventlog.embedded.state_files import WEBHOOK_SECRET
 
 ENDPOINTS = "endpoints.json"
 PROCESSES = "processes.json"
@@ -57,7 +58,7 @@ class StateDirectory:
     @property
     def webhook_secret(self) -> Path:
         """The file of the secret that webhooks are signed with when none is configured."""
-        return self.path / "webhook-secret"
+        return self.path / WEBHOOK_SECRET
 
     def make_webhook_secret(self) -> str:
         """Make that file, once; its path."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from datetime import datetime
+from pathlib import Path
 from typing import TypeAlias
 
 from charonia.facts.jobs import JobState
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS = ("audit", "queue", "jobs", "dlq", "executors", "trace")
+COMMANDS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace")
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -44,6 +45,10 @@ def request_id(text: str) -> bytes:
     return bytes.fromhex(digits)
 
 
+def file_path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
 def positive(text: str) -> int:
     number = int(text) if re.fullmatch(r"\d+", text) else 0
     if number < 1:
@@ -60,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     _jobs(_actions(commands, "jobs", "jobs as the log has them, without a gateway"))
     _dead_letters(_actions(commands, "dlq", "dead letters: requests that were given up"))
     _executors(_actions(commands, "executors", "who executes, with what, and how much of it is in use"))
+    _state(_actions(commands, "state", "the state of a log: what wrote it, and as a file to take elsewhere"))
     _trace(_actions(commands, "trace", "trace files, which gateways write (--trace-config triton,file=PATH)"))
     return root
 
@@ -166,6 +172,41 @@ def _dead_letters(actions: Commands) -> None:
 
 def _executors(actions: Commands) -> None:
     _add(actions, "ls", "who executes: pool, devices, models in memory, batches given out, heartbeat")
+
+
+def _state(actions: Commands) -> None:
+    def place(command: argparse.ArgumentParser) -> None:
+        command.add_argument("--json", action="store_true", help="print one JSON document")
+        command.add_argument(
+            "--state-dir", default="", metavar="DIR", help="state directory of a stopped 'charonia serve'"
+        )
+        command.add_argument("--log-url", default="", metavar="URL", help="a log that no process of charonia uses")
+        command.add_argument(
+            "--log-password-file", default="", metavar="FILE", help="file that holds the log's password"
+        )
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        command = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        place(command)
+        return command
+
+    action("show", "which server program wrote a state, which process uses it, what was lost at its end")
+    program = "valkey-server or redis-server to read a state directory with (the one that wrote it)"
+    command = action(
+        "export", "write a whole state to a file that every supported server program and release can import"
+    )
+    command.add_argument("file", type=file_path, help="where to; its directory must exist")
+    command.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    command.add_argument("--log-server", default="", metavar="PROGRAM", help=program)
+    command = action("import", "fill a state directory, or an empty log, from an exported file")
+    command.add_argument("file", type=file_path, help="an exported file; it is checked before anything is written")
+    command.add_argument(
+        "--replace",
+        action="store_true",
+        help="if there is a state: a directory's is kept beside it, a log's is deleted",
+    )
+    program = "valkey-server or redis-server to write a state directory with (the first that serve would find)"
+    command.add_argument("--log-server", default="", metavar="PROGRAM", help=program)
 
 
 def _trace(actions: Commands) -> None:

@@ -1,4 +1,4 @@
-"""Runs `charonia audit|queue|jobs|dlq|executors|trace`: finds the log, does the work, prints text or JSON.
+"""Runs `charonia audit|queue|jobs|dlq|executors|state|trace`: finds the log, does the work, prints text or JSON.
 
 Exit codes: 0 done (audit: clean; wait: succeeded), 1 a problem was found or something failed, 2 wrong usage.
 """
@@ -21,6 +21,7 @@ from charonia.facts.jobs import JobState
 
 from . import arguments, dead_letters, executors, moving, queues
 from . import job_commands as jobs
+from . import state_commands as states
 from . import trace_files as traces
 from .audit.model_audit import Scope, audit_models
 from .text import command_reports as reports
@@ -36,6 +37,8 @@ def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir:
     try:
         if options.command == "trace":
             document, well = traces.summarise(options.file, options.model), True
+        elif options.command == "state":
+            document, well = asyncio.run(_state(options, environment, default_state_dir)), True
         else:
             document, well = asyncio.run(_with_log(options, *_log_place(options, environment, default_state_dir)))
     except (StartupError, CharoniaError, InvalidRecord) as error:
@@ -47,6 +50,22 @@ def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir:
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if well else 1
+
+
+async def _state(
+    options: argparse.Namespace, environment: Mapping[str, str], default_state_dir: Callable[[], str]
+) -> dict[str, Any]:
+    directory = ""
+    url = options.log_url or ("" if options.state_dir else environment.get("CHARONIA_LOG_URL", ""))
+    if not url:
+        directory = options.state_dir or environment.get("CHARONIA_STATE_DIR") or default_state_dir()
+    password_file = options.log_password_file or environment.get("CHARONIA_LOG_PASSWORD_FILE", "")
+    place = states.Place(url, password_file if url else "", directory, getattr(options, "log_server", ""))
+    if options.action == "show":
+        return await states.show(place)
+    if options.action == "export":
+        return await states.export_state(place, options.file, overwrite=options.overwrite)
+    return await states.import_state(place, options.file, replace=options.replace)
 
 
 def _log_url(options: argparse.Namespace, environment: Mapping[str, str], default_state_dir: Callable[[], str]) -> str:

@@ -201,7 +201,7 @@ def test_a_server_that_still_reads_its_log_is_waited_for(state_dir: Path) -> Non
                 client.sendall(one)
 
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(server._socket()))
+        listener.bind(str(server.socket_path))
         listener.listen()
         reading = threading.Thread(target=answer)
         reading.start()

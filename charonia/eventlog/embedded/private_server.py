@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import signal
 import socket
 import stat
@@ -53,6 +54,14 @@ return gone
 """
 
 
+_FORMER_RUNS = re.compile(rb"(?:s|alive|r|x):|ctl$")
+
+
+def of_former_runs(key: bytes) -> bool:
+    """Whether `PrivateServer.begin_run` forgets a key."""
+    return _FORMER_RUNS.match(key) is not None
+
+
 class PrivateServer:
     """One server child. Its append-only file stays in `state_dir` and is read back by the next one there.
 
@@ -78,7 +87,7 @@ class PrivateServer:
     @property
     def url(self) -> str:
         """The log URL of the started server."""
-        return "unix://" + quote(str(self._socket()))
+        return "unix://" + quote(str(self.socket_path))
 
     @property
     def pid(self) -> int:
@@ -109,7 +118,7 @@ class PrivateServer:
         if lock is None or program is None:
             raise RuntimeError("the private server has not been prepared")
         try:
-            path = self._socket()
+            path = self.socket_path
             path.unlink(missing_ok=True)  # the lock is ours: what is left here is a dead server's
             with self.log_path.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -167,7 +176,7 @@ class PrivateServer:
         command = f"*{len(words)}\r\n" + "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(_LONG_S)
-            client.connect(str(self._socket()))
+            client.connect(str(self.socket_path))
             client.sendall(command.encode())
             answer = client.recv(4096)
         if not answer.startswith(b":"):
@@ -190,7 +199,7 @@ class PrivateServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        self._socket().unlink(missing_ok=True)
+        self.socket_path.unlink(missing_ok=True)
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -229,7 +238,8 @@ class PrivateServer:
             raise StartupError(f"the state directory {self.state_dir} is in use by another server: {holder}")
         return lock
 
-    def _socket(self) -> Path:
+    @property
+    def socket_path(self) -> Path:
         """In the state directory, or, when its path is too long for a socket, in a short directory of its own."""
         if self._socket_path is None:
             path = self.state_dir / "server.sock"
@@ -243,7 +253,7 @@ class PrivateServer:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
                 client.settimeout(1.0)
-                client.connect(str(self._socket()))
+                client.connect(str(self.socket_path))
                 client.sendall(b"PING\r\n")
                 return client.recv(64)
         except OSError:

@@ -18,9 +18,11 @@ from charonia.errors import StartupError
 
 APPEND_DIRECTORY = "appendonlydir"
 RECORD = "server.json"
+STOPPED = "server.stopped"
+WEBHOOK_SECRET = "webhook-secret"
+"""What webhooks are signed with without a configured file of secrets: receivers know it, so it moves with the state."""
 
 _MANIFEST = "appendonly.aof.manifest"
-_STOPPED = "server.stopped"
 _SIGNATURE = re.compile(rb"REDIS\d{4}|VALKEY\d{3}")
 _SAVED_BY = re.compile(rb"(redis|valkey)-ver([\x01-\x3f])")
 _HEAD_BYTES = 256
@@ -106,13 +108,13 @@ class StateFiles:
         last = self.last
         if last is not None:
             with contextlib.suppress(OSError):
-                (self.directory / _STOPPED).write_text(json.dumps([last.name, last.stat().st_size]))
+                (self.directory / STOPPED).write_text(json.dumps([last.name, last.stat().st_size]))
 
     def stopped_in_order(self) -> bool:
         """Whether the files are as an orderly end left them."""
         last = self.last
         try:
-            found = json.loads((self.directory / _STOPPED).read_text())
+            found = json.loads((self.directory / STOPPED).read_text())
             return last is not None and found == [last.name, last.stat().st_size]
         except (OSError, ValueError):
             return False

@@ -167,6 +167,11 @@ class RedisLog(Work, Jobs):
         await self._connection.execute("UNLINK", stream)
 
     @property
+    def connection(self) -> Connection:
+        """For those that read or write the log as a whole (`portable`)."""
+        return self._connection
+
+    @property
     def up(self) -> bool:
         """Whether its server is connected."""
         return self._connection.up

@@ -298,6 +298,28 @@ def _executors_ls(document: dict[str, Any]) -> list[str]:
     return table(shown, _EXECUTOR_COLUMNS)
 
 
+def _state_show(document: dict[str, Any]) -> list[str]:
+    names = ("directory", "log", "program", "path", "format", "since", "size_bytes", "keys", "used_by")
+    lines = pairs(document, names)
+    return lines + [
+        f"lost at {each['time']}: {each['lost_bytes']} bytes, {each['kept']}" for each in document["repairs"]
+    ]
+
+
+def _state_export(document: dict[str, Any]) -> list[str]:
+    lines = [document["repaired"]] if document["repaired"] else []
+    what = f"{document['keys']} keys of {document['program']}, {size(document['bytes'])}"
+    return [*lines, f"exported {what}, to {document['file']}"]
+
+
+def _state_import(document: dict[str, Any]) -> list[str]:
+    lines = [f"imported {document['keys']} keys into {document['into']} ({document['program']})"]
+    if document["expired"]:
+        lines.append(f"{document['expired']} keys were left out, their time is over")
+    lines += [f"left out the file {one_line(name)}" for name in document["files_left_out"]]
+    return [*lines, f"what was there before is in {document['replaced']}"] if document["replaced"] else lines
+
+
 def _trace_summary(document: dict[str, Any]) -> list[str]:
     """Means in whole microseconds; what was made for a request stands below it."""
     names = [("request_p99_us", "p99") if name == "p99" else (f"{name}_us", name) for name in _TRACE_COLUMNS]
@@ -331,5 +353,8 @@ _REPORTS: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
     ("dlq", "replay"): _dlq_replay,
     ("dlq", "drop"): _dlq_drop,
     ("executors", "ls"): _executors_ls,
+    ("state", "show"): _state_show,
+    ("state", "export"): _state_export,
+    ("state", "import"): _state_import,
     ("trace", "summary"): _trace_summary,
 }

@@ -56,6 +56,9 @@ def test_request_ids_may_name_their_model() -> None:
         "dlq show",
         "jobs show x --unknown",
         "audit --mod m",
+        "state export",
+        "state import f --overwrite",
+        "state show f",
     ],
 )
 def test_wrong_usage_exits_with_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +80,7 @@ def test_no_running_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
 
 def test_every_command_offers_its_flags_for_completion() -> None:
     offered = words()
-    assert set(offered) == {"audit", "queue", "jobs", "dlq", "executors", "trace"}
+    assert set(offered) == {"audit", "queue", "jobs", "dlq", "executors", "state", "trace"}
     assert "--since" in offered["audit"][""]
     assert set(offered["queue"]) == {"ls", "inspect", "pause", "resume", "cancel", "move"}
     for command, actions in offered.items():
