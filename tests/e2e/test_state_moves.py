@@ -40,6 +40,13 @@ def kill(server: Any) -> None:
     server.process.wait()
 
 
+def tear(state: Path) -> None:
+    """What a power cut leaves: the beginning of a write."""
+    (last,) = (state / "appendonlydir").glob("*.incr.aof")
+    with last.open("ab") as file:
+        file.write(b"*3\r\n$3\r\nSET\r\n$5\r\nepo")
+
+
 def test_jobs_results_and_sequences_go_from_valkey_to_redis_and_back(tmp_path: Path) -> None:
     models = carried.build_models(tmp_path / "models")
     valkey, redis = str(wheel_binary()), str(shutil.which("redis-server"))
@@ -57,7 +64,10 @@ def test_jobs_results_and_sequences_go_from_valkey_to_redis_and_back(tmp_path: P
     waiting |= {number: submit(server, number) for number in range(51, 56)}
     kill(server)
 
+    tear(tmp_path / "one")
     told = charonia("export", tmp_path / "a.state", "--state-dir", tmp_path / "one")
+    assert "its last 20 bytes" in told["repaired"]
+    assert "lost: SET epo (unfinished)" in told["repaired"]
     assert told["program"].startswith("Valkey 9")
     told = charonia("import", tmp_path / "a.state", "--state-dir", tmp_path / "two", "--log-server", redis)
     assert told["program"].startswith("Redis ")
@@ -85,10 +95,13 @@ def test_jobs_results_and_sequences_go_from_valkey_to_redis_and_back(tmp_path: P
     back = ("--state-dir", tmp_path / "one", "--log-server", valkey, "--replace")
     assert Path(charonia("import", tmp_path / "b.state", *back)["replaced"]).is_dir()
     (tmp_path / "gate-2").touch()
+    tear(tmp_path / "one")
     server = start(models, tmp_path / "one")
     server.wait_ready()
     with server.log_client() as client:
         assert "valkey_version" in client.info("server")
+    assert "the append-only file ended within a write: its last 20 bytes" in server.log()
+    assert len(charonia("show", "--state-dir", tmp_path / "one")["repairs"]) == 2
     carried.check_results(server, ended | waiting | later)
     assert carried.ask_again(server, 77) == once
     assert carried.step(server, 8) == carried.state_after(5, 6, 7, 8)
@@ -100,3 +113,9 @@ def test_jobs_results_and_sequences_go_from_valkey_to_redis_and_back(tmp_path: P
     )
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert server.stop() == 0
+
+    # -- the other program is not started on what it cannot read
+    refused = start(models, tmp_path / "one", f"--log-server={redis}")
+    assert refused.process.wait(60) == 1
+    assert f"the state in '{tmp_path / 'one'}' was written by Valkey 9" in refused.log()
+    assert "start with --log-server=" in refused.log()
