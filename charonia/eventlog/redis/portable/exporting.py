@@ -5,15 +5,16 @@ Nothing may write meanwhile: keys are read one after the other. Heartbeats are n
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import hiredis
+
 from charonia.errors import InvalidArgument
 from charonia.eventlog.redis.server.hot_connection import Connection
-from charonia.eventlog.redis.server.transport import Refused
+from charonia.eventlog.redis.server.packing import Argument, pack
 
 from .state_file import TYPES, StateWriter
 
@@ -68,13 +69,12 @@ async def living(connection: Connection) -> list[str]:
 
 async def _page(names: Sequence[bytes], connection: Connection, writer: StateWriter, streams: set[bytes]) -> None:
     """Keys that a SCAN named together. It may name a key again: only a `streams` entry cannot be written twice."""
-    kinds, expiries, sizes = await asyncio.gather(
-        _each(connection, names, "TYPE"),
-        _each(connection, names, "PEXPIRETIME"),
-        _each(connection, names, "MEMORY", "USAGE"),
+    about = await _all(
+        connection,
+        [command for name in names for command in (("TYPE", name), ("PEXPIRETIME", name), ("MEMORY", "USAGE", name))],
     )
     small: list[tuple[bytes, str, int]] = []
-    for name, kind, expires_ms, size in zip(names, kinds, expiries, sizes, strict=True):
+    for name, kind, expires_ms, size in zip(names, about[::3], about[1::3], about[2::3], strict=True):
         word = kind.decode()
         if word == "none":
             continue  # it expired meanwhile
@@ -89,20 +89,24 @@ async def _page(names: Sequence[bytes], connection: Connection, writer: StateWri
             await _LARGE[word](connection, writer, key)
         else:
             small.append(key)
-    contents = await asyncio.gather(*[connection.execute(*_WHOLE[kind](name)) for name, kind, _ in small])
+    contents = await _all(connection, [_WHOLE[kind](name) for name, kind, _ in small])
     for (name, kind, expires_ms), content in zip(small, contents, strict=True):
         if content not in (None, []):
             writer.add(["k", name, kind, expires_ms, content])
 
 
-async def _each(connection: Connection, names: Sequence[bytes], *command: str) -> list[Any]:
-    try:
-        return await asyncio.gather(*[connection.execute(*command, name) for name in names])
-    except Refused as error:
-        raise InvalidArgument(f"the log's user may not {command[0]}: {error.reply}") from None
+async def _all(connection: Connection, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+    """The replies to commands, which are sent together. Raises `InvalidArgument` for one that is refused."""
+    if not commands:
+        return []
+    replies = await connection.execute_all([pack(command) for command in commands], len(commands))
+    for command, reply in zip(commands, replies, strict=True):
+        if isinstance(reply, hiredis.ReplyError):
+            raise InvalidArgument(f"the log refuses {command[0]!s}, which an export needs: {reply}")
+    return replies
 
 
-_WHOLE: dict[str, Callable[[bytes], tuple[Any, ...]]] = {
+_WHOLE: dict[str, Callable[[bytes], tuple[Argument, ...]]] = {
     "string": lambda name: ("GET", name),
     "hash": lambda name: ("HGETALL", name),
     "set": lambda name: ("SMEMBERS", name),
@@ -210,7 +214,7 @@ async def _deleted_but_pending(connection: Connection, name: bytes, groups: Sequ
     for group in groups:
         async for pending in _pending(connection, name, group["name"]):
             ids = [entry[0] for entry in pending]
-            there = await asyncio.gather(*[connection.execute("XRANGE", name, each, each) for each in ids])
+            there = await _all(connection, [("XRANGE", name, each, each) for each in ids])
             found.update(entry_id for entry_id, entries in zip(ids, there, strict=True) if not entries)
     return found
 
