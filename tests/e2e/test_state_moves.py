@@ -13,7 +13,6 @@ from typing import Any
 
 import carried_state as carried
 import pytest
-import topologies
 from e2e_jobs import submit, view
 from e2e_server import start
 
@@ -22,7 +21,6 @@ from charonia.eventlog.embedded import wheel_binary
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed"),
-    pytest.mark.skipif(bool(topologies.wanted()), reason="a state directory has a private log"),
 ]
 
 

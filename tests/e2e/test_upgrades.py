@@ -20,13 +20,9 @@ from typing import Any
 
 import carried_state as carried
 import pytest
-import topologies
 from e2e_server import serving
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(bool(topologies.wanted()), reason="a state directory has a private log"),
-]
+pytestmark = pytest.mark.e2e
 
 LEFT = Path(__file__).resolve().parents[1] / "golden" / "state"
 

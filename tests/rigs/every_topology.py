@@ -92,6 +92,7 @@ OVER_ONE_SERVER = {
         *("response_cache", "scheduling", "sequence_streams", "several_gateways", "stalled_executor", "tracing"),
         "unwanted_runs",
     ),
+    "of state directories, which have a private log": ("state_moves", "upgrades"),
     "over servers of their own": ("cluster", "drill", "failover", "log_failures", "waves"),
 }
 """Tests of whole servers that are not made over other topologies, and why."""
