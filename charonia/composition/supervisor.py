@@ -233,7 +233,8 @@ class Supervisor:
         self._state.write(ENDPOINTS, {**where, "log": self._log_url})
 
     def _announce(self) -> None:
-        for name, scheme, path in (("http", "http://", ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")):
+        http = "https://" if self._values["http_use_ssl"] or self._values["http_use_ssl_mutual"] else "http://"
+        for name, scheme, path in (("http", http, ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")):
             if name in self._endpoints:
                 print(f"{name:8} {scheme}{reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
         if self._values["allow_webhooks"] and not self._values["webhook_secrets"]:

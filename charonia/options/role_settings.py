@@ -17,7 +17,7 @@ from .cache_options import cache_options
 from .executor_options import check_device_pools, host_policies, rate_limited, rate_limits, repository_agents
 from .metrics_options import metrics_settings
 from .placement_options import placement_options
-from .settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, WebhookSettings
+from .settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, TlsSettings, WebhookSettings
 from .trace_options import trace_options
 from .values import Values
 
@@ -38,6 +38,15 @@ def log_settings(values: Values) -> LogSettings:
         heartbeat_ttl_ms=round(values.get("heartbeat_ttl_secs", 1.2) * 1000),
         gateway_ttl_ms=round(values.get("gateway_heartbeat_ttl_secs", 10.0) * 1000),
     )
+
+
+def _tls(front: str, values: Values) -> TlsSettings | None:
+    """TLS of a front by the options that begin with its name; None where it is off."""
+    is_mutual = values[f"{front}_use_ssl_mutual"]
+    if not (is_mutual or values[f"{front}_use_ssl"]):
+        return None
+    certificate, key, root = (values[f"{front}_{what}"] for what in ("server_cert", "server_key", "root_cert"))
+    return TlsSettings(front, certificate, key, root, is_mutual)
 
 
 def _grpc_front(name: str) -> str:
@@ -79,11 +88,8 @@ def gateway_settings(values: Values) -> GatewaySettings:
         grpc_header_forward_pattern=values["grpc_header_forward_pattern"],
         http_restricted_api=_restrictions("http-restricted-api", values["http_restricted_api"]),
         grpc_restricted_protocol=_restrictions("grpc-restricted-protocol", values["grpc_restricted_protocol"]),
-        grpc_use_ssl=values["grpc_use_ssl"] or values["grpc_use_ssl_mutual"],
-        grpc_use_ssl_mutual=values["grpc_use_ssl_mutual"],
-        grpc_server_cert=values["grpc_server_cert"],
-        grpc_server_key=values["grpc_server_key"],
-        grpc_root_cert=values["grpc_root_cert"],
+        http_tls=_tls("http", values),
+        grpc_tls=_tls("grpc", values),
         grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"],
         grpc_keepalive=keepalive,
         strict_readiness=values["strict_readiness"],

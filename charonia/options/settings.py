@@ -76,6 +76,20 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """TLS of a front (`http` or `grpc`), by paths of PEM files.
+
+    `is_mutual`: clients must show a certificate that `root` signed.
+    """
+
+    front: str
+    certificate: str = ""
+    key: str = ""
+    root: str = ""
+    is_mutual: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """One gateway. Port 0 picks a free port, -1 turns the front off. Sizes in bytes."""
 
@@ -97,11 +111,8 @@ class GatewaySettings:
     grpc_header_forward_pattern: str = ""
     http_restricted_api: tuple[tuple[tuple[str, ...], str, str], ...] = ()
     grpc_restricted_protocol: tuple[tuple[tuple[str, ...], str, str], ...] = ()
-    grpc_use_ssl: bool = False
-    grpc_use_ssl_mutual: bool = False
-    grpc_server_cert: str = ""
-    grpc_server_key: str = ""
-    grpc_root_cert: str = ""
+    http_tls: TlsSettings | None = None
+    grpc_tls: TlsSettings | None = None
     grpc_infer_response_compression_level: str = "none"
     grpc_keepalive: Mapping[str, int] = field(default_factory=dict)
     strict_readiness: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,13 +11,15 @@ import grpc
 import grpc.aio
 
 from charonia.errors import StartupError
-from charonia.options.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings, TlsSettings
 from gateway.handler import Handler
 from gateway.listening import bound
+from gateway.tls import ChangingFiles, certificates
 
 from .calling import LargeReply, Methods, Streaming, Unary
-from .certificates import certificates
 from .servicer import Servicer
+
+_log = logging.getLogger(__name__)
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _COMPRESSION = {
@@ -66,8 +69,8 @@ class GrpcFront:
         server = grpc.aio.server(options=options, compression=self._compression)
         server.add_generic_rpc_handlers(_handlers(self._servicer.methods()))
         try:
-            if settings.grpc_use_ssl:
-                self.port = server.add_secure_port(address, self._credentials())
+            if settings.grpc_tls is not None:
+                self.port = server.add_secure_port(address, _credentials(settings.grpc_tls))
             else:
                 self.port = server.add_insecure_port(address)
         except RuntimeError as error:
@@ -88,13 +91,26 @@ class GrpcFront:
             await self._server.stop(grace_s)
             self._server = None
 
-    def _credentials(self) -> grpc.ServerCredentials:
-        found = certificates(self._settings)
-        return grpc.ssl_server_credentials(
-            [(found.key, found.certificate)],
-            root_certificates=found.root or None,
-            require_client_auth=self._settings.grpc_use_ssl_mutual,
-        )
+
+def _credentials(settings: TlsSettings) -> grpc.ServerCredentials:
+    """Credentials that follow their files. Raises `StartupError`."""
+
+    def read() -> grpc.ServerCertificateConfiguration:
+        found = certificates(settings)
+        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.root or None)
+
+    first, files = read(), ChangingFiles(settings)
+
+    def newest() -> Any:
+        """Called by grpc at each handshake; None: as before."""
+        try:
+            return read() if files.changed() else None
+        except StartupError as error:
+            files.doubt()
+            _log.warning("the new certificates cannot be used yet: %s", error)
+            return None
+
+    return grpc.dynamic_ssl_server_credentials(first, newest, require_client_authentication=settings.is_mutual)
 
 
 def _handlers(methods: Methods) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from charonia.options.settings import GatewaySettings
 from gateway.handler import Handler
 from gateway.listening import BACKLOG, listen
+from gateway.tls import ServerTls
 
 from .fastpath import HttpApplication
 from .protocol import BoundedHttpProtocol
@@ -33,6 +34,7 @@ class HttpFront:
         self._address = settings.http_address
         self._requested_port = settings.http_port
         self._reuse_port = settings.reuse_http_port
+        self._tls = settings.http_tls
         self._application = HttpApplication(settings, handler)
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
@@ -61,6 +63,8 @@ class HttpFront:
             interface="asgi3",
         )
         config.load()
+        if self._tls is not None:
+            config.ssl = ServerTls(self._tls, ["http/1.1"]).context
         listener = listen(self._address, self._requested_port, service="HTTP", reuse_port=self._reuse_port)
         self.port = listener.getsockname()[1]
         # not `serve`: signals, and the two steps of a shutdown, are the process's

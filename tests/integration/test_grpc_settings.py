@@ -20,7 +20,7 @@ from grpc_calls import LIMIT_S, SERVICE, infer_stub, raw, request, status_of, st
 from grpc_fronts import MakeFront
 
 from charonia.errors import StartupError
-from charonia.options.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings, TlsSettings
 from gateway.app import Front
 from protos import health
 
@@ -170,7 +170,7 @@ class TestTls:
         self, settings: GatewaySettings, handler: Any, certificate: tuple[Path, Path], make_front: MakeFront
     ) -> None:
         made, key = certificate
-        secured = replace(settings, grpc_use_ssl=True, grpc_server_cert=str(made), grpc_server_key=str(key))
+        secured = replace(settings, grpc_tls=TlsSettings("grpc", str(made), str(key)))
         front = make_front(secured, handler)
         await front.start()
         credentials = grpc.ssl_channel_credentials(made.read_bytes())
@@ -185,10 +185,7 @@ class TestTls:
         self, settings: GatewaySettings, handler: Any, certificate: tuple[Path, Path], make_front: MakeFront
     ) -> None:
         made, key = certificate
-        secured = replace(
-            settings, grpc_use_ssl=True, grpc_use_ssl_mutual=True, grpc_server_cert=str(made),
-            grpc_server_key=str(key), grpc_root_cert=str(made),
-        )  # fmt: skip
+        secured = replace(settings, grpc_tls=TlsSettings("grpc", str(made), str(key), str(made), is_mutual=True))
         front = make_front(secured, handler)
         await front.start()
         options = [("grpc.ssl_target_name_override", "localhost")]
@@ -199,13 +196,14 @@ class TestTls:
         async with grpc.aio.secure_channel(f"127.0.0.1:{front.port}", unknown, options) as channel:
             assert (await status_of(infer_stub(channel)(request())))[0] is grpc.StatusCode.UNAVAILABLE
         await front.close(1.0)
+        without = TlsSettings("grpc", str(made), str(key), is_mutual=True)
         with pytest.raises(StartupError, match="--grpc-use-ssl-mutual needs --grpc-root-cert"):
-            await make_front(replace(secured, grpc_root_cert=""), handler).start()
+            await make_front(replace(settings, grpc_tls=without), handler).start()
 
     async def test_files_that_are_not_there(
         self, settings: GatewaySettings, handler: Any, make_front: MakeFront
     ) -> None:
-        secured = replace(settings, grpc_use_ssl=True, grpc_server_cert="/nowhere/c", grpc_server_key="/nowhere/k")
+        secured = replace(settings, grpc_tls=TlsSettings("grpc", "/nowhere/c", "/nowhere/k"))
         with pytest.raises(StartupError, match="--grpc-server-key: '/nowhere/k' cannot be read: No such file"):
             await make_front(secured, handler).start()
 

@@ -6,17 +6,16 @@ grpcio hands every call through three threads; this one reads what came in one g
 from __future__ import annotations
 
 import asyncio
-import ssl
 
 from charonia.errors import StartupError
 from charonia.options.settings import GatewaySettings
-from gateway.grpc.certificates import certificates
 from gateway.grpc.envelope import raw_at
 from gateway.grpc.servicer import MODEL_INFER, Servicer
 from gateway.grpc.statuses import Status
 from gateway.grpc.stream_calls import SHUTTING_DOWN
 from gateway.handler import Handler
 from gateway.listening import BACKLOG, listen
+from gateway.tls import ServerTls
 
 from .codec.call_headers import CallHeaders
 from .codec.limits import KeepAlive
@@ -72,7 +71,7 @@ class NativeGrpcFront:
     async def start(self) -> None:
         """Bind and serve. Raises `StartupError` when the port cannot be had (V5) or a certificate cannot be read."""
         settings = self._settings
-        tls = tls_context(settings) if settings.grpc_use_ssl else None
+        tls = ServerTls(settings.grpc_tls, ["h2"]).context if settings.grpc_tls is not None else None
         host = settings.grpc_address.strip("[]")
         listener = listen(host, settings.grpc_port, service="GRPC", reuse_port=settings.reuse_grpc_port)
         self.port = listener.getsockname()[1]
@@ -116,22 +115,3 @@ class NativeGrpcFront:
             except TimeoutError:  # they do not read
                 for connection in list(self._serving.connections):
                     connection.abort()
-
-
-def tls_context(settings: GatewaySettings) -> ssl.SSLContext:
-    """What connections are encrypted with (G30). Raises `StartupError`."""
-    certificates(settings)  # ssl reads the files itself, and its errors name none of them
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    try:
-        context.load_cert_chain(settings.grpc_server_cert, settings.grpc_server_key)
-        if settings.grpc_root_cert:
-            context.load_verify_locations(settings.grpc_root_cert)
-    except (ssl.SSLError, OSError) as error:
-        raise StartupError(
-            f"failed to start GRPC service: --grpc-server-cert, --grpc-server-key or --grpc-root-cert: {error}"
-        ) from None
-    if settings.grpc_use_ssl_mutual:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

@@ -12,7 +12,9 @@ QUANTILES = "summary_quantiles in --metrics-config must be <quantile>:<error>,..
 
 
 def settings(*entries: str) -> MetricsSettings:
-    return metrics_settings({"metrics_config": entries, "allow_cpu_metrics": True, "metrics_interval_ms": 2000})
+    return metrics_settings(
+        {"metrics_config": entries, "allow_cpu_metrics": True, "allow_gpu_metrics": True, "metrics_interval_ms": 2000}
+    )
 
 
 def test_defaults() -> None:

@@ -1,0 +1,189 @@
+"""TLS of both fronts: calls, clients' certificates, and certificates that change while the front serves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import echo_handler as echo
+import pytest
+from certificates import HAS_OPENSSL, authority, certificate
+from grpc_fronts import FRONTS
+from http_calls import read_reply, request
+
+from charonia.errors import StartupError
+from charonia.options.settings import GatewaySettings, TlsSettings
+from gateway import tls
+from gateway.app import Front
+from gateway.http.server import HttpFront
+
+pytestmark = pytest.mark.skipif(not HAS_OPENSSL, reason="no openssl on PATH to make certificates with")
+
+SETTINGS = GatewaySettings(
+    incarnation="test", http_address="127.0.0.1", http_port=0, grpc_address="127.0.0.1", grpc_port=0
+)
+MAKE: dict[str, Callable[[GatewaySettings, Any], Any]] = {"http": HttpFront, **FRONTS}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two authorities; servers `old` and `new` of the first, clients of each."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("ours", "other"):
+        authority(folder, name)
+    for name, signer in (("old", "ours"), ("new", "ours"), ("client", "ours"), ("stranger", "other")):
+        certificate(folder, name, signer)
+    return folder
+
+
+@pytest.fixture
+def served(made: Path, tmp_path: Path) -> Path:
+    """The files that a front is given: those of `old`."""
+    put(made, tmp_path, "old")
+    shutil.copy(made / "ours.crt", tmp_path / "root.crt")
+    return tmp_path
+
+
+def put(made: Path, where: Path, name: str, *kinds: str) -> None:
+    """Put files of a server in the place of those that are there, as a certificate manager does."""
+    for kind in kinds or ("crt", "key"):
+        shutil.copy(made / f"{name}.{kind}", where / f"new.{kind}")
+        os.replace(where / f"new.{kind}", where / f"server.{kind}")
+
+
+def settings(name: str, served: Path, *, is_mutual: bool = False) -> GatewaySettings:
+    front = "http" if name == "http" else "grpc"
+    files = [str(served / file) for file in ("server.crt", "server.key", "root.crt")]
+    return replace(SETTINGS, **{f"{front}_tls": TlsSettings(front, *files, is_mutual)})  # type: ignore[arg-type]
+
+
+async def started(name: str, given: GatewaySettings) -> Front:
+    front: Front = MAKE[name](given, echo.EchoHandler())
+    await front.start()
+    return front
+
+
+async def connect(front: Front, made: Path, client: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    context = ssl.create_default_context(cafile=str(made / "ours.crt"))
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    if client:
+        context.load_cert_chain(made / f"{client}.crt", made / f"{client}.key")
+    return await asyncio.open_connection("127.0.0.1", front.port, ssl=context, server_hostname="localhost")
+
+
+def shown(writer: asyncio.StreamWriter) -> str:
+    """The name in the certificate that the server has shown."""
+    found = writer.get_extra_info("peercert")["subject"]
+    return str(dict(pair for part in found for pair in part)["commonName"])
+
+
+async def name_of_server(front: Front, made: Path) -> str:
+    _, writer = await connect(front, made)
+    name = shown(writer)
+    writer.close()
+    return name
+
+
+async def refused(front: Front, made: Path, client: str) -> None:
+    """A server of TLS 1.3 refuses after the handshake."""
+    reader, writer = await connect(front, made, client)
+    try:
+        await asyncio.wait_for(reader.readexactly(1_000_000), 10)
+    finally:
+        writer.close()
+
+
+async def test_calls_over_http_small_and_large(served: Path, made: Path) -> None:
+    front = await started("http", settings("http", served))
+    reader, writer = await connect(front, made)
+    assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    for size in (64, 64, 64, 1_600_000):
+        writer.write(request(size=size))
+        status, _, answer = await read_reply(reader)
+        assert status == 200, answer[:200]
+    writer.close()
+    _, plain = await asyncio.open_connection("127.0.0.1", front.port)
+    plain.write(request(b"{}"))
+    plain.close()
+    await front.close(1.0)
+
+
+@pytest.mark.parametrize("name", MAKE)
+async def test_only_clients_whose_certificate_we_signed(served: Path, made: Path, name: str) -> None:
+    front = await started(name, settings(name, served, is_mutual=True))
+    _, writer = await connect(front, made, "client")
+    assert shown(writer) == "old"
+    writer.close()
+    for client in ("", "stranger"):
+        with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+            await refused(front, made, client)
+    await front.close(0.0)
+
+
+@pytest.mark.parametrize("name", MAKE)
+async def test_a_new_certificate_is_shown_without_a_restart(
+    served: Path, made: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_LOOK_NS", 0)
+    front = await started(name, settings(name, served))
+    assert await name_of_server(front, made) == "old"
+    put(made, served, "new")
+    assert await name_of_server(front, made) == "new"
+    await front.close(0.0)
+
+
+async def test_files_that_do_not_fit_together_yet_change_nothing(
+    served: Path, made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tls, "_LOOK_NS", 0)
+    front = await started("native", settings("native", served))
+    put(made, served, "new", "crt")
+    assert await name_of_server(front, made) == "old"
+    assert "cannot be used yet" in caplog.text
+    put(made, served, "new", "key")
+    assert await name_of_server(front, made) == "new"
+    await front.close(0.0)
+
+
+async def test_an_open_connection_goes_on_when_certificates_change(
+    served: Path, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_LOOK_NS", 0)
+    front = await started("http", settings("http", served))
+    reader, writer = await connect(front, made)
+    put(made, served, "new")
+    assert await name_of_server(front, made) == "new"
+    writer.write(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert (await read_reply(reader))[0] == 200
+    writer.close()
+    await front.close(1.0)
+
+
+async def test_files_are_looked_at_once_a_second_at_most(served: Path, made: Path) -> None:
+    files = tls.ChangingFiles(TlsSettings("http", str(served / "server.crt"), str(served / "server.key")))
+    put(made, served, "new")
+    assert not files.changed()
+    files._looked_ns -= 1_000_000_000
+    assert files.changed()
+    files._looked_ns -= 1_000_000_000
+    assert not files.changed()
+    (served / "server.key").unlink()
+    files._looked_ns -= 1_000_000_000
+    assert not files.changed(), "it is being replaced"
+
+
+@pytest.mark.parametrize("name", MAKE)
+async def test_files_that_are_missing_or_wrong_end_the_start(served: Path, name: str) -> None:
+    front = "http" if name == "http" else "grpc"
+    with pytest.raises(StartupError, match=f"--{front}-use-ssl needs --{front}-server-key"):
+        await started(name, replace(SETTINGS, **{f"{front}_tls": TlsSettings(front)}))  # type: ignore[arg-type]
+    if name != "grpcio":  # which says nothing of it until a client comes
+        (served / "server.crt").write_text("no certificate")
+        with pytest.raises(StartupError, match=f"--{front}-server-cert"):
+            await started(name, settings(name, served))
