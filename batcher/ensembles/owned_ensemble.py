@@ -299,15 +299,18 @@ class OwnedEnsemble(OwnedModel):
             self._begun(request)
 
     def _begun(self, request: QueuedRequest) -> None:
-        record = carrier_of(request).record
+        carried = carrier_of(request)
+        record = carried.record
         try:
             inputs = self._inputs(record)
         except InvalidRecord as error:
             _log.warning("a request's payload is gone: %s", error)
             self._tell(plan.BeginFailed(request.id, InternalError("the request's payload is gone")))
             return
-        begun = plan.RequestBegun(request.id, inputs, record.meta.outputs, size_of(inputs), record.window)
-        self._tell(begun)
+        wanted = record.meta.outputs
+        self._tell(
+            plan.RequestBegun(request.id, inputs, wanted, size_of(inputs), record.window, resumed=carried.restored)
+        )
         if (count := self.wanted.get(request.id)) is not None:
             self._tell(plan.ResponsesAllowed(request.id, count))
 

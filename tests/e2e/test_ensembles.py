@@ -159,14 +159,45 @@ def test_each_response_of_a_decoupled_step_runs_the_rest(server: Server, count: 
         while True:
             result, error = seen.get(timeout=60)
             assert error is None, error
+            if result.as_numpy("OUTPUT0") is not None:  # an end that comes after the last response has none
+                answers.append(result.as_numpy("OUTPUT0"))
             if result.get_response().parameters["triton_final_response"].bool_param:
                 break
-            answers.append(result.as_numpy("OUTPUT0"))
         asking.stop_stream()
     assert len(answers) == count
     for number, answer in enumerate(answers):
         np.testing.assert_array_equal(answer, (rows() + number) * 3)
     until("it is counted once", lambda: counted(server, "spread")["success"] == before["success"] + 1)
+
+
+def test_the_last_response_of_a_stream_says_that_it_is(server: Server) -> None:
+    """S54: a client that did not ask for an empty final response would wait for it for ever."""
+    seen: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with client("grpc", server) as asking:
+        asking.start_stream(callback=lambda result, error: seen.put((result, error)))
+        tensors = inputs("grpc", INPUT0=rows(), COUNT=np.array([[3]], np.int32))
+        asking.async_stream_infer("spread", tensors, parameters={"flag the last": "yes"})
+        answers = [seen.get(timeout=60) for _ in range(3)]
+        asking.stop_stream()
+    assert [error for _, error in answers] == [None] * 3
+    finals = [result.get_response().parameters["triton_final_response"].bool_param for result, _ in answers]
+    assert finals == [False, False, True]
+
+
+def test_a_job_keeps_the_last_response_of_a_stream_once(server: Server) -> None:
+    tensors = [
+        {"name": "INPUT0", "shape": [1, WIDTH], "datatype": "FP32", "data": rows().ravel().tolist()},
+        {"name": "COUNT", "shape": [1, 1], "datatype": "INT32", "data": [2]},
+    ]
+    body = json.dumps({"inputs": tensors, "parameters": {"flag the last": "yes"}})
+    status, answer = server.request("POST", "/v2/models/spread/infer", body.encode(), {"Prefer": "respond-async"})
+    assert status == 202, answer
+    location = f"/v2/jobs/{json.loads(answer)['id']}"
+    until("the job is done", lambda: job_in(server, location, "succeeded"))
+    status, result = server.get(location + "/result")
+    assert status == 200, result
+    kept = [one["outputs"][0]["data"] for one in json.loads(result)]
+    assert kept == [((rows() + number) * 3).ravel().tolist() for number in range(2)]
 
 
 def test_latencies_are_measured_where_that_was_asked_for(server: Server) -> None:

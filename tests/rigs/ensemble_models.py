@@ -32,14 +32,20 @@ class TritonPythonModel:
 REPEATER = """
 import triton_python_backend_utils as pb_utils
 
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
             value = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
-            for number in range(int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0, 0])):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value + number)]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0, 0])
+            ends_itself = "flag the last" in request.parameters()
+            for number in range(count):
+                flags = FINAL if ends_itself and number == count - 1 else 0
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value + number)]), flags=flags)
+            if not ends_itself:
+                sender.send(flags=FINAL)
 """
 
 REPEATER_CONFIG = f"""

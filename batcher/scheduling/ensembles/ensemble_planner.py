@@ -56,6 +56,8 @@ class RequestBegun:
     size_bytes: int
     window: int = 0
     """How many responses it may have before more are wanted, 0 for any number."""
+    resumed: bool = False
+    """Whether a former owner may have sent responses of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +328,7 @@ class EnsembleScheduler:
         known = self._known.get(event.id)
         if known is None or known.run is not None or known.graph is None:
             return
-        known.run = Run(known.graph, event.inputs, event.wanted, self._is_true, event.window)
+        known.run = Run(known.graph, event.inputs, event.wanted, self._is_true, event.window, resumed=event.resumed)
         self._hold(known, event.size_bytes)
         self._follow(known, known.run.begin(), decisions)
 

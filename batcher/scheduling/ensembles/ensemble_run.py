@@ -42,7 +42,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Give an answer: response `index` of the request. The last one is `final`; of several the last has no outputs."""
+    """Give an answer: response `index` of the request. The last one is `final`.
+
+    It has no outputs where nothing was under way any more only after the last response had gone (S54).
+    """
 
     index: int
     outputs: Mapping[str, Any]
@@ -71,7 +74,8 @@ Moves = list[Start | Emit | Want | Missing]
 class Run:
     """One request. `inputs` are the tensors it brought, `wanted` the outputs asked for (empty: all).
 
-    With a `window` it may itself give only so many responses, until more are `allowed`.
+    With a `window` it may itself give only so many responses, until more are `allowed`. Of one that is `resumed` a
+    former owner may have sent any response as one that others follow: its end is always a response of its own.
     """
 
     def __init__(
@@ -81,8 +85,11 @@ class Run:
         wanted: tuple[str, ...],
         is_true: Callable[[Any], bool],
         window: int = 0,
+        *,
+        resumed: bool = False,
     ) -> None:
         self.graph = graph
+        self._resumed = resumed
         self._limit = min(filter(None, (graph.max_inflight_requests, window)), default=0)
         self._allowed = window
         self._told: dict[Place, int] = {}
@@ -334,8 +341,7 @@ class Run:
             if self._allowed and self._emitted >= self._allowed and path:
                 return
             if path == ():
-                self.ended = True
-                moves.append(Emit(self._emitted, {}, True))
+                self._finish(moves)
                 return
             outputs = self._complete(path, moves)
             if outputs is None:
@@ -345,6 +351,13 @@ class Run:
                 self._emitted += 1
             self._cursor[-1] += 1
             self._drop(path)
+
+    def _finish(self, moves: Moves) -> None:
+        """Nothing is under way any more: the last response says so, unless it has gone already."""
+        self.ended = True
+        at = max((at for at, move in enumerate(moves) if isinstance(move, Emit)), default=None)
+        last = moves.pop(at) if at is not None and not self._resumed else None
+        moves.append(Emit(last.index, last.outputs, True) if isinstance(last, Emit) else Emit(self._emitted, {}, True))
 
     def _emit_only(self, moves: Moves) -> None:
         outputs = self._complete((), moves)
