@@ -86,14 +86,10 @@ class Endings:
         self.counted: dict[int, dict[str, int]] = {}
         """What was added to the statistics of each version."""
 
-    def answer(self, decision: AnswerRequest, tally: Tally, *, several: bool) -> None:
+    def answer(self, decision: AnswerRequest, outputs: Sequence[Tensor], tally: Tally, *, several: bool) -> None:
         """A request has all its outputs, which are named as the ensemble names them, or one of `several` responses."""
         record = carrier_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
-        outputs = [
-            Tensor(name, value.tensor.datatype, value.tensor.shape, value.tensor.data)
-            for name, value in decision.outputs.items()
-        ]
         place = outbox.place if outbox is not None else None
         if self._latencies.measures and place is not None and place[1] == 0 and outputs:
             self._responded(record)

@@ -36,7 +36,7 @@ from .ensemble_endings import Endings
 from .ensemble_statistics import Tally
 from .step_answers import Answers
 from .step_flights import Flight
-from .step_tensors import Value, is_true, size_of, values_of
+from .step_tensors import Value, answer_of, is_true, size_of, values_of
 from .submission import Submission
 
 _log = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class OwnedEnsemble(OwnedModel):
         )
         self._tallies: dict[bytes, Tally] = {}
         self._graphs: dict[int, tuple[object, EnsembleGraph]] = {}
+        self._begun_by: dict[bytes, EnsembleGraph] = {}
+        """The graph that each request under way was begun by."""
         self._served: dict[int, ServedVersion] = {}
         self._prepared = False
         self._todo: deque[plan.EnsembleDecision] = deque()
@@ -190,7 +192,7 @@ class OwnedEnsemble(OwnedModel):
             self._flights.done(flight)
         if response.error is not None:
             return plan.StepFailed(request.id, step.index, path, response.error)
-        values = values_of(response.outputs, response.reference)
+        values = values_of(response.outputs, response.reference, flight.rows)
         index = response.place[1] if response.place is not None else 0
         return plan.StepAnswered(request.id, step.index, path, values, size_of(values), index, response.final)
 
@@ -203,7 +205,7 @@ class OwnedEnsemble(OwnedModel):
         if error is not None:
             self._refused(flight, error)
         elif isinstance(outcome, ResponseRecord):
-            values = values_of(outcome.outputs, flight.reference)
+            values = values_of(outcome.outputs, flight.reference, flight.rows)
             request, step, path = flight.request, flight.decision.step, flight.decision.path
             self._tell(plan.StepAnswered(request.id, step.index, path, values, size_of(values), 0, True))
 
@@ -227,9 +229,12 @@ class OwnedEnsemble(OwnedModel):
         elif isinstance(decision, plan.WantResponses):
             self._flights.want(decision.request.id, decision.step.index, decision.path, decision.count)
         elif isinstance(decision, plan.BeginRequest):
+            self._begun_by[decision.request.id] = self._graphs[decision.request.version][1]
             self._begin(decision.request)
         elif isinstance(decision, plan.AnswerRequest):
-            self._endings.answer(decision, self._tally(decision.request), several=self._several(decision.request))
+            request = decision.request
+            outputs = answer_of(self._begun_by[request.id], decision.outputs)
+            self._endings.answer(decision, outputs, self._tally(request), several=self._several(request))
         elif isinstance(decision, plan.FailRequest):
             if decision.missing:
                 _log.error("in ensemble '%s': Composing models did not output tensor %s", self.model, decision.missing)
@@ -301,8 +306,11 @@ class OwnedEnsemble(OwnedModel):
     def _begun(self, request: QueuedRequest) -> None:
         carried = carrier_of(request)
         record = carried.record
+        graph = self._begun_by.get(request.id)
+        if graph is None:
+            return  # it was settled meanwhile
         try:
-            inputs = self._inputs(record)
+            inputs = self._inputs(record, record.rows if graph.batching else 0)
         except InvalidRecord as error:
             _log.warning("a request's payload is gone: %s", error)
             self._tell(plan.BeginFailed(request.id, InternalError("the request's payload is gone")))
@@ -314,13 +322,13 @@ class OwnedEnsemble(OwnedModel):
         if (count := self.wanted.get(request.id)) is not None:
             self._tell(plan.ResponsesAllowed(request.id, count))
 
-    def _inputs(self, record: RequestRecord) -> dict[str, Value]:
+    def _inputs(self, record: RequestRecord, rows: int) -> dict[str, Value]:
         reference = record.reference if record.flags & FLAG_REFERENCE else None
         if reference is not None and not record.data and reference.size_bytes:
             if reference.kind == BLOB:
                 raise InvalidRecord("its blob is gone")
             record.data = self._directory.read(reference)
-        return values_of(record.inputs(), reference)
+        return values_of(record.inputs(), reference, rows)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -372,6 +380,7 @@ class OwnedEnsemble(OwnedModel):
             self._answers.release(request.id)
             self._endings.release(request.id)
             self._tallies.pop(request.id, None)
+            self._begun_by.pop(request.id, None)
 
     @property
     def counted(self) -> dict[int, dict[str, int]]:

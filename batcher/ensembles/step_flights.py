@@ -13,6 +13,8 @@ from charonia.calls.waiters import OpenRequest
 from charonia.clock import monotonic_ns
 from charonia.wire import Reference
 
+from .step_tensors import rows_of
+
 
 def step_id(request_id: bytes, step: int, path: Path) -> bytes:
     """The request id of a step: the same at every owner."""
@@ -37,6 +39,11 @@ class Flight(OpenRequest):
         self.wanted = self.told = 0
         """Of a step with a window: how many responses are wanted; `told` is what its model's owner knows (S55)."""
         self.telling = False
+
+    @property
+    def rows(self) -> int:
+        """Its batch size, 0 of a model that does not batch."""
+        return rows_of(self.decision.step, self.decision.inputs)
 
     @property
     def request(self) -> QueuedRequest:

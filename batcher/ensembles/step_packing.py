@@ -58,7 +58,7 @@ class StepPacker:
         step, record = decision.step, carrier_of(decision.request).record
         served = self._served(step.model, step.version)
         admission = self._admissions.of(served)
-        tensors, reference = renamed(decision.inputs)
+        tensors, reference = renamed(step, decision.inputs)
         asked = InferenceRequest(
             step.model, served.version, tensors, record.client_id, decision.outputs, record.meta.parameters
         )

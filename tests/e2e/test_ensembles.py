@@ -27,7 +27,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     build(models)
     wanted = [
         f"--load-model={name}"
-        for name in ("chain", "nested", "conditional", "waiting", "spread", "running", "remembered", "recalling")
+        for name in (
+            *("chain", "nested", "conditional", "waiting", "spread", "running", "remembered", "recalling"),
+            *("mixed", "mixed_batching"),
+        )
     ]
     state = tmp_path_factory.mktemp("state")
     flags = (
@@ -103,6 +106,23 @@ def test_branches_meet_again_and_an_optional_input_may_be_left_out(server: Serve
 
 def test_a_nested_ensemble(server: Server) -> None:
     np.testing.assert_array_equal(ask(server, "nested", "http").as_numpy("OUTPUT0"), rows() * 15)
+
+
+def test_batching_models_and_others_in_one_ensemble(server: Server) -> None:
+    """S50: a batch dimension of 1 is added for a model that batches, and taken off for one that does not."""
+    row = rows()[0]
+    answer = ask(server, "mixed", INPUT0=row)
+    np.testing.assert_array_equal(answer.as_numpy("a"), row * 2)
+    np.testing.assert_array_equal(answer.as_numpy("SUM"), row * 3)
+    answer = ask(server, "mixed_batching", INPUT0=rows())
+    np.testing.assert_array_equal(answer.as_numpy("a"), rows() * 2)
+    np.testing.assert_array_equal(answer.as_numpy("SUM"), rows() * 3)
+    with pytest.raises(InferenceServerException) as failure:
+        ask(server, "mixed_batching", INPUT0=rows(2))
+    assert failure.value.message() == (
+        "in ensemble 'mixed_batching', [request id: <id_unknown>] unexpected shape for input 'A' for model "
+        f"'flat_adder'. Expected [{WIDTH}], got [2,{WIDTH}]."
+    )
 
 
 def test_only_what_is_asked_for_is_made(server: Server) -> None:

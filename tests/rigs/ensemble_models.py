@@ -142,6 +142,7 @@ def build(models: Path) -> None:
     scaling(models, "triple", 3.0)
     scaling(models, "batched", 7.0, config="dynamic_batching { max_queue_delay_microseconds: 200000 }")
     python(models, "adder", ADDER, ADDER_CONFIG)
+    python(models, "flat_adder", ADDER, ADDER_CONFIG.replace("max_batch_size: 8", "max_batch_size: 0"))
     gated(models, "gated", "max_batch_size: 8\ninstance_group { kind: KIND_CPU count: 1 }\n")
     python(models, "repeater", REPEATER, REPEATER_CONFIG)
     scaling(models, "kept", 5.0, config="response_cache { enable: true }")
@@ -191,6 +192,11 @@ def build_shapes(models: Path) -> None:
         f"output [ {tensor('SUM')}, {tensor('doubled')} ]",
         more='parameters { key: "charonia.step_condition.double" value { string_value: "RUN" } }',
     )
+    # of a model that batches and one that does not
+    ends = f"input [ {tensor('INPUT0')} ] output [ {tensor('a')}, {tensor('SUM')} ]"
+    mixed = (step("double", SCALE, {"OUTPUT0": "a"}), step("flat_adder", {"A": "a", "B": "INPUT0"}, {"SUM": "SUM"}))
+    ensemble(models, "mixed", *mixed, io=ends, batch=0)
+    ensemble(models, "mixed_batching", *mixed, io=ends)
     ensemble(
         models,
         "waiting",

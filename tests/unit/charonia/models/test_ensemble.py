@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 
 from charonia.errors import CharoniaError, InvalidArgument
-from charonia.models.ensemble import ROOT, circle, compose, composing_models
+from charonia.models.ensemble import ROOT, circle, compose, composing_models, fitted
 from charonia.models.interface import ModelInterface
 from protos.model_config_pb2 import ModelConfig
 
@@ -94,6 +94,33 @@ def test_a_batch_dimension_may_be_counted_among_the_dims() -> None:
     compose(
         ensemble(step("whole", {"i": "x"}, {"o": "m"}), step("plain", {"i": "m"}, {"o": "y"}), io=whole_io(), batch=0),
         find,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "dims", "batching", "expected"),
+    [
+        ((4,), 0, (4,), True, (1, 4)),
+        ((4,), 0, (-1,), True, (1, 4)),
+        ((2, 4), 0, (4,), True, (2, 4)),  # a model that does not batch may count the batch dimension itself
+        ((1, 4), 1, (4,), False, (4,)),
+        ((2, 4), 2, (4,), False, (2, 4)),
+        ((1, 4), 1, (-1, 4), False, (1, 4)),
+        ((1, 4), 1, (4,), True, (1, 4)),
+        ((4,), 0, (5,), False, (4,)),
+    ],
+)
+def test_a_tensor_between_a_model_that_batches_and_one_that_does_not(
+    shape: tuple[int, ...], rows: int, dims: tuple[int, ...], batching: bool, expected: tuple[int, ...]
+) -> None:
+    assert fitted(shape, rows, dims, batching=batching) == expected
+
+
+def test_a_batching_ensemble_may_contain_a_model_that_does_not_batch() -> None:
+    graph = compose(ensemble(step("whole", {"i": "x"}, {"o": "y"})), find)
+    assert (graph.batching, graph.dims, graph.steps[0].batching, graph.steps[0].dims) == (
+        *(True, {"y": (4,)}),
+        *(False, {"i": (-1, 4)}),
     )
 
 
