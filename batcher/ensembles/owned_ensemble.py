@@ -232,18 +232,24 @@ class OwnedEnsemble(OwnedModel):
             self._begun_by[decision.request.id] = self._graphs[decision.request.version][1]
             self._begin(decision.request)
         elif isinstance(decision, plan.AnswerRequest):
-            request = decision.request
-            outputs = answer_of(self._begun_by[request.id], decision.outputs)
-            self._endings.answer(decision, outputs, self._tally(request), several=self._several(request))
+            self._answer(decision)
         elif isinstance(decision, plan.FailRequest):
-            if decision.missing:
-                _log.error("in ensemble '%s': Composing models did not output tensor %s", self.model, decision.missing)
             self._endings.fail(decision, self._tally(decision.request), several=self._several(decision.request))
         elif isinstance(decision, plan.CancelStep):
             self._flights.cancel(decision.request.id, decision.step.index, decision.path)
         else:
             refused: list[Decision] = [decision]
             super()._apply(refused)
+
+    def _answer(self, decision: plan.AnswerRequest) -> None:
+        request = decision.request
+        graph = self._begun_by[request.id]
+        outputs = answer_of(graph, decision.outputs)
+        if _log.isEnabledFor(logging.DEBUG) and (outputs or not decision.final or not graph.decoupled):
+            for name in carrier_of(request).record.meta.outputs or graph.outputs:
+                if name not in decision.outputs:
+                    _log.debug("Composing models did not output tensor %s", name)
+        self._endings.answer(decision, outputs, self._tally(request), several=self._several(request))
 
     def _tell(self, event: plan.EnsembleObservation) -> None:
         self._apply(self.scheduler.observe(event, monotonic_ns()))

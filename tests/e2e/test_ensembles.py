@@ -316,14 +316,19 @@ def test_a_failing_step_fails_its_request_alone(server: Server) -> None:
     )
 
 
-def test_an_output_that_nobody_makes(server: Server) -> None:
+def test_an_output_that_no_step_makes_is_left_out(server: Server) -> None:
+    """S50: of the answer, and of what its consumers are asked with."""
+    silent = {"parameters": {"silent": "yes"}}
+    answer = infer(server, "branches", "grpc", options=silent, INPUT0=rows())
+    assert [output.name for output in answer.get_response().outputs] == ["a"]
+    np.testing.assert_array_equal(answer.as_numpy("a"), rows() * 2)
     with pytest.raises(InferenceServerException) as failure:
-        infer(server, "branches", "grpc", options={"parameters": {"silent": "yes"}}, INPUT0=rows())
+        infer(server, "nested", "grpc", options=silent, INPUT0=rows())
     assert failure.value.message() == (
-        "in ensemble 'branches', unexpected deadlock, at least one output is not set while no more ensemble steps "
-        "can be made"
+        "in ensemble 'nested', [request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'triple'. Got "
+        "input(s) [], but missing required input(s) ['INPUT0']. Please provide all required input(s)."
     )
-    assert "Composing models did not output tensor SUM" in server.log()
+    assert failure.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 def test_what_cannot_be_loaded_says_why(server: Server) -> None:
