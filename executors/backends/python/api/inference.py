@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_CPU_PINNED = 1
 TRITONSERVER_MEMORY_GPU = 2
+
+_MAKING_SENDER = threading.Lock()
+"""A thread of the model may ask for a sender while `execute` returns."""
 
 
 class PreferredMemory:
@@ -180,8 +184,9 @@ class InferenceRequest:
         """
         if self._execution is None:
             raise TritonModelException("Only a request that was given to 'execute' has a response sender.")
-        if self._sender is None:
-            self._sender = self._execution.sender(self._index, self._outputs)
+        with _MAKING_SENDER:
+            if self._sender is None:
+                self._sender = self._execution.sender(self._index, self._outputs)
         return self._sender
 
     @property
