@@ -226,7 +226,9 @@ class ModelHost:
         except BaseException as error:
             _close(requests)
             text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
-            raise ModelFailure(self._batch_failure(text)) from (None if isinstance(error, _WrongAnswer) else error)
+            failure = self._batch_failure(text)
+            api.Logger.log_error(failure)
+            raise ModelFailure(failure) from (None if isinstance(error, _WrongAnswer) else error)
 
     def _begin(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
         """Run a coroutine of a decoupled model in the background, concurrently with the next batches."""
@@ -242,9 +244,12 @@ class ModelHost:
             self._expect_none(await answers)
             _reschedule(execution, requests)
         except BaseException as error:
-            text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
+            wrong = isinstance(error, _WrongAnswer)
+            failure = self._batch_failure(str(error) if wrong else exception_text(error))
+            # all its callers may have had their final response
+            api.Logger.log_error(failure if wrong else "".join(traceback.format_exception(error)))
             for index in _close(requests):
-                execution.fail(index, self._batch_failure(text))
+                execution.fail(index, failure)
 
     def _expect_none(self, answers: Any) -> None:
         if answers is not None:
