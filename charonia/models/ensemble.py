@@ -127,7 +127,7 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
     """
     name = config.name
     models = [find(_key(step), version_of(step.model_version)) for step in config.ensemble_scheduling.step]
-    _check_tensors(config, models)
+    known = _check_tensors(config, models)
     deciding = conditions(config)
     steps: list[Step] = []
     for index, (written, interface) in enumerate(zip(config.ensemble_scheduling.step, models, strict=True)):
@@ -145,10 +145,9 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
                 dims={spec.name: spec.dims for spec in interface.inputs.values()},
             )
         )
-    placed, scopes = _scoped(name, steps, [item.name for item in config.input])
+    placed, scopes = _scoped(name, steps, [item.name for item in config.input], known)
     outputs = tuple(item.name for item in config.output)
-    if len({scopes[output] for output in outputs} - {ROOT}) > 1:
-        raise InvalidArgument(f"in ensemble '{name}', outputs originate from different decoupled models")
+    _one_origin(name, name, {scopes[output] for output in outputs})
     return EnsembleGraph(
         name,
         placed,
@@ -161,7 +160,20 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
     )
 
 
-def _scoped(name: str, steps: Sequence[Step], inputs: Sequence[str]) -> tuple[tuple[Step, ...], dict[str, int]]:
+def _one_origin(ensemble: str, model: str, scopes: set[int]) -> int:
+    """The scope of what tensors of these are put together to. `model` is the one that Triton names, see `_Node`."""
+    origins = scopes - {ROOT}
+    if len(origins) > 1:
+        raise InvalidArgument(
+            f"in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled "
+            "models"
+        )
+    return origins.pop() if origins else ROOT
+
+
+def _scoped(
+    name: str, steps: Sequence[Step], inputs: Sequence[str], known: Mapping[str, _Node]
+) -> tuple[tuple[Step, ...], dict[str, int]]:
     """The steps with their scopes, and the scope of each tensor, found from the inputs on."""
     scopes = dict.fromkeys(inputs, ROOT)
     placed: dict[int, Step] = {}
@@ -171,13 +183,8 @@ def _scoped(name: str, steps: Sequence[Step], inputs: Sequence[str]) -> tuple[tu
             left = ", ".join(str(s.index) for s in steps if s.index not in placed)
             raise InvalidArgument(f"in ensemble '{name}', steps {left} wait for each other's outputs")
         for step in ready:
-            origins = {scopes[tensor] for tensor in needs(step)} - {ROOT}
-            if len(origins) > 1:
-                raise InvalidArgument(
-                    f"in ensemble '{name}', step of model '{step.model}' receives inputs originated from different "
-                    "decoupled models"
-                )
-            scope = origins.pop() if origins else ROOT
+            first = next(iter(step.outputs.values()))
+            scope = _one_origin(name, known[first].model, {scopes[tensor] for tensor in needs(step)})
             placed[step.index] = replace(step, scope=scope)
             for tensor in step.outputs.values():
                 scopes[tensor] = step.index if step.decoupled else scope
@@ -194,7 +201,7 @@ def needs(step: Step) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What one model says about a tensor of the ensemble."""
+    """What one model says about a tensor of the ensemble: the first that mentions it, its own tensors the ensemble."""
 
     model: str
     batching: bool
@@ -206,7 +213,7 @@ class _Node:
         return (-1, *self.dims) if self.batching else self.dims
 
 
-def _check_tensors(config: ModelConfig, models: Sequence[ModelInterface]) -> None:
+def _check_tensors(config: ModelConfig, models: Sequence[ModelInterface]) -> dict[str, _Node]:
     name = config.name
     own = ModelInterface.of(config)
     known = {
@@ -237,6 +244,7 @@ def _check_tensors(config: ModelConfig, models: Sequence[ModelInterface]) -> Non
                 f"in ensemble {name}, the condition of step {index} must be a BOOL tensor, '{tensor}' is "
                 f"{node.datatype.value}"
             )
+    return known
 
 
 def _check_inputs(
@@ -268,8 +276,8 @@ def _agree(ensemble: str, tensor: str, node: _Node, known: dict[str, _Node]) -> 
         )
     if not _match(other.dims, node.dims) and not _match(other.full_dims, node.full_dims):
         raise InvalidArgument(
-            f"{where}inconsistent shape: {shape_text(other.dims)} is inferred from model {other.model} while "
-            f"{shape_text(node.dims)} is inferred from model {node.model}"
+            f"{where}inconsistent shape: {shape_text(other.full_dims)} is inferred from model {other.model} while "
+            f"{shape_text(node.full_dims)} is inferred from model {node.model}"
         )
 
 

@@ -149,8 +149,8 @@ BAD = [
     ),
     (
         ensemble(LAST, io=f"input [ {tensor('x', dims='5')} ] output [ {tensor('y')} ]"),
-        "in ensemble e, ensemble tensor x: inconsistent shape: [5] is inferred from model e while [4] is inferred from "
-        "model plain",
+        "in ensemble e, ensemble tensor x: inconsistent shape: [-1,5] is inferred from model e while [-1,4] is "
+        "inferred from model plain",
     ),
     (
         ensemble(LAST, batch=8),
@@ -163,7 +163,16 @@ BAD = [
             step("many", {"i": "x"}, {"o": "b"}),
             step("pair", {"i": "a", "j": "b"}, {"o": "y"}),
         ),
-        "in ensemble 'e', step of model 'pair' receives inputs originated from different decoupled models",
+        "in ensemble e, step of model 'e' receives inputs originated from different decoupled models",
+    ),
+    (
+        ensemble(
+            step("many", {"i": "x"}, {"o": "a"}),
+            step("many", {"i": "x"}, {"o": "b"}),
+            step("pair", {"i": "a", "j": "b"}, {"o": "c"}),
+            step("plain", {"i": "c"}, {"o": "y"}),
+        ),
+        "in ensemble e, step of model 'pair' receives inputs originated from different decoupled models",
     ),
     (
         ensemble(step("plain", {"i": "b"}, {"o": "a"}), step("pair", {"i": "a", "j": "x"}, {"o": "b"}), LAST),
@@ -188,7 +197,7 @@ BAD = [
             step("many", {"i": "x"}, {"o": "z"}),
             io=f"input [ {tensor('x')} ] output [ {tensor('y')}, {tensor('z')} ]",
         ),
-        "in ensemble 'e', outputs originate from different decoupled models",
+        "in ensemble e, step of model 'e' receives inputs originated from different decoupled models",
     ),
 ]
 
