@@ -21,7 +21,7 @@ from charonia import keys
 from charonia.calls.cache.cached_calls import CachedCalls
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidRecord
+from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidArgument, InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry
 from charonia.facts.events import ResponsesWanted
@@ -29,13 +29,14 @@ from charonia.metrics.latencies import Latencies
 from charonia.models.ensemble import EnsembleGraph, compose, composing_models
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import MetricsSettings
-from charonia.wire import BLOB, FLAG_REFERENCE, RequestRecord, ResponseRecord
+from charonia.wire import BLOB, FLAG_REFERENCE, Reference, RequestRecord, ResponseRecord
 
 from .cached_steps import CachedSteps
 from .ensemble_endings import Endings
 from .ensemble_statistics import Tally
 from .step_answers import Answers
 from .step_flights import Flight
+from .step_sequences import NO_SEQUENCE, answer_parameters, made_mark
 from .step_tensors import Value, answer_of, is_true, size_of, values_of
 from .submission import Submission
 
@@ -192,7 +193,11 @@ class OwnedEnsemble(OwnedModel):
             self._flights.done(flight)
         if response.error is not None:
             return plan.StepFailed(request.id, step.index, path, response.error)
-        values = values_of(response.outputs, response.reference, flight.rows)
+        try:
+            values = self._values(flight, response, response.reference)
+        except InvalidArgument as error:
+            self._flights.done(flight)
+            return plan.StepFailed(request.id, step.index, path, error)
         index = response.place[1] if response.place is not None else 0
         return plan.StepAnswered(request.id, step.index, path, values, size_of(values), index, response.final)
 
@@ -205,9 +210,18 @@ class OwnedEnsemble(OwnedModel):
         if error is not None:
             self._refused(flight, error)
         elif isinstance(outcome, ResponseRecord):
-            values = values_of(outcome.outputs, flight.reference, flight.rows)
             request, step, path = flight.request, flight.decision.step, flight.decision.path
+            try:
+                values = self._values(flight, outcome, flight.reference)
+            except InvalidArgument as wrong:
+                self._refused(flight, wrong)
+                return
             self._tell(plan.StepAnswered(request.id, step.index, path, values, size_of(values), 0, True))
+
+    @staticmethod
+    def _values(flight: Flight, response: ResponseRecord, reference: Reference | None) -> dict[str, Value]:
+        mark = made_mark(flight.mark, response.parameters)
+        return values_of(response.outputs, reference, flight.rows, mark)
 
     # -- what the planner decides -------------------------------------------------------------------------------------
 
@@ -249,7 +263,9 @@ class OwnedEnsemble(OwnedModel):
             for name in carrier_of(request).record.meta.outputs or graph.outputs:
                 if name not in decision.outputs:
                     _log.debug("Composing models did not output tensor %s", name)
-        self._endings.answer(decision, outputs, self._tally(request), several=self._several(request))
+        own = carrier_of(request).record.sequence or NO_SEQUENCE
+        parameters = answer_parameters(own, [value.mark for value in decision.outputs.values()])
+        self._endings.answer(decision, outputs, parameters, self._tally(request), several=self._several(request))
 
     def _tell(self, event: plan.EnsembleObservation) -> None:
         self._apply(self.scheduler.observe(event, monotonic_ns()))

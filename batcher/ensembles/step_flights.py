@@ -11,8 +11,9 @@ from batcher.scheduling.observations import QueuedRequest
 from charonia.calls.splicing import Visible
 from charonia.calls.waiters import OpenRequest
 from charonia.clock import monotonic_ns
-from charonia.wire import Reference
+from charonia.wire import Reference, SequenceMark
 
+from .step_sequences import NO_SEQUENCE, step_mark
 from .step_tensors import rows_of
 
 
@@ -44,6 +45,12 @@ class Flight(OpenRequest):
     def rows(self) -> int:
         """Its batch size, 0 of a model that does not batch."""
         return rows_of(self.decision.step, self.decision.inputs)
+
+    @property
+    def mark(self) -> SequenceMark:
+        """The sequence it is asked for."""
+        own = carrier_of(self.request).record.sequence or NO_SEQUENCE
+        return step_mark(own, [value.mark for value in self.decision.inputs.values()], self.model)
 
     @property
     def request(self) -> QueuedRequest:

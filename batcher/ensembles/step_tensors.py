@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from charonia.models.ensemble import EnsembleGraph, Step, fitted
 from charonia.tensors import Tensor
-from charonia.wire import Reference
+from charonia.wire import Reference, SequenceMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,14 @@ class Origin:
 class Value:
     """A tensor of a request under way. `origin` is set when its bytes lie in a file.
 
-    `rows` is the batch size of the request that it was made for, 0 of a model that does not batch.
+    `rows` is the batch size of the request that it was made for, 0 of a model that does not batch; `mark` the sequence
+    that it belongs to, None of a tensor that the ensemble's request brought (`step_sequences`).
     """
 
     tensor: Tensor
     origin: Origin | None = None
     rows: int = 0
+    mark: SequenceMark | None = None
 
 
 def is_true(value: Value) -> bool:
@@ -39,10 +41,12 @@ def is_true(value: Value) -> bool:
     return any(value.tensor.data)
 
 
-def values_of(tensors: Sequence[Tensor], reference: Reference | None, rows: int = 0) -> dict[str, Value]:
+def values_of(
+    tensors: Sequence[Tensor], reference: Reference | None, rows: int = 0, mark: SequenceMark | None = None
+) -> dict[str, Value]:
     """The tensors of one record by name."""
     origin = Origin(reference, tuple(tensor.name for tensor in tensors)) if reference is not None else None
-    return {tensor.name: Value(tensor, origin, rows) for tensor in tensors}
+    return {tensor.name: Value(tensor, origin, rows, mark) for tensor in tensors}
 
 
 def size_of(values: Mapping[str, Value]) -> int:

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         f"--load-model={name}"
         for name in (
             *("chain", "nested", "conditional", "waiting", "spread", "running", "remembered", "recalling"),
-            *("mixed", "mixed_batching"),
+            *("mixed", "mixed_batching", "rerouting"),
         )
     ]
     state = tmp_path_factory.mktemp("state")
@@ -297,6 +297,28 @@ def test_a_sequence_passes_through(server: Server) -> None:
     assert failure.value.message() == (
         "in ensemble 'running', inference request to model 'total' must specify a non-zero or non-empty correlation ID"
     )
+
+
+def test_answers_say_of_which_sequence_they_are(server: Server) -> None:
+    """S52: in the response's parameters; what a step says in its own wins, for the steps after it as well."""
+
+    def told(model: str, kind: str, **options: Any) -> dict[str, Any]:
+        said = infer(server, model, kind, options=options, INPUT0=rows()).get_response()
+        if kind == "http":
+            return dict(said["parameters"])
+        return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in said.parameters.items()}
+
+    for kind in ("http", "grpc"):
+        whole = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
+        assert told("chain", kind) == whole
+        assert told("nested", kind) == whole
+        found = told("chain", kind, sequence_id="mine", sequence_start=True, sequence_end=True)
+        assert found == {"sequence_id": "mine", "sequence_start": True, "sequence_end": True}
+        # without it the step would have been refused, which needs a sequence
+        assert told("rerouting", kind, parameters={"sequence": 77}) == whole | {
+            "sequence_id": 77,
+            "sequence_start": True,
+        }
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

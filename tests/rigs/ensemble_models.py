@@ -25,7 +25,8 @@ class TritonPythonModel:
             terms = [pb_utils.get_input_tensor_by_name(request, name) for name in ("A", "B", "C")]
             total = sum(term.as_numpy() for term in terms if term is not None)
             made = [] if "silent" in asked else [pb_utils.Tensor("SUM", total)]
-            responses.append(pb_utils.InferenceResponse(made))
+            told = {"sequence_id": asked["sequence"], "sequence_start": True} if "sequence" in asked else {}
+            responses.append(pb_utils.InferenceResponse(made, parameters=told))
         return responses
 """
 
@@ -236,6 +237,12 @@ def build_behaviours(models: Path) -> None:
         models,
         "running",
         step("double", SCALE, {"OUTPUT0": "a"}),
+        step("total", {"TERM": "a"}, {"TOTAL": "OUTPUT0"}),
+    )
+    ensemble(
+        models,
+        "rerouting",
+        step("adder", {"A": "INPUT0"}, {"SUM": "a"}),
         step("total", {"TERM": "a"}, {"TOTAL": "OUTPUT0"}),
     )
 
