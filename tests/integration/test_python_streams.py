@@ -138,7 +138,7 @@ async def test_what_a_sender_refuses_is_told_in_words(load: Load, config: str, s
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("return []", "Python model 'm' is using the decoupled mode and the execute function must return None."),
+        ("return []", "Python model 'm_0_0' is using the decoupled mode and the execute function must return None."),
         ("raise ValueError('no')", "ValueError: no\n\nAt:\n"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 from executors.backends.python.api import calls
 
 from .errors import TritonModelException
-from .response import Execution, InferenceResponse, ResponseSender, parameters_text
+from .response import Execution, InferenceResponse, ResponseSender, checked_parameters, parameters_text
 from .tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -71,7 +71,7 @@ class InferenceRequest:
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
         trace: InferenceTrace | None = None,
-        parameters: Mapping[str, Any] | str | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         self._model_name = model_name
         self._outputs = list(requested_output_names)
@@ -87,7 +87,7 @@ class InferenceRequest:
         self._timeout = timeout
         self._preferred_memory = preferred_memory
         self._trace = trace
-        self._parameters = parameters if isinstance(parameters, str) else parameters_text(parameters or {})
+        self._parameters = parameters_text(checked_parameters(parameters))
 
     @classmethod
     def of_columns(
@@ -165,6 +165,10 @@ class InferenceRequest:
         if self._trace is None:
             self._trace = InferenceTrace()
         return self._trace
+
+    def has_parameters(self, text: str) -> None:
+        """Set the parameters that the client gave, as a JSON object text. Internal."""
+        self._parameters = text
 
     def belongs_to(self, execution: Execution, index: int) -> None:
         """Set the EXECUTE of this request and its index in it. Internal."""

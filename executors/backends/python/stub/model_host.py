@@ -254,7 +254,7 @@ class ModelHost:
     def _expect_none(self, answers: Any) -> None:
         if answers is not None:
             raise _WrongAnswer(
-                f"Python model '{self._location.name}' is using the decoupled mode and the execute function must "
+                f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "
                 "return None."
             )
 
@@ -296,7 +296,7 @@ class ModelHost:
     def _request(self, item: list[Any]) -> InferenceRequest:
         request_id, correlation_id, outputs, parameters, timeout_us, flags = item[:6]
         traced = item[_TRACE:_WINDOW]
-        return InferenceRequest(
+        request = InferenceRequest(
             model_name=self._location.name,
             requested_output_names=outputs or self._outputs,
             request_id=request_id,
@@ -304,9 +304,10 @@ class ModelHost:
             model_version=int(self._location.version),
             flags=flags,
             timeout=timeout_us,
-            parameters=parameters or "{}",
             trace=InferenceTrace(*traced) if traced and traced[0] else None,
         )
+        request.has_parameters(parameters or "{}")
+        return request
 
     @staticmethod
     def _attach(requests: list[InferenceRequest], content: list[Any], data: memoryview) -> None:
