@@ -62,7 +62,7 @@ class StepPacker:
         asked = InferenceRequest(
             step.model, served.version, tensors, record.client_id, decision.outputs, record.meta.parameters
         )
-        asked.deadline_ns, asked.timeout_us = record.deadline_ns, record.timeout_us
+        asked.deadline_ns, asked.timeout_us, asked.priority = record.deadline_ns, record.timeout_us, record.level
         mark = flight.mark
         if mark.correlation_id:
             asked.sequence_id, asked.sequence_start, asked.sequence_end = mark.correlation_id, mark.start, mark.end
