@@ -22,6 +22,7 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
+from charonia.inference import Parameters
 from charonia.metrics.latencies import Latencies, ModelLatencies
 from charonia.models.names import name_of
 from charonia.tensors import Tensor
@@ -86,19 +87,23 @@ class Endings:
         self.counted: dict[int, dict[str, int]] = {}
         """What was added to the statistics of each version."""
 
-    def answer(self, decision: AnswerRequest, tally: Tally, *, several: bool) -> None:
+    def answer(
+        self,
+        decision: AnswerRequest,
+        outputs: Sequence[Tensor],
+        parameters: Parameters,
+        tally: Tally,
+        *,
+        several: bool,
+    ) -> None:
         """A request has all its outputs, which are named as the ensemble names them, or one of `several` responses."""
         record = carrier_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
-        outputs = [
-            Tensor(name, value.tensor.datatype, value.tensor.shape, value.tensor.data)
-            for name, value in decision.outputs.items()
-        ]
         place = outbox.place if outbox is not None else None
         if self._latencies.measures and place is not None and place[1] == 0 and outputs:
             self._responded(record)
         answer = pack_response(
-            record.id, self._model, record.meta.version, outputs, {}, final=decision.final, place=place
+            record.id, self._model, record.meta.version, outputs, parameters, final=decision.final, place=place
         )
         if decision.final:
             self._end_after(outbox, _End(decision.request, answer, tally, None))

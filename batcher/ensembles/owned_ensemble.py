@@ -21,7 +21,7 @@ from charonia import keys
 from charonia.calls.cache.cached_calls import CachedCalls
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidRecord
+from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidArgument, InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Entry
 from charonia.facts.events import ResponsesWanted
@@ -29,14 +29,15 @@ from charonia.metrics.latencies import Latencies
 from charonia.models.ensemble import EnsembleGraph, compose, composing_models
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import MetricsSettings
-from charonia.wire import BLOB, FLAG_REFERENCE, RequestRecord, ResponseRecord
+from charonia.wire import BLOB, FLAG_REFERENCE, Reference, RequestRecord, ResponseRecord
 
 from .cached_steps import CachedSteps
 from .ensemble_endings import Endings
 from .ensemble_statistics import Tally
 from .step_answers import Answers
 from .step_flights import Flight
-from .step_tensors import Value, is_true, size_of, values_of
+from .step_sequences import NO_SEQUENCE, answer_parameters, made_mark
+from .step_tensors import Value, answer_of, is_true, size_of, values_of
 from .submission import Submission
 
 _log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class OwnedEnsemble(OwnedModel):
         )
         self._tallies: dict[bytes, Tally] = {}
         self._graphs: dict[int, tuple[object, EnsembleGraph]] = {}
+        self._begun_by: dict[bytes, EnsembleGraph] = {}
+        """The graph that each request under way was begun by."""
         self._served: dict[int, ServedVersion] = {}
         self._prepared = False
         self._todo: deque[plan.EnsembleDecision] = deque()
@@ -190,7 +193,11 @@ class OwnedEnsemble(OwnedModel):
             self._flights.done(flight)
         if response.error is not None:
             return plan.StepFailed(request.id, step.index, path, response.error)
-        values = values_of(response.outputs, response.reference)
+        try:
+            values = self._values(flight, response, response.reference)
+        except InvalidArgument as error:
+            self._flights.done(flight)
+            return plan.StepFailed(request.id, step.index, path, error)
         index = response.place[1] if response.place is not None else 0
         return plan.StepAnswered(request.id, step.index, path, values, size_of(values), index, response.final)
 
@@ -203,9 +210,18 @@ class OwnedEnsemble(OwnedModel):
         if error is not None:
             self._refused(flight, error)
         elif isinstance(outcome, ResponseRecord):
-            values = values_of(outcome.outputs, flight.reference)
             request, step, path = flight.request, flight.decision.step, flight.decision.path
+            try:
+                values = self._values(flight, outcome, flight.reference)
+            except InvalidArgument as wrong:
+                self._refused(flight, wrong)
+                return
             self._tell(plan.StepAnswered(request.id, step.index, path, values, size_of(values), 0, True))
+
+    @staticmethod
+    def _values(flight: Flight, response: ResponseRecord, reference: Reference | None) -> dict[str, Value]:
+        mark = made_mark(flight.mark, response.parameters)
+        return values_of(response.outputs, reference, flight.rows, mark)
 
     # -- what the planner decides -------------------------------------------------------------------------------------
 
@@ -227,18 +243,29 @@ class OwnedEnsemble(OwnedModel):
         elif isinstance(decision, plan.WantResponses):
             self._flights.want(decision.request.id, decision.step.index, decision.path, decision.count)
         elif isinstance(decision, plan.BeginRequest):
+            self._begun_by[decision.request.id] = self._graphs[decision.request.version][1]
             self._begin(decision.request)
         elif isinstance(decision, plan.AnswerRequest):
-            self._endings.answer(decision, self._tally(decision.request), several=self._several(decision.request))
+            self._answer(decision)
         elif isinstance(decision, plan.FailRequest):
-            if decision.missing:
-                _log.error("in ensemble '%s': Composing models did not output tensor %s", self.model, decision.missing)
             self._endings.fail(decision, self._tally(decision.request), several=self._several(decision.request))
         elif isinstance(decision, plan.CancelStep):
             self._flights.cancel(decision.request.id, decision.step.index, decision.path)
         else:
             refused: list[Decision] = [decision]
             super()._apply(refused)
+
+    def _answer(self, decision: plan.AnswerRequest) -> None:
+        request = decision.request
+        graph = self._begun_by[request.id]
+        outputs = answer_of(graph, decision.outputs)
+        if _log.isEnabledFor(logging.DEBUG) and (outputs or not decision.final or not graph.decoupled):
+            for name in carrier_of(request).record.meta.outputs or graph.outputs:
+                if name not in decision.outputs:
+                    _log.debug("Composing models did not output tensor %s", name)
+        own = carrier_of(request).record.sequence or NO_SEQUENCE
+        parameters = answer_parameters(own, [value.mark for value in decision.outputs.values()])
+        self._endings.answer(decision, outputs, parameters, self._tally(request), several=self._several(request))
 
     def _tell(self, event: plan.EnsembleObservation) -> None:
         self._apply(self.scheduler.observe(event, monotonic_ns()))
@@ -299,25 +326,31 @@ class OwnedEnsemble(OwnedModel):
             self._begun(request)
 
     def _begun(self, request: QueuedRequest) -> None:
-        record = carrier_of(request).record
+        carried = carrier_of(request)
+        record = carried.record
+        graph = self._begun_by.get(request.id)
+        if graph is None:
+            return  # it was settled meanwhile
         try:
-            inputs = self._inputs(record)
+            inputs = self._inputs(record, record.rows if graph.batching else 0)
         except InvalidRecord as error:
             _log.warning("a request's payload is gone: %s", error)
             self._tell(plan.BeginFailed(request.id, InternalError("the request's payload is gone")))
             return
-        begun = plan.RequestBegun(request.id, inputs, record.meta.outputs, size_of(inputs), record.window)
-        self._tell(begun)
+        wanted = record.meta.outputs
+        self._tell(
+            plan.RequestBegun(request.id, inputs, wanted, size_of(inputs), record.window, resumed=carried.restored)
+        )
         if (count := self.wanted.get(request.id)) is not None:
             self._tell(plan.ResponsesAllowed(request.id, count))
 
-    def _inputs(self, record: RequestRecord) -> dict[str, Value]:
+    def _inputs(self, record: RequestRecord, rows: int) -> dict[str, Value]:
         reference = record.reference if record.flags & FLAG_REFERENCE else None
         if reference is not None and not record.data and reference.size_bytes:
             if reference.kind == BLOB:
                 raise InvalidRecord("its blob is gone")
             record.data = self._directory.read(reference)
-        return values_of(record.inputs(), reference)
+        return values_of(record.inputs(), reference, rows)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -369,6 +402,7 @@ class OwnedEnsemble(OwnedModel):
             self._answers.release(request.id)
             self._endings.release(request.id)
             self._tallies.pop(request.id, None)
+            self._begun_by.pop(request.id, None)
 
     @property
     def counted(self) -> dict[int, dict[str, int]]:

@@ -11,7 +11,10 @@ from batcher.scheduling.observations import QueuedRequest
 from charonia.calls.splicing import Visible
 from charonia.calls.waiters import OpenRequest
 from charonia.clock import monotonic_ns
-from charonia.wire import Reference
+from charonia.wire import Reference, SequenceMark
+
+from .step_sequences import NO_SEQUENCE, step_mark
+from .step_tensors import rows_of
 
 
 def step_id(request_id: bytes, step: int, path: Path) -> bytes:
@@ -37,6 +40,17 @@ class Flight(OpenRequest):
         self.wanted = self.told = 0
         """Of a step with a window: how many responses are wanted; `told` is what its model's owner knows (S55)."""
         self.telling = False
+
+    @property
+    def rows(self) -> int:
+        """Its batch size, 0 of a model that does not batch."""
+        return rows_of(self.decision.step, self.decision.inputs)
+
+    @property
+    def mark(self) -> SequenceMark:
+        """The sequence it is asked for."""
+        own = carrier_of(self.request).record.sequence or NO_SEQUENCE
+        return step_mark(own, [value.mark for value in self.decision.inputs.values()], self.model)
 
     @property
     def request(self) -> QueuedRequest:

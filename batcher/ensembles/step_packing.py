@@ -58,13 +58,13 @@ class StepPacker:
         step, record = decision.step, carrier_of(decision.request).record
         served = self._served(step.model, step.version)
         admission = self._admissions.of(served)
-        tensors, reference = renamed(decision.inputs)
+        tensors, reference = renamed(step, decision.inputs)
         asked = InferenceRequest(
             step.model, served.version, tensors, record.client_id, decision.outputs, record.meta.parameters
         )
-        asked.deadline_ns, asked.timeout_us = record.deadline_ns, record.timeout_us
-        if record.sequence is not None:
-            mark = record.sequence
+        asked.deadline_ns, asked.timeout_us, asked.priority = record.deadline_ns, record.timeout_us, record.level
+        mark = flight.mark
+        if mark.correlation_id:
             asked.sequence_id, asked.sequence_start, asked.sequence_end = mark.correlation_id, mark.start, mark.end
         flight.level = admission.level(record.level)
         return Checked(asked, served, admission.admit(asked), reference)
@@ -73,6 +73,7 @@ class StepPacker:
         """Make its record; a large step's tensors lie beside it where all executors of its model can read them."""
         record = carrier_of(flight.request).record
         asked, admitted, reference = step.request, step.admitted, step.reference
+        mark = flight.mark
         shared = self._payloads.flags(step.served)
         durable = record.is_job or record.journalled
         if durable or not shared:
@@ -90,7 +91,7 @@ class StepPacker:
         flight.record = request_record(
             *(flight.id, self._endpoint, asked, admitted, flight.level, flags, reference, self._lineage(record)),
             tenant=flight.tenant,
-            sequence=record.sequence,  # the ensemble's own (S52)
+            sequence=mark if mark.correlation_id else None,  # with the scope of the ensemble's own (S52)
             window=flight.decision.window,
         )
         flight.size_bytes = len(flight.record) + (reference.size_bytes if reference is not None else 0)

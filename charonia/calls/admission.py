@@ -28,9 +28,6 @@ _SIGNATURES_REMEMBERED = 4096
 _CALL_NOTHING = frozenset({"onnxruntime", "tensorrt", "pytorch"})
 """Backends that run graphs, which call no models."""
 
-_MOST_LEVELS_OF_ENSEMBLES = 64
-"""An ensemble has no levels of its own; each that is named is a stream of the log."""
-
 _BATCH_HINT = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
@@ -56,6 +53,8 @@ class Admitted:
     """The request is one of a sequence (`charonia.calls.sequence_rules`)."""
     passes_on: bool = False
     """The model may make requests of its own for this one: then its record says whose it is."""
+    keeps_priority: bool = False
+    """The model is an ensemble, which has no levels: the record has the priority itself, which steps inherit (S52)."""
 
 
 class Admission:
@@ -105,8 +104,6 @@ class Admission:
     def level(self, priority: int) -> int:
         """The queue level of a request's `priority` parameter (S8); 0 for models without levels."""
         batching = self._interface.dynamic_batching
-        if self._interface.scheduling == ENSEMBLE_SCHEDULING:
-            return min(priority, _MOST_LEVELS_OF_ENSEMBLES)  # its steps inherit it (S52)
         if batching is None or batching.priority_levels == 0:
             return 0
         if priority == 0:
@@ -136,7 +133,8 @@ class Admission:
             if t.datatype is DataType.BYTES
         )
         sequential = interface.sequence_batching is not None
-        return Admitted(meta, rows, signature, bytes_inputs, sequential, _passes_on(interface))
+        is_ensemble = interface.scheduling == ENSEMBLE_SCHEDULING
+        return Admitted(meta, rows, signature, bytes_inputs, sequential, _passes_on(interface), is_ensemble)
 
     def _check_names(self, request: InferenceRequest) -> None:
         interface = self._interface

@@ -251,7 +251,7 @@ def request_record(
         [t.data for t in request.inputs],
         rows=admitted.rows,
         signature=admitted.signature,
-        level=level,
+        level=request.priority if admitted.keeps_priority else level,
         accepted_ns=wall_ns(),
         deadline_ns=request.deadline_ns,
         timeout_us=request.timeout_us,

@@ -10,7 +10,7 @@ by the step that begins them; `ROOT` is the request itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
@@ -33,7 +33,7 @@ class Step:
     """One step. `inputs` and `outputs` map the model's tensor to the ensemble's; it can do without `optional` inputs.
 
     `model` is its key. `condition` is the ensemble tensor that decides whether it runs, "" for none. `scope` says how
-    often it runs.
+    often it runs. `dims` are those of the model's inputs, which have a batch dimension as well if it is `batching`.
     """
 
     index: int
@@ -45,11 +45,16 @@ class Step:
     optional: frozenset[str] = frozenset()
     decoupled: bool = False
     scope: int = ROOT
+    batching: bool = False
+    dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleGraph:
-    """The steps of an ensemble and its own inputs and outputs. `scopes` has the scope of each tensor."""
+    """The steps of an ensemble and its own inputs and outputs. `scopes` has the scope of each tensor.
+
+    `dims` are those of its outputs, which have a batch dimension as well if it is `batching`.
+    """
 
     name: str
     steps: tuple[Step, ...]
@@ -57,6 +62,8 @@ class EnsembleGraph:
     outputs: tuple[str, ...]
     scopes: dict[str, int] = field(default_factory=dict)
     max_inflight_requests: int = 0
+    batching: bool = False
+    dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def decoupled(self) -> bool:
@@ -120,7 +127,7 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
     """
     name = config.name
     models = [find(_key(step), version_of(step.model_version)) for step in config.ensemble_scheduling.step]
-    _check_tensors(config, models)
+    known = _check_tensors(config, models)
     deciding = conditions(config)
     steps: list[Step] = []
     for index, (written, interface) in enumerate(zip(config.ensemble_scheduling.step, models, strict=True)):
@@ -134,12 +141,13 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
                 deciding.get(index, ""),
                 frozenset(interface.inputs) - interface.required_inputs,
                 interface.decoupled,
+                batching=interface.batching,
+                dims={spec.name: spec.dims for spec in interface.inputs.values()},
             )
         )
-    placed, scopes = _scoped(name, steps, [item.name for item in config.input])
+    placed, scopes = _scoped(name, steps, [item.name for item in config.input], known)
     outputs = tuple(item.name for item in config.output)
-    if len({scopes[output] for output in outputs} - {ROOT}) > 1:
-        raise InvalidArgument(f"in ensemble '{name}', outputs originate from different decoupled models")
+    _one_origin(name, name, {scopes[output] for output in outputs})
     return EnsembleGraph(
         name,
         placed,
@@ -147,10 +155,25 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
         outputs,
         scopes,
         config.ensemble_scheduling.max_inflight_requests,
+        config.max_batch_size > 0,
+        {item.name: tuple(item.dims) for item in config.output},
     )
 
 
-def _scoped(name: str, steps: Sequence[Step], inputs: Sequence[str]) -> tuple[tuple[Step, ...], dict[str, int]]:
+def _one_origin(ensemble: str, model: str, scopes: set[int]) -> int:
+    """The scope of what tensors of these are put together to. `model` is the one that Triton names, see `_Node`."""
+    origins = scopes - {ROOT}
+    if len(origins) > 1:
+        raise InvalidArgument(
+            f"in ensemble {ensemble}, step of model '{model}' receives inputs originated from different decoupled "
+            "models"
+        )
+    return origins.pop() if origins else ROOT
+
+
+def _scoped(
+    name: str, steps: Sequence[Step], inputs: Sequence[str], known: Mapping[str, _Node]
+) -> tuple[tuple[Step, ...], dict[str, int]]:
     """The steps with their scopes, and the scope of each tensor, found from the inputs on."""
     scopes = dict.fromkeys(inputs, ROOT)
     placed: dict[int, Step] = {}
@@ -160,24 +183,9 @@ def _scoped(name: str, steps: Sequence[Step], inputs: Sequence[str]) -> tuple[tu
             left = ", ".join(str(s.index) for s in steps if s.index not in placed)
             raise InvalidArgument(f"in ensemble '{name}', steps {left} wait for each other's outputs")
         for step in ready:
-            origins = {scopes[tensor] for tensor in needs(step)} - {ROOT}
-            if len(origins) > 1:
-                raise InvalidArgument(
-                    f"in ensemble '{name}', step of model '{step.model}' receives inputs originated from different "
-                    "decoupled models"
-                )
-            scope = origins.pop() if origins else ROOT
-            placed[step.index] = Step(
-                step.index,
-                step.model,
-                step.version,
-                step.inputs,
-                step.outputs,
-                step.condition,
-                step.optional,
-                step.decoupled,
-                scope,
-            )
+            first = next(iter(step.outputs.values()))
+            scope = _one_origin(name, known[first].model, {scopes[tensor] for tensor in needs(step)})
+            placed[step.index] = replace(step, scope=scope)
             for tensor in step.outputs.values():
                 scopes[tensor] = step.index if step.decoupled else scope
     return tuple(placed[index] for index in range(len(steps))), scopes
@@ -193,7 +201,7 @@ def needs(step: Step) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What one model says about a tensor of the ensemble."""
+    """What one model says about a tensor of the ensemble: the first that mentions it, its own tensors the ensemble."""
 
     model: str
     batching: bool
@@ -205,7 +213,7 @@ class _Node:
         return (-1, *self.dims) if self.batching else self.dims
 
 
-def _check_tensors(config: ModelConfig, models: Sequence[ModelInterface]) -> None:
+def _check_tensors(config: ModelConfig, models: Sequence[ModelInterface]) -> dict[str, _Node]:
     name = config.name
     own = ModelInterface.of(config)
     known = {
@@ -213,7 +221,7 @@ def _check_tensors(config: ModelConfig, models: Sequence[ModelInterface]) -> Non
         for spec in (*own.inputs.values(), *own.outputs.values())
     }
     for written, interface in zip(config.ensemble_scheduling.step, models, strict=True):
-        if interface.max_batch_size < own.max_batch_size:
+        if interface.batching and interface.max_batch_size < own.max_batch_size:
             raise InvalidArgument(
                 f"ensemble {name} allows maximum batch size {own.max_batch_size}, but it contains model "
                 f"{written.model_name} which only allows maximum batch size to be {interface.max_batch_size}"
@@ -236,6 +244,7 @@ def _check_tensors(config: ModelConfig, models: Sequence[ModelInterface]) -> Non
                 f"in ensemble {name}, the condition of step {index} must be a BOOL tensor, '{tensor}' is "
                 f"{node.datatype.value}"
             )
+    return known
 
 
 def _check_inputs(
@@ -267,9 +276,24 @@ def _agree(ensemble: str, tensor: str, node: _Node, known: dict[str, _Node]) -> 
         )
     if not _match(other.dims, node.dims) and not _match(other.full_dims, node.full_dims):
         raise InvalidArgument(
-            f"{where}inconsistent shape: {shape_text(other.dims)} is inferred from model {other.model} while "
-            f"{shape_text(node.dims)} is inferred from model {node.model}"
+            f"{where}inconsistent shape: {shape_text(other.full_dims)} is inferred from model {other.model} while "
+            f"{shape_text(node.full_dims)} is inferred from model {node.model}"
         )
+
+
+def fitted(shape: tuple[int, ...], rows: int, dims: Sequence[int], *, batching: bool) -> tuple[int, ...]:
+    """The shape of a tensor where one of these `dims` is taken, by a model that is `batching` or not (S50).
+
+    `rows` is the batch size of the request that the tensor was made for, 0 where the model that made it does not batch.
+    A tensor passes as it is where both sides batch, or neither, and where its shape matches the dims as a whole or a
+    batch of more than one is to become a dimension of its own.
+    """
+    matches = _match(shape, dims)
+    if batching and not rows and matches:
+        return (1, *shape)
+    if not batching and rows == 1 and not matches:
+        return shape[1:]
+    return shape
 
 
 def _match(one: Sequence[int], other: Sequence[int]) -> bool:

@@ -1,7 +1,8 @@
 """Splits batch results into each request's response record, and checks what a model returned. Pure.
 
-The counterpart of `executors.batches.assembly`. Every result is checked against the model's interface before any of it
-is sent (I5): with a wrong number of rows, callers would get the rows of others.
+The counterpart of `executors.batches.assembly`. Every result of a batch is checked against the model's interface before
+any of it is sent (I5): with a wrong number of rows, callers would get the rows of others. What a model answers to each
+request by itself is sent with the type and the shape that the model gave it.
 """
 
 from __future__ import annotations
@@ -178,9 +179,9 @@ class OutputPart:
 def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the requested ones of a model's outputs for one request, in the requested order, with client shapes.
 
-    A requested output that the model did not return is left out, as in Triton's python backend. Raises `InternalError`
-    for another type than configured, another batch dimension than the request's, or a size that does not match the
-    shape.
+    A requested output that the model did not return is left out, and types and dims are the model's affair, as in
+    Triton's python backend (I5). Raises `InternalError` for a size that does not match the shape, and for a shape that
+    the configured `reshape` cannot be undone for.
     """
     returned = {tensor.name: tensor for tensor in outputs}
     chosen = []
@@ -188,17 +189,24 @@ def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Seque
         tensor = returned.get(name)
         if tensor is None:
             continue
-        spec = interface.outputs[name]
-        tail = _output_tail(interface, spec, tensor.datatype, tensor.shape, plan.rows)
         fixed = tensor.datatype is not DataType.BYTES
         if fixed and len(tensor.data) != prod(tensor.shape) * tensor.datatype.size_bytes:
             raise InternalError(
                 f"output '{name}' of model '{interface.name}' holds {len(tensor.data)} bytes, which is not shape "
                 f"{shape_text(tensor.shape)} of {tensor.datatype.value}"
             )
-        shape = (plan.rows, *tail) if interface.batching else tail
-        chosen.append(Tensor(name, tensor.datatype, shape, tensor.data))
+        chosen.append(Tensor(name, tensor.datatype, _client_shape(interface, name, tensor.shape), tensor.data))
     return chosen
+
+
+def _client_shape(interface: ModelInterface, name: str, shape: Shape) -> Shape:
+    """The shape of a whole output as clients see it (I7)."""
+    spec = interface.outputs[name]
+    if spec.reshape is None:
+        return shape
+    if not interface.batching:
+        return _reshaped(interface, spec, shape, shape)
+    return (*shape[:1], *_reshaped(interface, spec, shape, shape[1:]))
 
 
 def _output_tail(interface: ModelInterface, spec: TensorSpec, datatype: DataType, shape: Shape, rows: int) -> Shape:
@@ -212,8 +220,12 @@ def _output_tail(interface: ModelInterface, spec: TensorSpec, datatype: DataType
                 f"'{interface.name}', expecting a batch dimension of {rows}"
             )
         tail = shape[1:]
-    if spec.reshape is None:
-        return tail
+    return tail if spec.reshape is None else _reshaped(interface, spec, shape, tail)
+
+
+def _reshaped(interface: ModelInterface, spec: TensorSpec, shape: Shape, tail: Shape) -> Shape:
+    """`tail`, of the backend's `shape`, as clients see it. Raises `InternalError`."""
+    assert spec.reshape is not None
     if not fits(tail, spec.reshape):
         raise InternalError(
             f"unexpected shape {shape_text(shape)} for inference output '{spec.name}' of model '{interface.name}', "

@@ -7,7 +7,7 @@ validated; an unsupported one is rejected with an error that names it (`unsuppor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 from charonia.models.config_errors import InstanceError, StructureError
@@ -212,7 +212,8 @@ def check_ensemble(config: pb.ModelConfig, name: str) -> None:
 
 
 def _check_graph(config: pb.ModelConfig, name: str) -> None:
-    produced: set[str] = set()
+    sources: dict[str, list[str]] = {}
+    """By tensor that a step gives: what that step takes."""
     consumed: set[str] = set()
     for index, step in enumerate(config.ensemble_scheduling.step):
         where = f"in step {index} of ensemble '{name}'"
@@ -224,25 +225,47 @@ def _check_graph(config: pb.ModelConfig, name: str) -> None:
             raise StructureError(f"must specify 'output_map' {where}")
         consumed.update(step.input_map.values())
         for tensor in step.output_map.values():
-            if tensor in produced:
+            if tensor in sources:
                 raise StructureError(
                     f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}' "
                     f"step {index}"
                 )
-            produced.add(tensor)
+            sources[tensor] = [value for _, value in sorted(step.input_map.items())]
     consumed.update(v.string_value for k, v in config.parameters.items() if k.startswith(CONDITION))
     inputs = [item.name for item in config.input]
     outputs = [item.name for item in config.output]
     for tensor in inputs:
         if tensor not in consumed:
             raise StructureError(f"ensemble input '{tensor}' for ensemble {name} is not used")
+    written = _written(inputs, sources)
     for tensor in outputs:
-        if tensor not in produced:
+        if tensor not in consumed and tensor not in sources:
             raise StructureError(f"ensemble output '{tensor}' for ensemble {name} is not used")
-    # every consumed tensor needs a producer, and every produced one a consumer
-    dangling = (consumed ^ produced) - set(inputs) - set(outputs)
-    for tensor in sorted(dangling):
-        raise StructureError(f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")
+        if tensor not in written:
+            raise StructureError(
+                f"output '{tensor}' for ensemble '{name}' is not written{_cause(tensor, sources, written)}"
+            )
+    for tensor in sorted((consumed | sources.keys()) - set(outputs)):
+        if tensor not in written or tensor not in consumed:
+            raise StructureError(f"ensemble tensor '{tensor}' is unused in ensemble '{name}'")
+
+
+def _written(inputs: Sequence[str], sources: Mapping[str, Sequence[str]]) -> set[str]:
+    """The tensors of an ensemble that come to be, from its inputs on."""
+    written = set(inputs)
+    while found := [t for t, taken in sources.items() if t not in written and written.issuperset(taken)]:
+        written.update(found)
+    return written
+
+
+def _cause(output: str, sources: Mapping[str, Sequence[str]], written: set[str]) -> str:
+    """Names a tensor further up that an output which is not written waits for."""
+    seen: set[str] = set()
+    last = output
+    while missing := [t for t in sources.get(last, ()) if t not in written and t not in seen]:
+        last = missing[0]
+        seen.add(last)
+    return "" if last == output else f": at least one of its depending tensors, '{last}', is not connected"
 
 
 def check_file_names(config: pb.ModelConfig) -> None:

@@ -103,7 +103,8 @@ class Composition:
         self._parts[name] = frozenset(models)
         cycle = await asyncio.to_thread(self._cycle, name, config)
         if cycle:
-            return _Refusal(InvalidArgument(f"circular dependency between ensembles: {' -> '.join(cycle)}"))
+            text = f"circular dependency between ensembles: {cycle[0]} -> ... -> {cycle[-2]} -> {cycle[-1]}"
+            return _Refusal(InvalidArgument(text))
         missing: set[str] = set()
         elsewhere: set[str] = set()
         for model in models:

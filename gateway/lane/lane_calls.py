@@ -137,8 +137,7 @@ def values_of(calls: list[Call], start: int, reply: WaveReply, *, with_ids: bool
     columns = []
     for column, place in zip(reply.columns, reply.outputs, strict=True):
         size = place.size_bytes
-        first = start * size
-        columns.append([column[at : at + size] for at in range(first, first + len(calls) * size, size)])
+        columns.append([column[at * size : (at + 1) * size] for at in range(start, start + len(calls))])
     if with_ids:
         columns.insert(0, [call.client_id for call in calls])
     return zip(*columns, strict=True)

@@ -27,7 +27,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     build(models)
     wanted = [
         f"--load-model={name}"
-        for name in ("chain", "nested", "conditional", "waiting", "spread", "running", "remembered", "recalling")
+        for name in (
+            *("chain", "nested", "conditional", "waiting", "spread", "running", "remembered", "recalling"),
+            *("mixed", "mixed_batching", "rerouting"),
+        )
     ]
     state = tmp_path_factory.mktemp("state")
     flags = (
@@ -105,6 +108,23 @@ def test_a_nested_ensemble(server: Server) -> None:
     np.testing.assert_array_equal(ask(server, "nested", "http").as_numpy("OUTPUT0"), rows() * 15)
 
 
+def test_batching_models_and_others_in_one_ensemble(server: Server) -> None:
+    """S50: a batch dimension of 1 is added for a model that batches, and taken off for one that does not."""
+    row = rows()[0]
+    answer = ask(server, "mixed", INPUT0=row)
+    np.testing.assert_array_equal(answer.as_numpy("a"), row * 2)
+    np.testing.assert_array_equal(answer.as_numpy("SUM"), row * 3)
+    answer = ask(server, "mixed_batching", INPUT0=rows())
+    np.testing.assert_array_equal(answer.as_numpy("a"), rows() * 2)
+    np.testing.assert_array_equal(answer.as_numpy("SUM"), rows() * 3)
+    with pytest.raises(InferenceServerException) as failure:
+        ask(server, "mixed_batching", INPUT0=rows(2))
+    assert failure.value.message() == (
+        "in ensemble 'mixed_batching', [request id: <id_unknown>] unexpected shape for input 'A' for model "
+        f"'flat_adder'. Expected [{WIDTH}], got [2,{WIDTH}]."
+    )
+
+
 def test_only_what_is_asked_for_is_made(server: Server) -> None:
     import tritonclient.grpc as grpcclient
 
@@ -159,14 +179,45 @@ def test_each_response_of_a_decoupled_step_runs_the_rest(server: Server, count: 
         while True:
             result, error = seen.get(timeout=60)
             assert error is None, error
+            if result.as_numpy("OUTPUT0") is not None:  # an end that comes after the last response has none
+                answers.append(result.as_numpy("OUTPUT0"))
             if result.get_response().parameters["triton_final_response"].bool_param:
                 break
-            answers.append(result.as_numpy("OUTPUT0"))
         asking.stop_stream()
     assert len(answers) == count
     for number, answer in enumerate(answers):
         np.testing.assert_array_equal(answer, (rows() + number) * 3)
     until("it is counted once", lambda: counted(server, "spread")["success"] == before["success"] + 1)
+
+
+def test_the_last_response_of_a_stream_says_that_it_is(server: Server) -> None:
+    """S54: a client that did not ask for an empty final response would wait for it for ever."""
+    seen: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with client("grpc", server) as asking:
+        asking.start_stream(callback=lambda result, error: seen.put((result, error)))
+        tensors = inputs("grpc", INPUT0=rows(), COUNT=np.array([[3]], np.int32))
+        asking.async_stream_infer("spread", tensors, parameters={"flag the last": "yes"})
+        answers = [seen.get(timeout=60) for _ in range(3)]
+        asking.stop_stream()
+    assert [error for _, error in answers] == [None] * 3
+    finals = [result.get_response().parameters["triton_final_response"].bool_param for result, _ in answers]
+    assert finals == [False, False, True]
+
+
+def test_a_job_keeps_the_last_response_of_a_stream_once(server: Server) -> None:
+    tensors = [
+        {"name": "INPUT0", "shape": [1, WIDTH], "datatype": "FP32", "data": rows().ravel().tolist()},
+        {"name": "COUNT", "shape": [1, 1], "datatype": "INT32", "data": [2]},
+    ]
+    body = json.dumps({"inputs": tensors, "parameters": {"flag the last": "yes"}})
+    status, answer = server.request("POST", "/v2/models/spread/infer", body.encode(), {"Prefer": "respond-async"})
+    assert status == 202, answer
+    location = f"/v2/jobs/{json.loads(answer)['id']}"
+    until("the job is done", lambda: job_in(server, location, "succeeded"))
+    status, result = server.get(location + "/result")
+    assert status == 200, result
+    kept = [one["outputs"][0]["data"] for one in json.loads(result)]
+    assert kept == [((rows() + number) * 3).ravel().tolist() for number in range(2)]
 
 
 def test_latencies_are_measured_where_that_was_asked_for(server: Server) -> None:
@@ -178,7 +229,11 @@ def test_latencies_are_measured_where_that_was_asked_for(server: Server) -> None
         (found,) = [line for line in server.scrape().splitlines() if line.startswith(series)]
         return float(found.removeprefix(series))
 
+    # answers come before they are measured, and quantiles forget what was long ago
+    settle(server, "chain", "double")
+    measured = "nv_inference_compute_input_summary_us_count"
     for model in ("chain", "double"):
+        until("it is measured", lambda m=model: value(measured, m) == counted(server, m)["success"])
         for what in ("request", "queue", "compute_input", "compute_infer", "compute_output"):
             name = f"nv_inference_{what}_summary_us"
             count = succeeded(server, model)
@@ -244,6 +299,28 @@ def test_a_sequence_passes_through(server: Server) -> None:
     )
 
 
+def test_answers_say_of_which_sequence_they_are(server: Server) -> None:
+    """S52: in the response's parameters; what a step says in its own wins, for the steps after it as well."""
+
+    def told(model: str, kind: str, **options: Any) -> dict[str, Any]:
+        said = infer(server, model, kind, options=options, INPUT0=rows()).get_response()
+        if kind == "http":
+            return dict(said["parameters"])
+        return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in said.parameters.items()}
+
+    for kind in ("http", "grpc"):
+        whole = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
+        assert told("chain", kind) == whole
+        assert told("nested", kind) == whole
+        found = told("chain", kind, sequence_id="mine", sequence_start=True, sequence_end=True)
+        assert found == {"sequence_id": "mine", "sequence_start": True, "sequence_end": True}
+        # without it the step would have been refused, which needs a sequence
+        assert told("rerouting", kind, parameters={"sequence": 77}) == whole | {
+            "sequence_id": 77,
+            "sequence_start": True,
+        }
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
@@ -265,14 +342,19 @@ def test_a_failing_step_fails_its_request_alone(server: Server) -> None:
     )
 
 
-def test_an_output_that_nobody_makes(server: Server) -> None:
+def test_an_output_that_no_step_makes_is_left_out(server: Server) -> None:
+    """S50: of the answer, and of what its consumers are asked with."""
+    silent = {"parameters": {"silent": "yes"}}
+    answer = infer(server, "branches", "grpc", options=silent, INPUT0=rows())
+    assert [output.name for output in answer.get_response().outputs] == ["a"]
+    np.testing.assert_array_equal(answer.as_numpy("a"), rows() * 2)
     with pytest.raises(InferenceServerException) as failure:
-        infer(server, "branches", "grpc", options={"parameters": {"silent": "yes"}}, INPUT0=rows())
+        infer(server, "nested", "grpc", options=silent, INPUT0=rows())
     assert failure.value.message() == (
-        "in ensemble 'branches', unexpected deadlock, at least one output is not set while no more ensemble steps "
-        "can be made"
+        "in ensemble 'nested', [request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'triple'. Got "
+        "input(s) [], but missing required input(s) ['INPUT0']. Please provide all required input(s)."
     )
-    assert "Composing models did not output tensor SUM" in server.log()
+    assert failure.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
 def test_what_cannot_be_loaded_says_why(server: Server) -> None:
@@ -285,11 +367,12 @@ def test_what_cannot_be_loaded_says_why(server: Server) -> None:
     assert refused("lacking") == head.format(
         "lacking", "ensemble lacking contains models that are not available or ambiguous: nobody"
     )
-    assert refused("round") == head.format("round", "circular dependency between ensembles: round -> about -> round")
+    circle = "circular dependency between ensembles: round -> ... -> about -> round"
+    assert refused("round") == head.format("round", circle)
     assert refused("unfit") == head.format(
         "unfit",
-        "in ensemble unfit, ensemble tensor INPUT0: inconsistent shape: [5] is inferred from model unfit while [4] is "
-        "inferred from model double",
+        "in ensemble unfit, ensemble tensor INPUT0: inconsistent shape: [-1,5] is inferred from model unfit while "
+        "[-1,4] is inferred from model double",
     )
 
 

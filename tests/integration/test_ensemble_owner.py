@@ -68,7 +68,22 @@ CONFIGS = {
     "e": text_format.Parse(
         f'name: "e" platform: "ensemble" {IO} ensemble_scheduling {{ {STEPS} }}',
         ModelConfig(),
-    )
+    ),
+    "levelled": text_format.Parse(
+        f'name: "levelled" backend: "python" max_batch_size: 1 {IO} dynamic_batching {{ priority_levels: {2**33} '
+        f"default_priority_level: {2**32} }}",
+        ModelConfig(),
+    ),
+    "inner": text_format.Parse(
+        f'name: "inner" platform: "ensemble" max_batch_size: 1 {IO} ensemble_scheduling {{ '
+        f"{step('levelled', 'i', 'o')} }}",
+        ModelConfig(),
+    ),
+    "outer": text_format.Parse(
+        f'name: "outer" platform: "ensemble" max_batch_size: 1 {IO} ensemble_scheduling {{ '
+        f"{step('inner', 'i', 'o')} }}",
+        ModelConfig(),
+    ),
 }
 
 
@@ -150,18 +165,22 @@ class World:
             while not condition():
                 await asyncio.sleep(0.001)
 
-    async def ask(self) -> None:
-        tensor = Tensor.of("i", np.array([1], np.float32))
+    async def ask(self, model: str = "e", priority: int = 0) -> None:
+        tensor = Tensor.of("i", np.ones((1,) if model == "e" else (1, 1), np.float32))
         meta = request_meta(1, "hash", [tensor], (), {})
         record = pack_request(
-            REQUEST, CALLER.encode(), b"mine", meta, [tensor.data], rows=1, signature=0, level=0, accepted_ns=wall_ns()
+            *(REQUEST, CALLER.encode(), b"mine", meta, [tensor.data]),
+            rows=1,
+            signature=0,
+            level=priority,
+            accepted_ns=wall_ns(),
         )
-        await self.log.accept("e", 0, 0, [(REQUEST, len(record))], record_fields([record]), Limits())
+        await self.log.accept(model, 0, 0, [(REQUEST, len(record))], record_fields([record]), Limits())
 
-    async def step_of(self, model: str) -> RequestRecord:
+    async def step_of(self, model: str, level: int = 0) -> RequestRecord:
         """The next request that is asked of a model."""
         async with asyncio.timeout(PATIENCE_S):
-            while not (entries := await self.log.range(keys.queue(model, 0), self._seen.get(model, b"0-0"), 1)):
+            while not (entries := await self.log.range(keys.queue(model, level), self._seen.get(model, b"0-0"), 1)):
                 await asyncio.sleep(0.001)
         self._seen[model] = entries[0].id
         self.asked.append(model)
@@ -228,6 +247,15 @@ async def test_a_successor_goes_on_where_the_last_owner_was(world: World, done: 
     assert await world.outcome() == [4.0]
     assert world.asked == ["a", "b", "c"]
     await world.until_tidy()
+
+
+@pytest.mark.parametrize("priority", [0, 1, 65, 2**32, 2**32 + 1, 2**64 - 1])
+async def test_steps_inherit_the_priority_as_it_is(world: World, priority: int) -> None:
+    """Through an ensemble in an ensemble as well; the model has the last word about its levels (S8)."""
+    await world.until(lambda: {"inner", "outer"} <= world._running[0].owned.keys())
+    await world.ask("outer", priority)
+    level = min(priority, 2**33) or 2**32
+    assert (await world.step_of("levelled", level)).level == level
 
 
 async def test_an_ensemble_goes_on_after_an_error_nobody_foresaw(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +364,7 @@ async def test_what_fails_for_one_model_keeps_no_other_from_being_looked_at(
     monkeypatch.setattr(rounds, "verify", look)
     monkeypatch.setattr(rounds, "_VERIFY_S", 0.001)
     await world.new_owner()
-    await world.until(lambda: looked == set("abce"))
+    await world.until(lambda: looked == CONFIGS.keys())
 
 
 async def test_answers_nobody_awaits_are_not_kept(world: World) -> None:

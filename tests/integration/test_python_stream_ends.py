@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from python_senders import DECOUPLED, PATIENCE_S, TENSORS, Load, Responses, loading, request, run
 
 from charonia.backend import InstanceDied
+from charonia.errors import CharoniaError
 
 
 @pytest.fixture
@@ -79,6 +81,27 @@ async def test_a_fast_model_waits_for_who_takes_its_responses(load: Load) -> Non
     responses.room.set()
     await asyncio.wait_for(going, PATIENCE_S)
     assert len(responses.responses[0]) == 200
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+async def test_an_exception_after_the_last_response_is_in_the_log(
+    load: Load, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    instance = await load(f"""
+        {kind} execute(self, requests):
+            for request in requests:
+                request.get_response_sender().send(response(1), FINAL)
+            raise ValueError("what no caller reads")
+    """)
+    responses = Responses(1)
+    with contextlib.suppress(CharoniaError):
+        await asyncio.wait_for(instance.execute_stream([request(1)], responses), PATIENCE_S)
+    assert responses.told() == [1]
+    async with asyncio.timeout(PATIENCE_S):
+        while not (found := [one for one in caplog.records if "ValueError: what no caller reads" in one.getMessage()]):
+            await asyncio.sleep(0.01)
+    assert [one.levelname for one in found] == ["ERROR"]
+    assert "model.py" in found[0].getMessage()
 
 
 async def test_a_death_ends_every_call_with_open_senders(load: Load) -> None:

@@ -138,7 +138,7 @@ async def test_what_a_sender_refuses_is_told_in_words(load: Load, config: str, s
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        ("return []", "Python model 'm' is using the decoupled mode and the execute function must return None."),
+        ("return []", "Python model 'm_0_0' is using the decoupled mode and the execute function must return None."),
         ("raise ValueError('no')", "ValueError: no\n\nAt:\n"),
     ],
 )
@@ -228,6 +228,46 @@ async def test_a_model_that_is_not_decoupled_answers_later_through_senders(load:
     async with asyncio.timeout(PATIENCE_S):
         answers = await instance.execute_requests([request(value) for value in (1, 2, 3)])
     assert [float(answer.outputs[0].array().reshape(-1)[0]) for answer in answers] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("returned", ["None", "[None] * len(requests)"])
+@pytest.mark.parametrize("taken", ["in execute", "later"])
+async def test_execute_may_leave_all_answers_to_senders(load: Load, returned: str, taken: str) -> None:
+    take = "[request.get_response_sender() for request in requests]"
+    now, later = (take, "taken") if taken == "in execute" else ("requests", "[r.get_response_sender() for r in taken]")
+    instance = await load(
+        f"""
+        def execute(self, requests):
+            values = [value_of(request) for request in requests]
+            threading.Timer(0.02, self.answer, ({now}, values)).start()
+            return {returned}
+
+        def answer(self, taken, values):
+            for sender, value in zip({later}, values):
+                sender.send(response(value), FINAL)
+    """,
+        TENSORS,
+    )
+    for values in ((1, 2), (3,)):
+        async with asyncio.timeout(PATIENCE_S):
+            answers = await instance.execute_requests([request(value) for value in values])
+        assert [float(answer.outputs[0].array().reshape(-1)[0]) for answer in answers] == list(values)
+
+
+async def test_none_of_a_model_that_takes_no_sender_ends_the_request(load: Load) -> None:
+    instance = await load(
+        """
+        def execute(self, requests):
+            if value_of(requests[0]) == 2:
+                return [response(2)]
+            return None  # of the code, only this comment mentions get_response_sender
+    """,
+        TENSORS,
+    )
+    for value, error in ((1, "the model let go of the request without a final response"), (2, None)):
+        async with asyncio.timeout(PATIENCE_S):
+            (answer,) = await instance.execute_requests([request(value)])
+        assert (answer.error and answer.error.message) == error
 
 
 async def test_none_without_a_sender_is_a_wrong_answer(load: Load) -> None:

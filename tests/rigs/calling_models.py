@@ -170,7 +170,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """X -> Y: what `worker` makes of X, X + 1, ... X + 7, all asked for at once."""
+    """X -> Y: what `worker` makes of X, X + 1, ... X + 8, the first ones asked for at once."""
 
     async def execute(self, requests):
         return await asyncio.gather(*(self.one(request) for request in requests))
@@ -187,6 +187,7 @@ class TritonPythonModel:
         first = asked(0).async_exec()
         responses = [await first, *await asyncio.gather(*(asked(n).async_exec() for n in range(1, 7)))]
         responses += [response async for response in await asked(7).async_exec(decoupled=True)]
+        responses += list(await asked(8).async_exec(decoupled=True))
         y = np.concatenate([pb_utils.get_output_tensor_by_name(r, "Y").as_numpy() for r in responses])
         said = pb_utils.Tensor("SAID", np.array([], dtype=object))
         return pb_utils.InferenceResponse([pb_utils.Tensor("Y", y), said])

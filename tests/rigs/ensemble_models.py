@@ -25,21 +25,28 @@ class TritonPythonModel:
             terms = [pb_utils.get_input_tensor_by_name(request, name) for name in ("A", "B", "C")]
             total = sum(term.as_numpy() for term in terms if term is not None)
             made = [] if "silent" in asked else [pb_utils.Tensor("SUM", total)]
-            responses.append(pb_utils.InferenceResponse(made))
+            told = {"sequence_id": asked["sequence"], "sequence_start": True} if "sequence" in asked else {}
+            responses.append(pb_utils.InferenceResponse(made, parameters=told))
         return responses
 """
 
 REPEATER = """
 import triton_python_backend_utils as pb_utils
 
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             sender = request.get_response_sender()
             value = pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy()
-            for number in range(int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0, 0])):
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value + number)]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0, 0])
+            ends_itself = "flag the last" in request.parameters()
+            for number in range(count):
+                flags = FINAL if ends_itself and number == count - 1 else 0
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", value + number)]), flags=flags)
+            if not ends_itself:
+                sender.send(flags=FINAL)
 """
 
 REPEATER_CONFIG = f"""
@@ -136,6 +143,7 @@ def build(models: Path) -> None:
     scaling(models, "triple", 3.0)
     scaling(models, "batched", 7.0, config="dynamic_batching { max_queue_delay_microseconds: 200000 }")
     python(models, "adder", ADDER, ADDER_CONFIG)
+    python(models, "flat_adder", ADDER, ADDER_CONFIG.replace("max_batch_size: 8", "max_batch_size: 0"))
     gated(models, "gated", "max_batch_size: 8\ninstance_group { kind: KIND_CPU count: 1 }\n")
     python(models, "repeater", REPEATER, REPEATER_CONFIG)
     scaling(models, "kept", 5.0, config="response_cache { enable: true }")
@@ -185,6 +193,11 @@ def build_shapes(models: Path) -> None:
         f"output [ {tensor('SUM')}, {tensor('doubled')} ]",
         more='parameters { key: "charonia.step_condition.double" value { string_value: "RUN" } }',
     )
+    # of a model that batches and one that does not
+    ends = f"input [ {tensor('INPUT0')} ] output [ {tensor('a')}, {tensor('SUM')} ]"
+    mixed = (step("double", SCALE, {"OUTPUT0": "a"}), step("flat_adder", {"A": "a", "B": "INPUT0"}, {"SUM": "SUM"}))
+    ensemble(models, "mixed", *mixed, io=ends, batch=0)
+    ensemble(models, "mixed_batching", *mixed, io=ends)
     ensemble(
         models,
         "waiting",
@@ -224,6 +237,12 @@ def build_behaviours(models: Path) -> None:
         models,
         "running",
         step("double", SCALE, {"OUTPUT0": "a"}),
+        step("total", {"TERM": "a"}, {"TOTAL": "OUTPUT0"}),
+    )
+    ensemble(
+        models,
+        "rerouting",
+        step("adder", {"A": "INPUT0"}, {"SUM": "a"}),
         step("total", {"TERM": "a"}, {"TOTAL": "OUTPUT0"}),
     )
 

@@ -30,10 +30,10 @@ from batcher.scheduling.observations import (
     VersionsAbandoned,
 )
 from batcher.scheduling.queues.ledger import DEADLINE_PASSED, DEADLINE_PASSED_RUNNING, abandoned
-from charonia.errors import CharoniaError, ErrorCode, InternalError
+from charonia.errors import CharoniaError, ErrorCode
 from charonia.models.ensemble import EnsembleGraph, Step
 
-from .ensemble_run import DEADLOCK, Emit, Missing, Moves, Path, Place, Run, Start, Want
+from .ensemble_run import Emit, Moves, Path, Place, Run, Start, Want
 
 QUEUED, DISPATCHED, ENDED = RequestState.QUEUED, RequestState.DISPATCHED, RequestState.ENDED
 
@@ -56,6 +56,8 @@ class RequestBegun:
     size_bytes: int
     window: int = 0
     """How many responses it may have before more are wanted, 0 for any number."""
+    resumed: bool = False
+    """Whether a former owner may have sent responses of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +155,10 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class FailRequest:
-    """Settle a request with an error (S50, S53); it counts with reason OTHER (M11).
-
-    `missing` is an output that no step made.
-    """
+    """Settle a request with an error (S53); it counts with reason OTHER (M11)."""
 
     request: QueuedRequest
     error: CharoniaError
-    missing: str = ""
 
 
 EnsembleDecision = Decision | BeginRequest | SubmitStep | WantResponses | CancelStep | AnswerRequest | FailRequest
@@ -326,7 +324,7 @@ class EnsembleScheduler:
         known = self._known.get(event.id)
         if known is None or known.run is not None or known.graph is None:
             return
-        known.run = Run(known.graph, event.inputs, event.wanted, self._is_true, event.window)
+        known.run = Run(known.graph, event.inputs, event.wanted, self._is_true, event.window, resumed=event.resumed)
         self._hold(known, event.size_bytes)
         self._follow(known, known.run.begin(), decisions)
 
@@ -349,20 +347,13 @@ class EnsembleScheduler:
                 decisions.append(AnswerRequest(request, move.outputs, move.index, move.final))
                 if move.final:
                     self._end(known, decisions)
-            elif isinstance(move, Missing):
-                self._fail(known, InternalError(DEADLOCK.format(self._name)), decisions, missing=move.tensor)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _fail(
-        self,
-        known: _Request,
-        error: CharoniaError,
-        decisions: list[EnsembleDecision],
-        but: Place | None = None,
-        missing: str = "",
+        self, known: _Request, error: CharoniaError, decisions: list[EnsembleDecision], but: Place | None = None
     ) -> None:
-        decisions.append(FailRequest(known.request, error, missing))
+        decisions.append(FailRequest(known.request, error))
         self._end(known, decisions, but)
 
     def _of_step(self, error: CharoniaError) -> CharoniaError:

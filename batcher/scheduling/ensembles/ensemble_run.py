@@ -2,8 +2,8 @@
 
 A *place* is a step and a path: the indices of the responses of decoupled steps that it runs for, empty for what runs
 once for the request. A tensor is pending, present or absent; absent because of a condition that was false, directly or
-further up, or because a model left it out. What is absent by condition is left out of the answer; what is left out
-otherwise, and was wanted, is the error of S50.
+further up, or because a model left it out. Steps that need what is absent by condition are passed over. Of what a model
+left out its consumers are asked without it, which they may refuse. The answer has neither.
 """
 
 from __future__ import annotations
@@ -23,10 +23,6 @@ Place = tuple[int, Path]
 ABSENT_BY_CONDITION = object()
 ABSENT = object()
 
-DEADLOCK = (
-    "in ensemble '{}', unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -42,7 +38,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Give an answer: response `index` of the request. The last one is `final`; of several the last has no outputs."""
+    """Give an answer: response `index` of the request. The last one is `final`.
+
+    It has no outputs where nothing was under way any more only after the last response had gone (S54).
+    """
 
     index: int
     outputs: Mapping[str, Any]
@@ -58,20 +57,14 @@ class Want:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """An output that was wanted cannot be had any more (S50)."""
-
-    tensor: str
-
-
-Moves = list[Start | Emit | Want | Missing]
+Moves = list[Start | Emit | Want]
 
 
 class Run:
     """One request. `inputs` are the tensors it brought, `wanted` the outputs asked for (empty: all).
 
-    With a `window` it may itself give only so many responses, until more are `allowed`.
+    With a `window` it may itself give only so many responses, until more are `allowed`. Of one that is `resumed` a
+    former owner may have sent any response as one that others follow: its end is always a response of its own.
     """
 
     def __init__(
@@ -81,8 +74,11 @@ class Run:
         wanted: tuple[str, ...],
         is_true: Callable[[Any], bool],
         window: int = 0,
+        *,
+        resumed: bool = False,
     ) -> None:
         self.graph = graph
+        self._resumed = resumed
         self._limit = min(filter(None, (graph.max_inflight_requests, window)), default=0)
         self._allowed = window
         self._told: dict[Place, int] = {}
@@ -141,7 +137,7 @@ class Run:
             seen = self._seen.setdefault(place, set())
             if index not in seen:
                 seen.add(index)
-                if outputs:
+                if outputs or not final:  # a last one without outputs is the end alone
                     self._held.setdefault(place, deque()).append((index, outputs))
                 if final:
                     self._counts[place] = index if not outputs else index + 1
@@ -196,27 +192,24 @@ class Run:
 
     def _decide(self, step: Step, path: Path, moves: Moves) -> None:
         inputs: dict[str, Any] = {}
-        absence: object = None
-        pending = False
+        excluded = pending = False
         if step.condition:
             value = self._value(step.condition, path)
             if value is None:
                 return
-            if value is ABSENT or value is ABSENT_BY_CONDITION or not self._is_true(value):
-                absence = ABSENT_BY_CONDITION
-        if absence is None:
+            excluded = value is ABSENT or value is ABSENT_BY_CONDITION or not self._is_true(value)
+        if not excluded:
             for name, tensor in step.inputs.items():
                 value = self._value(tensor, path)
                 if value is None:
                     pending = True
-                elif value is ABSENT_BY_CONDITION or value is ABSENT:
-                    if name not in step.optional and absence is not ABSENT_BY_CONDITION:
-                        absence = value
-                else:
+                elif value is ABSENT_BY_CONDITION:
+                    excluded = excluded or name not in step.optional
+                elif value is not ABSENT:
                     inputs[name] = value
-            if pending and absence is not ABSENT_BY_CONDITION:
+            if pending and not excluded:
                 return
-        if absence is None:
+        if not excluded:
             self._flying[(step.index, path)] = None
             self._weigh(path, 1)
             window = self._limit if step.decoupled else 0
@@ -224,7 +217,7 @@ class Run:
             moves.append(Start(step, path, inputs, self._plan.gives[step.index], window))
         else:
             self._close(step, path)
-            self._pass_over(step, path, absence)
+            self._pass_over(step, path)
             self._touch(path)
 
     def _close(self, step: Step, path: Path) -> None:
@@ -234,17 +227,11 @@ class Run:
             del self._open[path]
             self._weigh(path, -1)
 
-    def _pass_over(self, step: Step, path: Path, absence: object) -> None:
-        place = (step.index, path)
+    def _pass_over(self, step: Step, path: Path) -> None:
         if step.decoupled:
-            self._counts[place] = 0
-            if absence is ABSENT_BY_CONDITION:
-                return
-            # it counts as one response that leaves out everything
-            path = (*path, 0)
-            self._counts[place], self._seen[place] = 1, {0}
-            self._enter(step.index, path)
-        self._keep(path, dict.fromkeys((tensor for _, tensor in self._plan.makes[step.index]), absence))
+            self._counts[(step.index, path)] = 0
+        else:
+            self._keep(path, dict.fromkeys((t for _, t in self._plan.makes[step.index]), ABSENT_BY_CONDITION))
 
     def _made(self, step: Step, path: Path, outputs: Mapping[str, Any]) -> None:
         self._keep(path, {t: outputs.get(output, ABSENT) for output, t in self._plan.makes[step.index]})
@@ -334,38 +321,48 @@ class Run:
             if self._allowed and self._emitted >= self._allowed and path:
                 return
             if path == ():
-                self.ended = True
-                moves.append(Emit(self._emitted, {}, True))
+                self._finish(moves)
                 return
-            outputs = self._complete(path, moves)
+            outputs = self._complete(path)
             if outputs is None:
                 return
-            if outputs:
+            if outputs or not self._is_excluded(path):
                 moves.append(Emit(self._emitted, outputs, False))
                 self._emitted += 1
             self._cursor[-1] += 1
             self._drop(path)
 
+    def _finish(self, moves: Moves) -> None:
+        """Nothing is under way any more: the last response says so, unless it has gone already."""
+        self.ended = True
+        at = max((at for at, move in enumerate(moves) if isinstance(move, Emit)), default=None)
+        last = moves[at] if at is not None and not self._resumed else None
+        if at is not None and isinstance(last, Emit) and last.outputs:
+            del moves[at]
+            moves.append(Emit(last.index, last.outputs, True))
+        else:
+            moves.append(Emit(self._emitted, {}, True))
+
     def _emit_only(self, moves: Moves) -> None:
-        outputs = self._complete((), moves)
-        if outputs is not None and not self.ended:
+        outputs = self._complete(())
+        if outputs is not None:
             self.ended = True
             moves.append(Emit(0, outputs, True))
 
-    def _complete(self, path: Path, moves: Moves) -> dict[str, Any] | None:
-        """The wanted outputs of a path; None while any is pending, or when one is missing, which ends the run."""
+    def _complete(self, path: Path) -> dict[str, Any] | None:
+        """The wanted outputs of a path that there are; None while any is pending."""
         found: dict[str, Any] = {}
         for tensor in self._plan.wanted:
             value = self._value(tensor, path)
-            if value is ABSENT:
-                self.ended = True
-                moves.append(Missing(tensor))
-                return None
             if value is None:
                 return None
-            if value is not ABSENT_BY_CONDITION:
+            if value is not ABSENT and value is not ABSENT_BY_CONDITION:
                 found[tensor] = value
         return found
+
+    def _is_excluded(self, path: Path) -> bool:
+        """Whether conditions have left nothing of the outputs of a path."""
+        return all(self._value(tensor, path) is ABSENT_BY_CONDITION for tensor in self._plan.wanted)
 
     def _next_path(self) -> Path | None:
         """The next path to answer for; None while it is not known, () when there is none any more."""

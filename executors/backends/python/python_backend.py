@@ -64,7 +64,13 @@ async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonIns
     """Start a process and initialise the model in it. Raises a `CharoniaError` with the reason (P3)."""
     source = spec.source
     limits = Limits.of(source)
-    content = {"location": location(source), "args": initialize_args(spec), "outputs": list(spec.interface.outputs)}
+    answers_later = await asyncio.to_thread(mentions, source, "get_response_sender")
+    content = {
+        "location": location(source),
+        "args": initialize_args(spec),
+        "outputs": list(spec.interface.outputs),
+        "answers_later": answers_later,
+    }
     slots = None if spec.interface.decoupled else _slots()
     child = await _spawn(source, spec.name, limits, spec.cores, metrics.open(source), slots)
     instance = PythonInstance(child, limits, source.name, spec.calls)
@@ -74,7 +80,7 @@ async def load_instance(spec: InstanceSpec, metrics: CustomMetrics) -> PythonIns
         await child.close(limits.finalize_s)
         raise failure_of(frame)
     instance.checks_health = frame.content() is True
-    instance.answers_later = await asyncio.to_thread(mentions, source, "get_response_sender")
+    instance.answers_later = answers_later
     return instance
 
 

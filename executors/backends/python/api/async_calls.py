@@ -4,49 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
 from collections.abc import Callable
 from typing import Any
 
-from .calls import Answer, CallRequest, Sink, executing, response_of, single, starter
+from .calls import Answer, CallRequest, ResponseIterator, Sink, executing, single, starter
 from .errors import TritonModelException
 from .response import InferenceResponse
 
 
-class AsyncResponseIterator:
-    """Yields the responses of one call, for `async for`. An error is a response, and the last one."""
+class AsyncResponseIterator(ResponseIterator):
+    """Yields the responses of one call, for `for`, which holds up the event loop meanwhile, or for `async for`.
+
+    An error is a response, and the last one.
+    """
 
     def __init__(self, start: Callable[[Sink], int], give_up: Callable[[int], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
-        self._give_up = give_up
-        self._done = False
+        self._news = asyncio.Event()
+        super().__init__(start, give_up)
+
+    def _sink(self) -> Sink:
+        loop, put, wake = asyncio.get_running_loop(), self._answers.put, self._news.set
 
         def arrived(answer: Answer | None) -> None:
+            put(answer)
             with contextlib.suppress(RuntimeError):  # the loop has ended, nothing waits
-                loop.call_soon_threadsafe(self._answers.put_nowait, answer)
+                loop.call_soon_threadsafe(wake)
 
-        self._number = start(arrived)
+        return arrived
 
     def __aiter__(self) -> AsyncResponseIterator:
         return self
 
     async def __anext__(self) -> InferenceResponse:
         while not self._done:
-            answer = await self._answers.get()
-            self._done = answer is None or answer[2]
-            response = response_of(answer)
+            self._news.clear()
+            try:
+                answer = self._answers.get_nowait()
+            except queue.Empty:
+                await self._news.wait()
+                continue
+            response = self._take(answer)
             if response is not None:
                 return response
         raise StopAsyncIteration
-
-    def cancel(self) -> None:
-        """Cancel the call; the last response may have the error CANCELLED."""
-        if not self._done:
-            self._give_up(self._number)
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.cancel()
 
 
 def call_async(request: CallRequest, decoupled: bool) -> asyncio.Future[Any]:

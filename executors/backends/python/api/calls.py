@@ -93,16 +93,22 @@ class ResponseIterator:
         self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._give_up = give_up
         self._done = False
-        self._number = start(self._answers.put)
+        self._number = start(self._sink())
+
+    def _sink(self) -> Sink:
+        """Must not refer to the iterator, whose end gives the call up."""
+        return self._answers.put
+
+    def _take(self, answer: Answer | None) -> InferenceResponse | None:
+        self._done = answer is None or answer[2]
+        return response_of(answer)
 
     def __iter__(self) -> ResponseIterator:
         return self
 
     def __next__(self) -> InferenceResponse:
         while not self._done:
-            answer = self._answers.get()
-            self._done = answer is None or answer[2]
-            response = response_of(answer)
+            response = self._take(self._answers.get())
             if response is not None:
                 return response
         raise StopIteration

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from executors.backends.python.api import calls
 
 from .errors import TritonModelException
-from .response import Execution, InferenceResponse, ResponseSender, parameters_text
+from .response import Execution, InferenceResponse, ResponseSender, checked_parameters, parameters_text
 from .tensor import Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
@@ -19,6 +20,9 @@ TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_CPU_PINNED = 1
 TRITONSERVER_MEMORY_GPU = 2
+
+_MAKING_SENDER = threading.Lock()
+"""A thread of the model may ask for a sender while `execute` returns."""
 
 
 class PreferredMemory:
@@ -67,7 +71,7 @@ class InferenceRequest:
         timeout: int = 0,
         preferred_memory: PreferredMemory | None = None,
         trace: InferenceTrace | None = None,
-        parameters: Mapping[str, Any] | str | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         self._model_name = model_name
         self._outputs = list(requested_output_names)
@@ -83,7 +87,7 @@ class InferenceRequest:
         self._timeout = timeout
         self._preferred_memory = preferred_memory
         self._trace = trace
-        self._parameters = parameters if isinstance(parameters, str) else parameters_text(parameters or {})
+        self._parameters = parameters_text(checked_parameters(parameters))
 
     @classmethod
     def of_columns(
@@ -162,6 +166,10 @@ class InferenceRequest:
             self._trace = InferenceTrace()
         return self._trace
 
+    def has_parameters(self, text: str) -> None:
+        """Set the parameters that the client gave, as a JSON object text. Internal."""
+        self._parameters = text
+
     def belongs_to(self, execution: Execution, index: int) -> None:
         """Set the EXECUTE of this request and its index in it. Internal."""
         self._execution, self._index = execution, index
@@ -180,8 +188,9 @@ class InferenceRequest:
         """
         if self._execution is None:
             raise TritonModelException("Only a request that was given to 'execute' has a response sender.")
-        if self._sender is None:
-            self._sender = self._execution.sender(self._index, self._outputs)
+        with _MAKING_SENDER:
+            if self._sender is None:
+                self._sender = self._execution.sender(self._index, self._outputs)
         return self._sender
 
     @property

@@ -32,7 +32,7 @@ class InferenceResponse:
                 raise TypeError(f"output_tensors must be Tensor objects, found type '{type(tensor)}'.")
         self._outputs = list(output_tensors)
         self._error = error
-        self.checked_parameters = _checked(parameters) if parameters else {}
+        self.checked_parameters = checked_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         return self._outputs
@@ -53,7 +53,12 @@ def parameters_text(parameters: Mapping[str, Any]) -> str:
     return json.dumps(dict(parameters), separators=(",", ":")) if parameters else "{}"
 
 
-def _checked(parameters: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
+def checked_parameters(parameters: Mapping[str, str | int | bool] | None) -> dict[str, str | int | bool]:
+    """A copy of the parameters that model code gives. Raises `TritonModelException` for any other types."""
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect dict, got {type(parameters)}")
     for key, value in parameters.items():
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")

@@ -76,6 +76,7 @@ class ModelHost:
         self._class: Any = None
         self._model: Any = None
         self._outputs: list[str] = []
+        self._answers_later = False
         self._loop: Any = None
         self.decoupled = False
         """Whether its requests are answered by response senders only."""
@@ -107,12 +108,13 @@ class ModelHost:
                 f"JSON: {error}"
             ) from error
 
-    def initialize(self, args: dict[str, str], outputs: list[str]) -> bool:
+    def initialize(self, args: dict[str, str], outputs: list[str], *, answers_later: bool) -> bool:
         """Make the instance and initialise it (P3); return whether it has an `is_ready` (P6).
 
-        `outputs` are the output names of requests that name none.
+        `outputs` are the output names of requests that name none. With `answers_later` the model's code uses response
+        senders.
         """
-        self._outputs = outputs
+        self._outputs, self._answers_later = outputs, answers_later
         self.decoupled = api.using_decoupled_model_transaction_policy(json.loads(args["model_config"]))
         try:
             model = self._load()()
@@ -220,11 +222,13 @@ class ModelHost:
                 self._expect_none(answers)
                 _reschedule(execution, requests)
                 return Reply(None)
-            return reply(requests, _checked(requests, answers))
+            return reply(requests, _checked(requests, answers, answers_later=self._answers_later))
         except BaseException as error:
             _close(requests)
             text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
-            raise ModelFailure(self._batch_failure(text)) from (None if isinstance(error, _WrongAnswer) else error)
+            failure = self._batch_failure(text)
+            api.Logger.log_error(failure)
+            raise ModelFailure(failure) from (None if isinstance(error, _WrongAnswer) else error)
 
     def _begin(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
         """Run a coroutine of a decoupled model in the background, concurrently with the next batches."""
@@ -240,14 +244,17 @@ class ModelHost:
             self._expect_none(await answers)
             _reschedule(execution, requests)
         except BaseException as error:
-            text = str(error) if isinstance(error, _WrongAnswer) else exception_text(error)
+            wrong = isinstance(error, _WrongAnswer)
+            failure = self._batch_failure(str(error) if wrong else exception_text(error))
+            # all its callers may have had their final response
+            api.Logger.log_error(failure if wrong else "".join(traceback.format_exception(error)))
             for index in _close(requests):
-                execution.fail(index, self._batch_failure(text))
+                execution.fail(index, failure)
 
     def _expect_none(self, answers: Any) -> None:
         if answers is not None:
             raise _WrongAnswer(
-                f"Python model '{self._location.name}' is using the decoupled mode and the execute function must "
+                f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "
                 "return None."
             )
 
@@ -289,7 +296,7 @@ class ModelHost:
     def _request(self, item: list[Any]) -> InferenceRequest:
         request_id, correlation_id, outputs, parameters, timeout_us, flags = item[:6]
         traced = item[_TRACE:_WINDOW]
-        return InferenceRequest(
+        request = InferenceRequest(
             model_name=self._location.name,
             requested_output_names=outputs or self._outputs,
             request_id=request_id,
@@ -297,9 +304,10 @@ class ModelHost:
             model_version=int(self._location.version),
             flags=flags,
             timeout=timeout_us,
-            parameters=parameters or "{}",
             trace=InferenceTrace(*traced) if traced and traced[0] else None,
         )
+        request.has_parameters(parameters or "{}")
+        return request
 
     @staticmethod
     def _attach(requests: list[InferenceRequest], content: list[Any], data: memoryview) -> None:
@@ -322,7 +330,13 @@ async def _result_of(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[InferenceResponse | None]:
+def _checked(
+    requests: Sequence[InferenceRequest], answers: Any, *, answers_later: bool
+) -> list[InferenceResponse | None]:
+    """What `execute` returned; None where a sender answers, perhaps one that the model takes later."""
+    answers_later = answers_later or any(request.sender is not None for request in requests)
+    if answers is None and answers_later:
+        answers = [None] * len(requests)
     if not isinstance(answers, list):
         raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers)}'.")
     if len(answers) != len(requests):
@@ -341,8 +355,9 @@ def _checked(requests: Sequence[InferenceRequest], answers: Any) -> list[Inferen
                 )
             answers[place] = InferenceResponse()
             continue
-        if answer is None and request.sender is not None:
-            continue  # a sender answers it
+        if answer is None and answers_later:
+            request.get_response_sender()  # it notices when the model lets go of the request
+            continue
         if not isinstance(answer, InferenceResponse):
             raise _WrongAnswer(
                 "Expected an 'InferenceResponse' object in the execute function return list, found type "

@@ -117,7 +117,7 @@ def _load(host: ModelHost, frame: Frame) -> str | bool | None:
     if frame.kind is Kind.AUTO_COMPLETE:
         return host.auto_complete(content["config"])
     if frame.kind is Kind.INITIALIZE:
-        return host.initialize(content["args"], content["outputs"])
+        return host.initialize(content["args"], content["outputs"], answers_later=content["answers_later"])
     raise FrameError(f"a model process does not take {frame.kind.name} here")
 
 

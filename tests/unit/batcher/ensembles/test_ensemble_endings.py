@@ -14,7 +14,6 @@ from memory_log.log import MemoryLog
 from batcher.ensembles import ensemble_endings as module
 from batcher.ensembles.ensemble_endings import Endings
 from batcher.ensembles.ensemble_statistics import Tally
-from batcher.ensembles.step_tensors import Value
 from batcher.entries.carriers import Carried, CarrierEntry
 from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest
 from batcher.scheduling.observations import RequestQueued
@@ -71,7 +70,7 @@ async def test_a_large_answer_is_put_beside_the_log_once(tmp_path: Path, monkeyp
 
     endings = Endings(log, "m", own, spawn, settled.extend, Latencies(MetricsSettings()))
     large = Tensor.of("y", np.zeros(BY_REFERENCE_BYTES, np.uint8))
-    endings.answer(AnswerRequest(request, {"y": Value(large)}), Tally(), several=False)
+    endings.answer(AnswerRequest(request, {"y": large}), [large], {}, Tally(), several=False)
     async with asyncio.timeout(10):
         while not settled:
             await asyncio.sleep(0)

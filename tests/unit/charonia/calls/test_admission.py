@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from charonia.calls.admission import Admission
+from charonia.calls.queue_entrance import request_record
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor, join_bytes_elements
+from charonia.wire import unpack_request
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
 
@@ -179,3 +181,15 @@ def test_levels() -> None:
     gate = admission(BATCHING)
     assert [gate.level(priority) for priority in (0, 1, 3, 2**64 - 1)] == [2, 1, 3, 3]
     assert admission(PLAIN).level(5) == 0
+
+
+def test_the_record_of_an_ensembles_request_has_its_priority_whatever_that_is() -> None:
+    """S52: an ensemble has one queue, and its steps inherit the priority."""
+    levels = "backend: 'python' max_batch_size: 1 dynamic_batching { priority_levels: 3 default_priority_level: 2 }"
+    kinds = {"platform: 'ensemble' max_batch_size: 1 ensemble_scheduling { }": (0, 2**32), levels: (3, 3)}
+    for kind, (level, expected) in kinds.items():
+        gate = admission(f'name: "m" input {{ name: "a" data_type: TYPE_FP32 dims: 16 }} {kind}')
+        request = ask(a(1, 16), priority=2**32)
+        assert gate.level(request.priority) == level
+        record = request_record(b"i" * 16, b"e", request, gate.admit(request), level, 0)
+        assert unpack_request(record).level == expected

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf import text_format
 
 from charonia.errors import CharoniaError, InvalidArgument
-from charonia.models.ensemble import ROOT, circle, compose, composing_models
+from charonia.models.ensemble import ROOT, circle, compose, composing_models, fitted
 from charonia.models.interface import ModelInterface
 from protos.model_config_pb2 import ModelConfig
 
@@ -97,6 +97,33 @@ def test_a_batch_dimension_may_be_counted_among_the_dims() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "rows", "dims", "batching", "expected"),
+    [
+        ((4,), 0, (4,), True, (1, 4)),
+        ((4,), 0, (-1,), True, (1, 4)),
+        ((2, 4), 0, (4,), True, (2, 4)),  # a model that does not batch may count the batch dimension itself
+        ((1, 4), 1, (4,), False, (4,)),
+        ((2, 4), 2, (4,), False, (2, 4)),
+        ((1, 4), 1, (-1, 4), False, (1, 4)),
+        ((1, 4), 1, (4,), True, (1, 4)),
+        ((4,), 0, (5,), False, (4,)),
+    ],
+)
+def test_a_tensor_between_a_model_that_batches_and_one_that_does_not(
+    shape: tuple[int, ...], rows: int, dims: tuple[int, ...], batching: bool, expected: tuple[int, ...]
+) -> None:
+    assert fitted(shape, rows, dims, batching=batching) == expected
+
+
+def test_a_batching_ensemble_may_contain_a_model_that_does_not_batch() -> None:
+    graph = compose(ensemble(step("whole", {"i": "x"}, {"o": "y"})), find)
+    assert (graph.batching, graph.dims, graph.steps[0].batching, graph.steps[0].dims) == (
+        *(True, {"y": (4,)}),
+        *(False, {"i": (-1, 4)}),
+    )
+
+
 def whole_io() -> str:
     return f"input [ {tensor('x', dims='-1, 4')} ] output [ {tensor('y', dims='-1, 4')} ]"
 
@@ -122,8 +149,8 @@ BAD = [
     ),
     (
         ensemble(LAST, io=f"input [ {tensor('x', dims='5')} ] output [ {tensor('y')} ]"),
-        "in ensemble e, ensemble tensor x: inconsistent shape: [5] is inferred from model e while [4] is inferred from "
-        "model plain",
+        "in ensemble e, ensemble tensor x: inconsistent shape: [-1,5] is inferred from model e while [-1,4] is "
+        "inferred from model plain",
     ),
     (
         ensemble(LAST, batch=8),
@@ -136,7 +163,16 @@ BAD = [
             step("many", {"i": "x"}, {"o": "b"}),
             step("pair", {"i": "a", "j": "b"}, {"o": "y"}),
         ),
-        "in ensemble 'e', step of model 'pair' receives inputs originated from different decoupled models",
+        "in ensemble e, step of model 'e' receives inputs originated from different decoupled models",
+    ),
+    (
+        ensemble(
+            step("many", {"i": "x"}, {"o": "a"}),
+            step("many", {"i": "x"}, {"o": "b"}),
+            step("pair", {"i": "a", "j": "b"}, {"o": "c"}),
+            step("plain", {"i": "c"}, {"o": "y"}),
+        ),
+        "in ensemble e, step of model 'pair' receives inputs originated from different decoupled models",
     ),
     (
         ensemble(step("plain", {"i": "b"}, {"o": "a"}), step("pair", {"i": "a", "j": "x"}, {"o": "b"}), LAST),
@@ -161,7 +197,7 @@ BAD = [
             step("many", {"i": "x"}, {"o": "z"}),
             io=f"input [ {tensor('x')} ] output [ {tensor('y')}, {tensor('z')} ]",
         ),
-        "in ensemble 'e', outputs originate from different decoupled models",
+        "in ensemble e, step of model 'e' receives inputs originated from different decoupled models",
     ),
 ]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.errors import InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
@@ -270,16 +270,19 @@ def test_a_buffer_is_used_again_and_a_huge_one_is_not_kept() -> None:
     assert not np.shares_memory(huge, workspace.flat("x", 100))
 
 
-def test_a_request_model_answer_is_checked_too() -> None:
-    model = interface([FP32], [OUT, TensorSpec("t", DataType.INT32, (-1,))])
+def test_what_a_model_answers_to_one_request_keeps_its_type_and_shape() -> None:
+    """I5: as long as its bytes are of that shape, and a configured reshape can be undone (I7)."""
+    reshaped = TensorSpec("t", DataType.INT32, (-1,), reshape=(-1, 1))
+    model = interface([FP32], [OUT, reshaped])
     r = record(Tensor.of("x", np.ones((2, 4), np.float32)), rows=2)
     plan = Planner(model).plan(r)
     good = Tensor.of("y", np.ones((2, 3), np.float32))
     assert [t.name for t in request_outputs(model, plan, [Tensor.of("extra", np.ones(1)), good])] == ["y"]
-    for bad in (
-        Tensor.of("y", np.ones((2, 3), np.int32)),
-        Tensor.of("y", np.ones((1, 3), np.float32)),
-        Tensor("y", DataType.FP32, (2, 3), bytes(5)),
-    ):
-        with pytest.raises(CharoniaError):
+    for odd in (np.ones((2, 3), np.int32), np.ones((1, 3), np.float32), np.array([]), np.float32(1).reshape(())):
+        (tensor,) = request_outputs(model, plan, [Tensor.of("y", odd)])
+        assert (tensor.datatype, tensor.shape) == (DataType.of_numpy(odd.dtype), odd.shape)
+    (tensor,) = request_outputs(model, plan, [Tensor.of("t", np.ones((3, 5, 1), np.int32))])
+    assert tensor.shape == (3, 5)
+    for bad in (Tensor("y", DataType.FP32, (2, 3), bytes(5)), Tensor.of("t", np.ones((3, 5, 2), np.int32))):
+        with pytest.raises(InternalError):
             request_outputs(model, plan, [bad])

@@ -167,6 +167,29 @@ STRUCTURE = [
         + "}",
         "ensemble tensor 'q' is unused in ensemble 'm'",
     ),
+    (
+        ENSEMBLE + IO + "ensemble_scheduling {" + STEP.replace("'x'", "'y'") + STEP.replace("'y'", "'q'") + "}",
+        "output 'y' for ensemble 'm' is not written",
+    ),
+    (
+        ENSEMBLE
+        + IO
+        + "ensemble_scheduling {"
+        + STEP.replace("input_map {", "input_map { key: 'j' value: 'q' } input_map {")
+        + STEP.replace("'y'", "'q'").replace("input_map {", "input_map { key: 'j' value: 'r' } input_map {")
+        + "}",
+        "output 'y' for ensemble 'm' is not written: at least one of its depending tensors, 'r', is not connected",
+    ),
+    (
+        ENSEMBLE
+        + IO
+        + "ensemble_scheduling {"
+        + STEP
+        + STEP.replace("'x'", "'q'").replace("'y'", "'r'")
+        + STEP.replace("'x'", "'r'").replace("'y'", "'q'")
+        + "}",
+        "ensemble tensor 'q' is unused in ensemble 'm'",
+    ),
     # C63
     (
         CACHED + "sequence_batching { }",

@@ -123,7 +123,7 @@ async def test_what_is_missing_is_told() -> None:
         "old": "ensemble 'old' depends on 'a' whose required version 3 is not loaded.",
         "unlucky": "ensemble 'unlucky' depends on 'bad' which has no loaded version. Model 'bad' loading failed with "
         "error: it broke;",
-        "x": "circular dependency between ensembles: x -> y -> x",
+        "x": "circular dependency between ensembles: x -> ... -> y -> x",
     }
     for name, text in expected.items():
         with pytest.raises(InvalidArgument) as refused:

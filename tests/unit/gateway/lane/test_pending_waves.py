@@ -18,6 +18,7 @@ from lane_bench import GATEWAY, MODEL, LaneBench, SentWave, reply_to
 
 from charonia import keys
 from charonia.clock import wall_ns
+from charonia.datatypes import DataType
 from charonia.errors import (
     OUTCOME_UNKNOWN,
     Cancelled,
@@ -28,7 +29,7 @@ from charonia.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from charonia.wire import records_of, unpack_request, unpack_wave_reply
+from charonia.wire import pack_wave_reply, records_of, reply_meta, unpack_request, unpack_wave_reply
 from gateway.lane.lane_calls import Call, values_of
 from gateway.lane.pending_waves import ReplyServer, response_in
 
@@ -246,6 +247,16 @@ def test_the_answer_to_one_request_is_its_part_of_the_columns(values: list[int],
         assert (response.model, response.version, response.error) == (MODEL, 1, None)
         assert bytes(response.outputs[0].data) == of_all[index] == values[index].to_bytes(4, "little")
         assert list(response.outputs[0].shape) == [1, 1]
+
+
+def test_an_output_without_elements_is_an_answer_too() -> None:
+    places = (("y", DataType.INT32, (1, 1), 4), ("none", DataType.FP64, (0,), 0))
+    packed = pack_wave_reply(bytes(15), 2, reply_meta(MODEL, 1, places), [b"\1\0\0\0\2\0\0\0", b""], 0)
+    calls: list[Any] = [None] * 2
+    assert list(values_of(calls, 0, unpack_wave_reply(packed), with_ids=False)) == [
+        (b"\1\0\0\0", b""),
+        (b"\2\0\0\0", b""),
+    ]
 
 
 # -- room --------------------------------------------------------------------------------------------------------------

@@ -161,6 +161,30 @@ async def test_several_responses_are_awaited_one_by_one(exchange: FakeExchange) 
     assert exchange.given_up == []
 
 
+async def test_responses_that_are_still_to_come_are_awaited(exchange: FakeExchange) -> None:
+    responses = await asked().async_exec(decoupled=True)
+    nexts = asyncio.ensure_future(anext(responses))
+    for n in range(2):
+        await asyncio.sleep(0)
+        assert not nexts.done()
+        exchange.sinks[0](answer(Tensor("Y", np.array([n], np.int32)), last=False))
+        assert value(await nexts) == [n]
+        nexts = asyncio.ensure_future(anext(responses))
+    exchange.sinks[0](END)
+    with pytest.raises(StopAsyncIteration):
+        await nexts
+
+
+async def test_an_async_model_reads_responses_with_a_plain_loop(exchange: FakeExchange) -> None:
+    """As upstream's documentation has it; no answer waits for the event loop, which stands still meanwhile."""
+    exchange.answers = [answer(Tensor("Y", np.array([n], np.int32)), last=n == 1) for n in range(2)]
+    responses = await asked().async_exec(decoupled=True)
+    assert [value(response) for response in responses] == [[0], [1]]
+    responses = await asked().async_exec(decoupled=True)
+    responses.cancel()
+    assert exchange.given_up == [2]
+
+
 async def test_an_executor_that_is_gone_raises(exchange: FakeExchange) -> None:
     exchange.answers = [None]
     with pytest.raises(TritonModelException, match="the executor is gone"):

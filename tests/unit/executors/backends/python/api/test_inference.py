@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,23 @@ def test_a_response_with_an_error_tells_it() -> None:
     assert TritonError("x").code() == TritonError.INTERNAL == 1
     assert TritonError("x", 99).code() == TritonError.UNKNOWN
     assert not InferenceResponse([ONE]).has_error()
+
+
+@pytest.mark.parametrize("make", [InferenceRequest, InferenceResponse])
+@pytest.mark.parametrize("wrong", [[], (), "{}", 0, [("a", 1)]])
+def test_parameters_are_a_dict_or_none(make: Any, wrong: object) -> None:
+    """An empty one of another type as well."""
+    with pytest.raises(TritonModelException) as raised:
+        make(parameters=wrong)
+    assert str(raised.value) == f"Expect dict, got {type(wrong)}"
+    assert make(parameters=None).parameters() == make(parameters={}).parameters() == "{}"
+
+
+def test_request_parameters_are_checked() -> None:
+    given = {"a": 1, "b": "c", "d": True}
+    assert json.loads(InferenceRequest(parameters=given).parameters()) == given
+    with pytest.raises(TritonModelException, match="Expect parameters values to have type bool/int/str"):
+        InferenceRequest(parameters={"a": None})
 
 
 def test_response_parameters_are_checked() -> None:
