@@ -9,9 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.calls.cache.cache_store import CacheStore
-from charonia.calls.refused import FAILURE_REASONS
+from charonia.calls.refused import FAILURE_REASONS, FAILURES_IN_ENSEMBLE, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError
 from charonia.metrics.endpoint import log_epoch_changes, render, tagged
 from charonia.metrics.latencies import Latencies, ModelLatencies
 from charonia.metrics.triton_counters import (
@@ -69,6 +70,11 @@ class RequestCounts:
             now_ns = monotonic_ns()
             for _ in range(count):
                 self.latencies.observe("request", duration_ns, now_ns)
+
+    def failed(self, error: CharoniaError, *, ensemble: bool) -> None:
+        """One request was answered with an error from behind the log."""
+        reason = failure_reason(error, executed=True, ensemble=ensemble)
+        self.failures[reason] += FAILURES_IN_ENSEMBLE if ensemble and reason == "OTHER" else 1
 
     def hit(self, duration_ns: int) -> None:
         """One request was answered from the cache; it waited in no queue (X2)."""

@@ -16,6 +16,7 @@ from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest, FailReq
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
 from charonia.calls.queue_entrance import Spawn
+from charonia.calls.refused import FAILURES_IN_ENSEMBLE
 from charonia.calls.reporting import replies_of, reports_to_gateways
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
@@ -205,7 +206,7 @@ class Endings:
             if end.error is not None:
                 if not keys.counts_its_requests(end.record.endpoint):
                     counts = self.counted.setdefault(end.record.meta.version, {})
-                    counts["unawaited_failures"] = counts.get("unawaited_failures", 0) + 1
+                    counts["unawaited_failures"] = counts.get("unawaited_failures", 0) + FAILURES_IN_ENSEMBLE
             else:
                 totals.succeeded(b"", end.record.rows, end.record.accepted_ns, end.tally, now_ns)
                 counts = self.counted.setdefault(end.record.meta.version, {})

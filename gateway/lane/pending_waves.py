@@ -240,7 +240,7 @@ class Waves:
             if response.error is None:
                 counts.succeeded(monotonic_ns() - wave.sent_ns)
             else:
-                counts.failures[failure_reason(response.error, executed=True)] += 1
+                counts.failed(response.error, ensemble=False)
         call.signature.respond(call, response)
 
     def _take_out(self, wave: PendingWave, call: Call) -> None:
