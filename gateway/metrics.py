@@ -63,13 +63,14 @@ class RequestCounts:
             self.latencies.observe("request", duration_ns, monotonic_ns())
 
     def succeeded_together(self, count: int, duration_ns: int) -> None:
-        """So many requests were answered at once, each after so long."""
+        """So many requests were answered at once, each after so long and by one response."""
         self.success += count
         self.duration_ns += count * duration_ns
         if self.latencies is not None:
             now_ns = monotonic_ns()
             for _ in range(count):
                 self.latencies.observe("request", duration_ns, now_ns)
+                self.latencies.responded(duration_ns)
 
     def failed(self, error: CharoniaError, *, ensemble: bool) -> None:
         """One request was answered with an error from behind the log."""
@@ -146,9 +147,7 @@ class GatewayMetrics(Collector):
         """Measure what this version's configuration wants measured."""
         if self._latencies.measures:
             counts = self.counts(served.model, served.version)
-            counts.latencies = self._latencies.add(
-                served.version, served.config, decoupled=served.interface.decoupled, model=served.model
-            )
+            counts.latencies = self._latencies.add(served.version, served.config, model=served.model)
 
     def render(self) -> bytes:
         """The text exposition 0.0.4 of this process."""

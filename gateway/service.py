@@ -233,6 +233,8 @@ class GatewayService:
             raise
         if request.trace is not None:
             answered(request.trace, record)
+        if counts.latencies is not None:
+            counts.latencies.responded(monotonic_ns() - started_ns)
         if record.error is not None:
             counts.failed(record.error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
             try:

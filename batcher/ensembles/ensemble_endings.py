@@ -96,7 +96,7 @@ class Endings:
             for name, value in decision.outputs.items()
         ]
         place = outbox.place if outbox is not None else None
-        if self._latencies.measures and place is not None and place[1] == 0 and outputs:
+        if self._latencies.measures and (place is None or (place[1] == 0 and outputs)):
             self._responded(record)
         answer = pack_response(
             record.id, self._model, record.meta.version, outputs, {}, final=decision.final, place=place
@@ -117,6 +117,8 @@ class Endings:
         record = carrier_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
         place = outbox.place if outbox is not None else None
+        if self._latencies.measures and (place is None or place[1] == 0):
+            self._responded(record)
         answer = pack_failure(record.id, self._model, record.meta.version, decision.error, place=place)
         self._end_after(outbox, _End(decision.request, answer, tally, decision.error))
 

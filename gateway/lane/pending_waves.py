@@ -237,6 +237,8 @@ class Waves:
             return
         if call.signature.counts_itself:
             counts = wave.door.counts
+            if counts.latencies is not None:
+                counts.latencies.responded(monotonic_ns() - wave.sent_ns)
             if response.error is None:
                 counts.succeeded(monotonic_ns() - wave.sent_ns)
             else:
