@@ -258,6 +258,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("log-info", "bool", True, _ALL, "log information"),
     Option("log-warning", "bool", True, _ALL, "log warnings"),
     Option("log-error", "bool", True, _ALL, "log errors"),
+    Option("log-format", "str", "default", _ALL, "format of log lines: default or ISO8601"),
     # internal: how serve ties its children to itself
     Option("metrics-socket", "str", "", _PARTS, "unix socket of /metrics"),
     Option("report-fd", "int", -1, _PARTS, "descriptor that gets the ports and 'ready'"),
@@ -274,7 +275,6 @@ OPTIONS: tuple[Option, ...] = (
     _later("min-supported-compute-capability"),
     _later("model-load-gpu-limit"),
     _later("allow-client-shm"),
-    _later("log-format"),
     _later("log-file"),
     _later("allow-sagemaker"),
     _later("sagemaker-port"),

@@ -6,7 +6,8 @@ import base64
 import binascii
 from typing import Any
 
-from charonia.errors import InternalError, InvalidArgument
+from charonia.errors import InternalError, InvalidArgument, Unavailable
+from charonia.log_lines import FORMATS
 from gateway.control.log_settings import TYPES
 from gateway.handler import (
     RESPONSE_DURATIONS,
@@ -92,19 +93,21 @@ def read_unload_request(body: bytes) -> bool:
 
 
 def read_log_settings(body: bytes) -> dict[str, Any]:
-    """The settings to change (H45); unknown keys, and a document that is no object, say nothing.
+    """The settings to change (H45); unknown keys, nulls, and a document that is no object, say nothing.
 
-    Raises `InternalError` (E4) for a value of the wrong type.
+    Raises `InternalError` (E4) for a value of the wrong type, `Unavailable` for an unknown format.
     """
     document = parse_json(body) if body else {}
     wanted: dict[str, Any] = {}
     for key, value in document.items() if isinstance(document, dict) else ():
         expected = TYPES.get(key)
-        if expected is None:
+        if expected is None or value is None:
             continue
         # the exact type: a boolean is an integer to Python only. log_file is refused whatever it holds
         if key != "log_file" and (type(value) is not expected or (isinstance(value, int) and value < 0)):
             raise InternalError(f"Unable to parse '{key}': {_NO_SUCH[expected]}")
+        if key == "log_format" and value not in FORMATS:
+            raise Unavailable(f"invalid argument for --log_format, got: {value}")
         wanted[key] = value
     return wanted
 
