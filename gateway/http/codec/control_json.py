@@ -20,7 +20,7 @@ from gateway.handler import (
 )
 
 from .jsondata import NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED
-from .jsontext import parse_json
+from .jsontext import parse_control
 
 _FILE_PREFIX = "file:"
 _NO_SUCH: dict[type, str] = {bool: NOT_BOOLEAN, int: NOT_UNSIGNED, str: NOT_STRING}
@@ -97,7 +97,7 @@ def read_log_settings(body: bytes) -> dict[str, Any]:
 
     Raises `InternalError` (E4) for a value of the wrong type, `Unavailable` for an unknown format.
     """
-    document = parse_json(body) if body else {}
+    document = parse_control(body) if body else {}
     wanted: dict[str, Any] = {}
     for key, value in document.items() if isinstance(document, dict) else ():
         expected = TYPES.get(key)
@@ -141,7 +141,7 @@ def _parameters(body: bytes) -> dict[str, Any]:
 def _optional_object(body: bytes) -> dict[str, Any]:
     if not body:
         return {}
-    document = parse_json(body)
+    document = parse_control(body)
     if not isinstance(document, dict):
         raise InternalError("attempt to access non-object as object in the request JSON")
     return document

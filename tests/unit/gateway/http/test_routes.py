@@ -99,6 +99,9 @@ class TestRepository:
         ready = {"name": "simple", "version": "1", "state": "READY", "reason": ""}
         assert (await client.post("/v2/repository/index")).json() == [ready, {"name": "never"}]
         assert (await client.post("/v2/repository/index", json={"ready": True})).json() == [ready]
+        deep = b'{"ready": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
+        reply = await client.post("/v2/repository/index", content=deep)
+        assert (reply.status_code, reply.json()) == (400, {"error": "Invalid value for 'ready': expected a boolean"})
         reply = await client.post("/v2/repository/index", json={"ready": 1})
         assert (reply.status_code, reply.json()) == (400, {"error": "Invalid value for 'ready': expected a boolean"})
 
