@@ -1,5 +1,6 @@
 """What the owning batcher knows for Prometheus: waiting requests per model version and who owns what (M2).
 
+It counts the requests that it refused and that no gateway counts, such as steps of ensembles and calls of models.
 Of ensembles also what is an executor's to tell of other models, for no executor runs them (M1, M3, S56).
 """
 
@@ -93,6 +94,7 @@ class BatcherMetrics(Collector):
             if isinstance(owned.scheduler, SequenceScheduler):
                 live.add_metric([model], owned.scheduler.live_sequences())
         yield from self._of_ensembles()
+        yield self._failures()
         if self.log_epoch_changes is not None:
             yield log_epoch_changes(self.log_epoch_changes())
         yield from (family for family in adaptive if family.samples)
@@ -117,9 +119,17 @@ class BatcherMetrics(Collector):
                     counts = owned.counted.get(version, {})
                     family.add_metric([model, str(version)], counter.value(counts.get(counter.sums, 0)))
             yield family
-        failures = FAILURE.family()
-        for model, owned in ensembles:
-            for version in self._catalog.held(model):
-                counts = owned.counted.get(version, {})
-                failures.add_metric([model, str(version), "OTHER"], counts.get("unawaited_failures", 0))
-        yield failures
+
+    def _failures(self) -> Metric:
+        """M1, of requests that no gateway counts: refused ones, and those that failed in an ensemble."""
+        family = FAILURE.family()
+        for model, owned in self._service.owned.items():
+            held = self._catalog.held(model)
+            counts = {key: count for key, count in owned.refused_unawaited.items() if key[0] in held}
+            if isinstance(owned, OwnedEnsemble):
+                for version in held:
+                    failed = owned.counted.get(version, {}).get("unawaited_failures", 0)
+                    counts[version, "OTHER"] = counts.get((version, "OTHER"), 0) + failed
+            for (version, reason), count in counts.items():
+                family.add_metric([model, str(version), reason], count)
+        return family

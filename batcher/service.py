@@ -339,7 +339,7 @@ class BatcherService:
     def _observe(self, served: ServedVersion, what: str, duration_ns: int) -> None:
         if self.latencies.measures:
             latencies = self.latencies.of(served.model, served.version) or self.latencies.add(
-                served.version, served.config, decoupled=served.interface.decoupled, model=served.model
+                served.version, served.config, model=served.model
             )
             if latencies is not None:
                 latencies.observe(what, duration_ns, monotonic_ns())

@@ -140,7 +140,7 @@ class ExecutorMetrics(Collector):
         """Measure a model's call that was looked up in the response cache."""
         if self._latencies.measures:
             latencies = self._latencies.of(served.model, served.version) or self._latencies.add(
-                served.version, served.config, decoupled=served.interface.decoupled, model=served.model
+                served.version, served.config, model=served.model
             )
             if latencies is not None:
                 latencies.observe(what, duration_ns, monotonic_ns())
@@ -185,7 +185,7 @@ class ExecutorMetrics(Collector):
         self._of(model, version)
         self._loads[(model, str(version))] = (instances, load_ns)
         self._tags[(model, version)] = interface.metric_tags
-        self._latencies.add(version, config, decoupled=interface.decoupled, model=model)
+        self._latencies.add(version, config, model=model)
 
     def unloaded(self, model: str, version: int) -> None:
         """Drop Triton's series of an unloaded version, as Triton does; our own counters stay."""

@@ -355,7 +355,9 @@ class ExecutorService:
             error = failure
         except Exception as failure:
             _log.exception("model request for %r failed", request.model)
-            error = load_failure(request.model, {NO_VERSION: InternalError(f"{type(failure).__name__}: {failure}")})
+            error = InternalError(f"{type(failure).__name__}: {failure}")
+            if isinstance(decision, LoadModel):
+                error = load_failure(request.model, {NO_VERSION: error})
         finished = ModelRequestFinished(self._executor, request.request_id)
         if error is not None:
             finished = ModelRequestFinished(self._executor, request.request_id, int(error.code), error.message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import Protocol
 
 from charonia.eventlog.control import ControlPlane
@@ -14,8 +15,11 @@ from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import beside_host
 from charonia.options.settings import GatewaySettings, LogSettings
 
+from .listening import bound
 from .service import GatewayService
 from .tracing.writer import trace_writer
+
+_log = logging.getLogger(__name__)
 
 
 class Front(Protocol):
@@ -103,6 +107,7 @@ class GatewayApp:
             for departure in self._control.departures():  # the batcher tells the others
                 self._control.catalog.apply(departure)
         await self.service.start()
+        await self._first_loads()
         for name, (address, front) in self._fronts.items():
             await front.start()
             self.endpoints[name] = f"{address}:{front.port}"
@@ -110,6 +115,25 @@ class GatewayApp:
         if self._metrics.port:
             self.endpoints["metrics"] = f"{self._settings.metrics_address}:{self._metrics.port}"
         await self._membership.start()
+
+    async def _first_loads(self) -> None:
+        """Wait for the first loads of the executors that `serve` starts, as clients wait for the ports (R30).
+
+        A port that is taken is said before: loads may take minutes.
+        """
+        wanted = self._settings.await_executors
+        if not wanted:
+            return
+        settings = self._settings
+        for address, port, service, reuse in (
+            (settings.http_address, settings.http_port, "HTTP", settings.reuse_http_port),
+            (settings.grpc_address, settings.grpc_port, "GRPC", settings.reuse_grpc_port),
+        ):
+            if port > 0:
+                bound(address.strip("[]"), port, service=service, reuse_port=reuse).close()
+        _log.info("the ports open when %d executors have loaded their models", wanted)
+        while len(self._control.catalog.loaded_executors()) < wanted:
+            await self._control.changed()
 
     async def became_ready(self) -> None:
         """Wait until readiness is true for the first time."""

@@ -9,9 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.calls.cache.cache_store import CacheStore
-from charonia.calls.refused import FAILURE_REASONS
+from charonia.calls.refused import FAILURE_REASONS, FAILURES_IN_ENSEMBLE, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError
 from charonia.metrics.endpoint import log_epoch_changes, render, tagged
 from charonia.metrics.latencies import Latencies, ModelLatencies
 from charonia.metrics.triton_counters import (
@@ -62,13 +63,19 @@ class RequestCounts:
             self.latencies.observe("request", duration_ns, monotonic_ns())
 
     def succeeded_together(self, count: int, duration_ns: int) -> None:
-        """So many requests were answered at once, each after so long."""
+        """So many requests were answered at once, each after so long and by one response."""
         self.success += count
         self.duration_ns += count * duration_ns
         if self.latencies is not None:
             now_ns = monotonic_ns()
             for _ in range(count):
                 self.latencies.observe("request", duration_ns, now_ns)
+                self.latencies.responded(duration_ns)
+
+    def failed(self, error: CharoniaError, *, ensemble: bool) -> None:
+        """One request was answered with an error from behind the log."""
+        reason = failure_reason(error, executed=True, ensemble=ensemble)
+        self.failures[reason] += FAILURES_IN_ENSEMBLE if ensemble and reason == "OTHER" else 1
 
     def hit(self, duration_ns: int) -> None:
         """One request was answered from the cache; it waited in no queue (X2)."""
@@ -140,9 +147,7 @@ class GatewayMetrics(Collector):
         """Measure what this version's configuration wants measured."""
         if self._latencies.measures:
             counts = self.counts(served.model, served.version)
-            counts.latencies = self._latencies.add(
-                served.version, served.config, decoupled=served.interface.decoupled, model=served.model
-            )
+            counts.latencies = self._latencies.add(served.version, served.config, model=served.model)
 
     def render(self) -> bytes:
         """The text exposition 0.0.4 of this process."""

@@ -233,9 +233,10 @@ class GatewayService:
             raise
         if request.trace is not None:
             answered(request.trace, record)
+        if counts.latencies is not None:
+            counts.latencies.responded(monotonic_ns() - started_ns)
         if record.error is not None:
-            ensemble = one.served.interface.scheduling == ENSEMBLE_SCHEDULING
-            counts.failures[failure_reason(record.error, executed=True, ensemble=ensemble)] += 1
+            counts.failed(record.error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
             try:
                 raise record.error
             finally:
@@ -289,8 +290,10 @@ class GatewayService:
             records = self._dataplane.stream(one)
         else:
             records = self.jobs.stream(one)
+        ensemble = one.served.interface.scheduling == ENSEMBLE_SCHEDULING
+        coming = responses_of(records, request, entrance.counts, started_ns, ensemble=ensemble)
         with self._requester.coming():
-            async with contextlib.aclosing(responses_of(records, request, entrance.counts, started_ns)) as responses:
+            async with contextlib.aclosing(coming) as responses:
                 async for response in responses:
                     yield response
 

@@ -45,7 +45,12 @@ async def until(
 
 
 async def responses_of(
-    records: AsyncGenerator[ResponseRecord], request: InferenceRequest, counts: RequestCounts, started_ns: int
+    records: AsyncGenerator[ResponseRecord],
+    request: InferenceRequest,
+    counts: RequestCounts,
+    started_ns: int,
+    *,
+    ensemble: bool,
 ) -> AsyncGenerator[InferenceResponse]:
     """See `Handler.stream`. A request fails or succeeds by the last response that said anything, as in statistics."""
     failed: CharoniaError | None = None
@@ -60,7 +65,10 @@ async def responses_of(
                         counts.latencies.responded(monotonic_ns() - started_ns)
                 if record.final:  # before it is given: its reader may not come again
                     counted = True
-                    _count_end(counts, failed, started_ns)
+                    if failed is not None:
+                        counts.failed(failed, ensemble=ensemble)
+                    else:
+                        counts.succeeded(monotonic_ns() - started_ns)
                     if request.trace is not None:
                         answered(request.trace, record)
                 yield InferenceResponse(
@@ -95,13 +103,6 @@ async def responses_of(
 
 def _is_flag(record: ResponseRecord) -> bool:
     return record.final and not record.outputs and not record.parameters and record.error is None
-
-
-def _count_end(counts: RequestCounts, failed: CharoniaError | None, started_ns: int) -> None:
-    if failed is not None:
-        counts.failures[failure_reason(failed, executed=True)] += 1
-        return
-    counts.succeeded(monotonic_ns() - started_ns)
 
 
 def wanted_outputs(outputs: list[Tensor], wanted: tuple[str, ...]) -> list[Tensor]:

@@ -16,6 +16,7 @@ from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest, FailReq
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
 from charonia.calls.queue_entrance import Spawn
+from charonia.calls.refused import FAILURES_IN_ENSEMBLE
 from charonia.calls.reporting import replies_of, reports_to_gateways
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
@@ -100,7 +101,7 @@ class Endings:
         record = carrier_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
         place = outbox.place if outbox is not None else None
-        if self._latencies.measures and place is not None and place[1] == 0 and outputs:
+        if self._latencies.measures and (place is None or (place[1] == 0 and outputs)):
             self._responded(record)
         answer = pack_response(
             record.id, self._model, record.meta.version, outputs, parameters, final=decision.final, place=place
@@ -121,6 +122,8 @@ class Endings:
         record = carrier_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
         place = outbox.place if outbox is not None else None
+        if self._latencies.measures and (place is None or place[1] == 0):
+            self._responded(record)
         answer = pack_failure(record.id, self._model, record.meta.version, decision.error, place=place)
         self._end_after(outbox, _End(decision.request, answer, tally, decision.error))
 
@@ -210,7 +213,7 @@ class Endings:
             if end.error is not None:
                 if not keys.counts_its_requests(end.record.endpoint):
                     counts = self.counted.setdefault(end.record.meta.version, {})
-                    counts["unawaited_failures"] = counts.get("unawaited_failures", 0) + 1
+                    counts["unawaited_failures"] = counts.get("unawaited_failures", 0) + FAILURES_IN_ENSEMBLE
             else:
                 totals.succeeded(b"", end.record.rows, end.record.accepted_ns, end.tally, now_ns)
                 counts = self.counted.setdefault(end.record.meta.version, {})

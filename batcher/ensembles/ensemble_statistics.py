@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from charonia.calls.refused import FAILURES_IN_ENSEMBLE
+
 
 @dataclass(slots=True)
 class Tally:
@@ -59,8 +61,9 @@ class Totals:
         counts["last_inference_ms"] = max(counts.get("last_inference_ms", 0), tally.start_ns // 1_000_000)
 
     def failed(self, key: bytes, accepted_ns: int, now_ns: int) -> None:
-        """One request failed in its graph."""
-        self._add(key, {"fail_count": 1, "fail_ns": max(0, now_ns - accepted_ns), "fail_OTHER": 1})
+        """One request failed in its graph. It counts twice: Triton counts its answer and its end."""
+        taken_ns = FAILURES_IN_ENSEMBLE * max(0, now_ns - accepted_ns)
+        self._add(key, {"fail_count": FAILURES_IN_ENSEMBLE, "fail_ns": taken_ns, "fail_OTHER": FAILURES_IN_ENSEMBLE})
 
     def _add(self, key: bytes, increments: Mapping[str, int]) -> None:
         counts = self.by_key.setdefault(key, {})

@@ -115,8 +115,7 @@ class OwnedEnsemble(OwnedModel):
                 self.counted.pop(gone, None)
             self._served = versions
             for version, served in versions.items():
-                decoupled = served.interface.decoupled
-                self._latencies.add(version, served.config, decoupled=decoupled, model=self.model)
+                self._latencies.add(version, served.config, model=self.model)
             # the planner forgets a version that is gone, and must hear of it again should it come back
             self._graphs = {version: known for version, known in self._graphs.items() if version in versions}
             super().on_served(versions)

@@ -39,6 +39,8 @@ class Refusals:
         self._model = model
         self._gone = gone
         self._settled = settled
+        self.unawaited: dict[tuple[int, str], int] = {}
+        """Refused requests that no gateway counts, by version and reason (M1)."""
 
     async def settle(self, refused: Sequence[Refused]) -> None:
         """Insist until the log has taken them."""
@@ -48,11 +50,18 @@ class Refusals:
         async def record() -> None:
             await self._drop(waves)
             if plain:
-                await refuse(self._log, self._model, plain, self._gone)
+                self._count(await refuse(self._log, self._model, plain, self._gone))
 
         complaint = f"{len(refused)} refusals could not be recorded"
         await insist(record, complaint, first_s=RETRY_S, last_s=RETRY_S)
         self._settled([decision.request for decision in refused])
+
+    def _count(self, refused: Sequence[Refused]) -> None:
+        for decision in refused:
+            record = carrier_of(decision.request).record
+            if not keys.counts_its_requests(record.endpoint):
+                key = (record.meta.version, _reason(decision))
+                self.unawaited[key] = self.unawaited.get(key, 0) + 1
 
     async def _drop(self, waves: list[Refused]) -> None:
         """Settle waves whose gateway is gone, so that there is no caller to answer."""
@@ -64,8 +73,10 @@ class Refusals:
             waves.pop()
 
 
-async def refuse(log: SettlementLog, model: str, refused: Sequence[Refused], gone: Container[str] = ()) -> None:
-    """Settle and answer them, and count what was won. Raises what the log raises; then all may be tried again.
+async def refuse(
+    log: SettlementLog, model: str, refused: Sequence[Refused], gone: Container[str] = ()
+) -> list[Refused]:
+    """Settle and answer them, count and return what was won. Raises what the log raises; then all may be tried again.
 
     A job is answered after it is settled, and only by who won; other requests in the same write. Endpoints in `gone`
     are not answered.
@@ -108,6 +119,7 @@ async def refuse(log: SettlementLog, model: str, refused: Sequence[Refused], gon
         ours = {ends[d.request.id].result for d in mine if d.request.id in ends}
         for reply in replies_of((endpoint, answer) for endpoint, answer in job_replies if answer in ours):
             await log.append(reply.stream, reply.fields)
+    return mine
 
 
 def _error(decision: Refused, record: RequestRecord) -> CharoniaError:
@@ -151,6 +163,10 @@ async def _dead_letter(log: Jobs, model: str, decision: CondemnRequest, error: C
     return [FIELD_RECORD, record.record, FIELD_ABOUT, bytes(msgpack.packb(about))]
 
 
+def _reason(decision: Refused) -> str:
+    return decision.reason if isinstance(decision, RejectRequest) else "BACKEND"
+
+
 def _counts(model: str, refused: Sequence[Refused]) -> dict[bytes, dict[str, int]]:
     """Failure counters by statistics key (X4)."""
     now_ns = wall_ns()
@@ -159,8 +175,7 @@ def _counts(model: str, refused: Sequence[Refused]) -> dict[bytes, dict[str, int
         record = carrier_of(decision.request).record
         of_key = counts.setdefault(keys.statistics(model, record.meta.version, record.meta.content_hash), {})
         waited_ns = max(0, now_ns - record.accepted_ns)
-        reason = decision.reason if isinstance(decision, RejectRequest) else "BACKEND"
-        count = decision.request.count
+        count, reason = decision.request.count, _reason(decision)
         for name, amount in (("fail_count", count), ("fail_ns", count * waited_ns), (f"fail_{reason}", count)):
             of_key[name] = of_key.get(name, 0) + amount
     return counts

@@ -147,6 +147,7 @@ class OwnedModel:
         self._refusals = Refusals(log, model, batcher.departed.endpoints, self.requests_settled)
         self.condemned = 0
         """Requests that became dead letters under this owner."""
+        self.refused_unawaited = self._refusals.unawaited
         self.suspect_note = SuspectNote(log, model, link.executor if link is not None else "")
         self.dispatched = DispatchedBatches(
             self, log, link, model, token, self.suspect_note, batcher.quarantine, self._refusals

@@ -52,7 +52,7 @@ class DispatchBatch:
 @dataclass(frozen=True, slots=True)
 class RejectRequest:
     """Answer a request with an error: it will not run (again). `message` has no request-id prefix (E10), and gets none
-    when it is `bare`, as errors of sequences are.
+    when it is `bare`, as errors of sequences and of time-outs are.
 
     It may be running, then `StopExecution` follows: the first settlement wins.
     """

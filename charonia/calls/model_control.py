@@ -5,25 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Mapping
 
 from charonia import keys
 from charonia.catalog.catalog import EXPLICIT, failure_of
-from charonia.errors import CharoniaError, InvalidArgument, LogUnavailable, Unavailable
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane
-from charonia.facts.events import FIELD_FACT, ModelRequested, pack_fact
-from charonia.models.names import name_of
+from charonia.facts.events import FIELD_FACT, ModelRequested, ModelRequestFinished, pack_fact
+from charonia.models.names import check_model_name, name_of
 
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 _FILE_TTL_S = 24 * 3600
-_FORBIDDEN = ("/", "\\", "..")
-
-
-def check_model_name(name: str) -> None:
-    """R11: raises `InvalidArgument` for empty names and names with path parts."""
-    if not name.strip():
-        raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
-    if any(part in name for part in _FORBIDDEN) or "\0" in name:
-        raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
 
 
 class ModelControl:
@@ -55,19 +47,36 @@ class ModelControl:
             for path, content in files.items():
                 await self._control.log.put_blob(blobs[path], content, _FILE_TTL_S)
             await self._ask(ModelRequested("load", name, request_id, config_json or "", blobs))
-            await self._answers(name, request_id)
+            async with asyncio.timeout(self._max_wait_s):
+                answers = await self._answers(request_id, "the model was loaded")
         except TimeoutError:
             raise Unavailable(f"no answer to the load of '{name}' within {self._max_wait_s:g} s") from None
         finally:
             # an override with files lives in the executors once they have answered; what is left here expires
             with contextlib.suppress(CharoniaError):
                 await self._control.log.delete_keys([keys.blob(blob_id) for blob_id in blobs.values()])
+        self._check_loaded(name, answers)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Returns once the wish is in the log; the unload goes on by itself (H42). Unknown models are no error."""
+        """Returns when no executor that was asked takes new work for the model; its instances end later (H42, R27).
+
+        The caller's own catalog shows it as not ready from then on. Unknown models are no error, whatever
+        their name. Raises an executor's own error, and `InternalError` for a model that is still served when the time
+        to wait is over.
+        """
         self._check_mode()
-        check_model_name(name)
-        await self._ask(ModelRequested("unload", name, os.urandom(16).hex(), unload_dependents=unload_dependents))
+        request_id = os.urandom(16).hex()
+        try:
+            async with asyncio.timeout(self._max_wait_s):
+                await self._ask(ModelRequested("unload", name, request_id, unload_dependents=unload_dependents))
+                answers = await self._answers(request_id, "the model was unloaded")
+        except TimeoutError:
+            served = ",".join(map(str, self._control.catalog.served(name)))
+            text = f"versions that are still available: {served}" if served else "no answer"
+            raise InternalError(f"failed to unload '{name}', {text}") from None
+        for error in map(failure_of, answers.values()):
+            if error is not None:
+                raise error
 
     def _check_mode(self) -> None:
         modes = self._control.catalog.control_modes()
@@ -79,28 +88,31 @@ class ModelControl:
     async def _ask(self, fact: ModelRequested) -> None:
         await self._control.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
 
-    async def _answers(self, name: str, request_id: str) -> None:
+    async def _answers(self, request_id: str, what: str) -> dict[str, ModelRequestFinished]:
+        """Waits for every executor that was asked and is still there; returns the answers, by executor.
+
+        `what` is the change that was asked for. Raises `LogUnavailable` when its outcome can no longer be known.
+        """
         catalog = self._control.catalog
         asked = catalog.answering_executors()
         epochs = self._control.epoch_changes
-        async with asyncio.timeout(self._max_wait_s):
-            while True:
-                live = set(catalog.answering_executors())
-                open_answers = [e for e in asked if e in live and (request_id, e) not in catalog.finished]
-                if not open_answers:
-                    break
-                await self._control.changed()
-                if self._control.epoch_changes != epochs:
-                    raise LogUnavailable("the log epoch changed while the model was loaded: the outcome is unknown")
+        while True:
+            live = set(catalog.answering_executors())
+            if not [e for e in asked if e in live and (request_id, e) not in catalog.finished]:
+                answers = ((e, catalog.finished.get((request_id, e))) for e in asked)
+                return {executor: finished for executor, finished in answers if finished is not None}
+            await self._control.changed()
+            if self._control.epoch_changes != epochs:
+                raise LogUnavailable(f"the log epoch changed while {what}: the outcome is unknown")
+
+    def _check_loaded(self, name: str, answers: Mapping[str, ModelRequestFinished]) -> None:
+        """Raises when no executor has loaded the model: the error of one on which it is placed before others."""
         errors: list[CharoniaError] = []
-        for executor in asked:
-            finished = catalog.finished.get((request_id, executor))
-            if finished is None:
-                continue
+        for executor, finished in answers.items():
             error = failure_of(finished)
             if error is None:
                 return
-            view = catalog.executors.get(executor)
+            view = self._control.catalog.executors.get(executor)
             if view is not None and name in {name_of(model) for model in view.excluded}:
                 errors.append(error)
             else:

@@ -17,6 +17,8 @@ from charonia.tasks import Tasks
 _FLUSH_S = 0.2
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 """Why a request failed, as statistics and metrics name it (X4, M1)."""
+FAILURES_IN_ENSEMBLE = 2
+"""How often a request that failed in its ensemble is counted: as answered and as ended, as in Triton (M11)."""
 _REJECTED_CODES = {ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED}
 
 

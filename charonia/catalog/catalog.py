@@ -50,8 +50,8 @@ from .executor_views import (
     index,
     states,
 )
-from .rollout import all_ready, may_come, started
-from .served import ServedVersion, held_versions, not_served
+from .rollout import all_ready, has_loaded, loading, may_come, started
+from .served import ServedVersion, held_versions, not_served, not_started
 
 __all__ = [
     "EXECUTOR_DRAINS",
@@ -320,7 +320,8 @@ class Catalog:
     def find(self, model: str, version: int) -> ServedVersion:
         """The version an inference uses: `version` -1 is the highest (I1). `model` is a name or a key.
 
-        Raises E5's `NotFound` or `Unavailable`, `InvalidArgument` for a name that several models have (R2).
+        Raises E5's `NotFound` or `Unavailable`, `InvalidArgument` for a name that several models have (R2). While no
+        executor has ended its first loads, any model may come: `Unavailable` then says what is loading.
         """
         if self._namespaces:
             model = self.resolve(model)
@@ -330,6 +331,8 @@ class Catalog:
                 return served[next(reversed(served))]
             if version in served:
                 return served[version]
+        if not self.started(awaited=True):
+            raise not_started(model, loading(self.executors.values()))
         raise not_served(model, version, self._states(model))
 
     def is_ready(self, model: str, version: int) -> bool:
@@ -386,6 +389,10 @@ class Catalog:
             for incarnation, view in self.executors.items()
             if not view.away and (view.scan is None or view.scan.control_mode == EXPLICIT)
         ]
+
+    def loaded_executors(self) -> list[str]:
+        """Those that have ended their start-up load and take batches."""
+        return [i for i, view in self.executors.items() if has_loaded(view) and not view.away]
 
     def live_executors(self) -> list[str]:
         return [incarnation for incarnation, view in self.executors.items() if not view.lost]

@@ -31,7 +31,17 @@ def started(views: Views, *, awaited: bool) -> bool:
 
     What such a one served is accepted and waits in the log.
     """
-    return any(v.scan is not None and v.scan.ready and (awaited or not v.lost) for v in views)
+    return any(has_loaded(view) and (awaited or not view.lost) for view in views)
+
+
+def has_loaded(view: ExecutorView) -> bool:
+    """Whether an executor has ended its start-up load."""
+    return view.scan is not None and view.scan.ready
+
+
+def loading(views: Views) -> list[str]:
+    """The models that executors load now, sorted."""
+    return sorted({model for view in views for model, _, entry in view.versions if entry.state == LOADING})
 
 
 def all_ready(views: Views, *, awaited: bool) -> bool:

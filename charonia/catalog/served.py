@@ -16,6 +16,8 @@ from protos.model_config_pb2 import ModelConfig
 
 from .executor_views import READY, ExecutorView
 
+_MAX_NAMED = 5
+
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
@@ -84,6 +86,17 @@ def held_versions(
     for version, those in on_demand.items():
         found[version] = replace(found[version], on_demand=those)
     return dict(sorted(found.items()))
+
+
+def not_started(key: str, loading: Sequence[str]) -> Unavailable:
+    """What a request is answered before any executor has ended its first loads; `loading` are models under way."""
+    if loading:
+        more = len(loading) - _MAX_NAMED
+        what = "still loading " + ", ".join(f"'{name_of(model)}'" for model in loading[:_MAX_NAMED])
+        what += f" and {more} more" if more > 0 else ""
+    else:
+        what = "no executor has loaded its models"
+    return Unavailable(f"model '{name_of(key)}' cannot be served yet: {what}")
 
 
 def not_served(key: str, version: int, states: Sequence[tuple[int, str, str]]) -> CharoniaError:

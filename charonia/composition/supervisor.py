@@ -130,6 +130,7 @@ class Supervisor:
         """What the parts are told."""
         values = {**self._values, "log_url": self._log_url, "private_log": self._private_log is not None, "config": ""}
         values["shm_dir"], values["state_dir"] = self._shm_dir, str(self._state.path)
+        values["await_executors"] = 0 if values["listen_while_loading"] else values["executors"]
         return values
 
     def _start_children(self) -> None:
@@ -211,9 +212,9 @@ class Supervisor:
                 self._endpoints.update(report["endpoints"])
                 if all(gateway.was_ready for gateway in self._gateways()):
                     self._write_endpoints()
-                # a free port was asked for once: a gateway that is started again must be found where it was
+                # a free port was asked for once: a gateway that is started again must be found where it was, at once
                 ports = {name: where.rpartition(":")[2] for name, where in report["endpoints"].items()}
-                child.pin(*(f"--{name}-port={port}" for name, port in ports.items()))
+                child.pin(*(f"--{name}-port={port}" for name, port in ports.items()), "--await-executors=0")
         if report.get("serving"):
             child.serving = True
         # what an executor of before left in the log may look ready: the start is over when these parts say so

@@ -144,7 +144,7 @@ class Latencies:
         """What is measured of a version that was added."""
         return self._models.get((model, version))
 
-    def add(self, version: int, config: ModelConfig, *, decoupled: bool, model: str = "") -> ModelLatencies | None:
+    def add(self, version: int, config: ModelConfig, *, model: str = "") -> ModelLatencies | None:
         """A version is served; of one that was before, what is still measured goes on. None when nothing is.
 
         `model` is its key, without it the configuration's name.
@@ -154,9 +154,7 @@ class Latencies:
         key = (model or config.name, version)
         known = self._models.get(key)
         summaries = {what: Summary() for what in self._summaries_of(config)}
-        histogram = None
-        if self._settings.histograms and decoupled:  # only of these: others have one response (M4)
-            histogram = Histogram(first_response_buckets(config))
+        histogram = Histogram(first_response_buckets(config)) if self._settings.histograms else None
         if known is not None:
             summaries |= {what: summary for what, summary in known.summaries.items() if what in summaries}
             before = known.first_response

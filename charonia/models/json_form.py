@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,13 @@ def to_json(config: ModelConfig) -> dict[str, Any]:
 def from_json(source: str | bytes | dict[str, Any]) -> ModelConfig:
     """The configuration of JSON text or of an already decoded object; integers may be strings (item C61).
 
+    As protobuf's own parser does, it takes keys without quotes, single quotes, and a comma behind the last element.
+
     Raises `StructureError` for text that is not JSON, anything but an object, unknown fields and ill-typed values.
     """
     if not isinstance(source, dict):
         try:
-            source = json.loads(source)
+            source = _loads(source)
         except (ValueError, RecursionError) as error:
             raise StructureError(f"the model configuration is not valid JSON: {error}") from error
         if not isinstance(source, dict):
@@ -44,6 +47,43 @@ def from_json(source: str | bytes | dict[str, Any]) -> ModelConfig:
         return json_format.ParseDict(source, ModelConfig())
     except (json_format.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StructureError(f"the model configuration cannot be read: {error}") from error
+
+
+_LEGACY = re.compile(
+    r"""(?P<double>"(?:[^"\\]|\\.)*(?:"|\\?\Z)) | (?P<single>'(?:[^'\\]|\\.)*(?:'|\\?\Z))
+      | (?P<key>[A-Za-z_$][\w$]*(?=\s*:)) | (?P<comma>,(?=\s*[\]}])) | [^"'A-Za-z_$,]+ | [A-Za-z_$][\w$]* | ,""",
+    re.VERBOSE | re.DOTALL,
+)
+"""What JSON text consists of, in the form that protobuf's parser takes; every part is consumed once."""
+_ESCAPED = re.compile(r"\\'|\\.|\"", re.DOTALL)
+
+
+def _loads(text: str | bytes) -> Any:
+    """Decode JSON text, or what protobuf's parser takes for it. Raises `ValueError`."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        plain = text if isinstance(text, str) else text.decode()
+        rewritten = _LEGACY.sub(_rewrite, plain)
+        if rewritten == plain:
+            raise
+    return json.loads(rewritten)
+
+
+def _rewrite(part: re.Match[str]) -> str:
+    """A part of JSON text as the standard wants it."""
+    match part.lastgroup:
+        case "key":
+            return f'"{part[0]}"'
+        case "single":
+            return '"' + _ESCAPED.sub(_requote, part[0][1:].removesuffix("'")) + '"'
+        case "comma":
+            return ""
+    return part[0]
+
+
+def _requote(found: re.Match[str]) -> str:
+    return {"\\'": "'", '"': '\\"'}.get(found[0], found[0])
 
 
 def _message(message: Message) -> dict[str, Any]:

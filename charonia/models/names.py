@@ -19,10 +19,14 @@ _REMEMBERED = 4096
 
 
 def check_model_name(name: str) -> None:
-    """Raises `InvalidArgument` for an empty name and for one that could leave the repository's directory."""
-    if not name.strip():
+    """Raises `InvalidArgument` for an empty name and for one that could leave the repository's directory.
+
+    Names like "..a", "a\\b" and "." pass, as in Triton: a model that is not there is an error of its own (R20).
+    """
+    trimmed = name.strip()
+    if not trimmed:
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
-    if name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+    if trimmed == ".." or "/" in name or "\0" in name:
         raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
 
 

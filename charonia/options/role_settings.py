@@ -93,6 +93,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"],
         grpc_keepalive=keepalive,
         strict_readiness=values["strict_readiness"],
+        await_executors=values["await_executors"],
         executor_grace_s=values["executor_grace_secs"],
         exit_timeout_secs=values["exit_timeout_secs"],
         drain_delay_secs=values["drain_delay_secs"],

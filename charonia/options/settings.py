@@ -116,6 +116,8 @@ class GatewaySettings:
     grpc_infer_response_compression_level: str = "none"
     grpc_keepalive: Mapping[str, int] = field(default_factory=dict)
     strict_readiness: bool = True
+    await_executors: int = 0
+    """How many executors must have ended their start-up load before the fronts listen."""
     executor_grace_s: float = 60.0
     exit_timeout_secs: int = 30
     drain_delay_secs: float = 0.0

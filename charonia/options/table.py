@@ -116,6 +116,14 @@ OPTIONS: tuple[Option, ...] = (
         "gateway-heartbeat-ttl-secs", "float", 10.0, _G, "the same of gateways, whose keyless calls are dropped then"
     ),
     Option("exit-on-error", "bool", True, _E, "end when a model fails to load at start"),
+    Option(
+        "listen-while-loading",
+        "bool",
+        False,
+        _S,
+        "open the HTTP and gRPC ports while models are loaded at start, so that a slow start can be watched; else they "
+        "open when the first loads are over",
+    ),
     Option("strict-readiness", "bool", True, _G, "ready only when every model is"),
     Option("executor-grace-secs", "float", 60.0, _G, "how long a gateway stays ready when executors have left"),
     # models
@@ -263,10 +271,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("log-info", "bool", True, _ALL, "log information"),
     Option("log-warning", "bool", True, _ALL, "log warnings"),
     Option("log-error", "bool", True, _ALL, "log errors"),
+    Option("log-format", "str", "default", _ALL, "format of log lines: default or ISO8601"),
     # internal: how serve ties its children to itself
     Option("metrics-socket", "str", "", _PARTS, "unix socket of /metrics"),
     Option("report-fd", "int", -1, _PARTS, "descriptor that gets the ports and 'ready'"),
     Option("fail-points", "str", "", _ALL, "directory in which a drill arms fail points (off when empty)"),
+    Option("await-executors", "int", 0, frozenset({GATEWAY}), "listen once so many executors have loaded their models"),
     Option("with-batcher", "flag", False, frozenset({EXECUTOR}), "host the batcher in the executor process"),
     Option(
         "private-log",
@@ -279,7 +289,6 @@ OPTIONS: tuple[Option, ...] = (
     _later("min-supported-compute-capability"),
     _later("model-load-gpu-limit"),
     _later("allow-client-shm"),
-    _later("log-format"),
     _later("log-file"),
     _later("allow-sagemaker"),
     _later("sagemaker-port"),

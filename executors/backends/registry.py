@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from charonia.backend import ENTRY_POINT_GROUP, Backend, ModelSource
 from charonia.errors import InvalidArgument, Unsupported
 
-from .python.process_settings import RUNTIME, python_based
+from .python.process_settings import RUNTIME, python_based, searched
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -58,7 +58,8 @@ class BackendRegistry:
                     raise
         elif python_based(source) is None:
             raise InvalidArgument(
-                f"unable to find '{RUNTIME}' of backend '{name}', the runtime of model '{source.name}'"
+                f"unable to find Python backend based backend library '{RUNTIME}' for model '{source.name}', "
+                f"searched: '{searched(source)}'"
             )
         return self.get(_PYTHON)
 
@@ -130,6 +131,5 @@ def _load(name: str) -> Backend:
             raise Unsupported(f"backend '{name}' cannot be imported: {error}") from error
         return cast("Backend", factory())
     raise InvalidArgument(
-        f"unable to find backend '{name}': no installed package registers it in the entry-point group "
-        f"'{ENTRY_POINT_GROUP}'"
+        f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
     )

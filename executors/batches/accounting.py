@@ -26,8 +26,8 @@ CANCELED = "fail_CANCELED"
 class Execution:
     """One successful run of a model.
 
-    `indices` are the successful requests' positions in the batch; `rows` includes rows of failed ones. `start_ns` and
-    `end_ns` are wall clock; the three durations are monotonic.
+    `indices` are the successful requests' positions in the batch; `rows` includes those of failed ones and of empty
+    slots. `start_ns` and `end_ns` are wall clock; the three durations are monotonic.
     """
 
     indices: tuple[int, ...]

@@ -28,7 +28,7 @@ from charonia.wire import RequestRecord, pack_failure, pack_response, response_t
 
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .answers import Put, pack_answers, request_outputs
-from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, rows_of, wanted_outputs
+from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, wanted_outputs
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
 
@@ -195,7 +195,7 @@ class Batch:
         else:
             for index, answer in zip(indices, packed, strict=True):
                 answers[index] = answer
-        self._count(indices, rows_of(pairs), start_wall, (started, joined, inferred))
+        self._count(indices, self._rows_of(run), start_wall, (started, joined, inferred))
 
     def _run_empty_slots(
         self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]
@@ -243,15 +243,19 @@ class Batch:
             return
         succeeded = self._keep(sent, responses)
         if succeeded:
-            rows = sum(plan.rows for _, plan in sent)
-            self._count(succeeded, rows, start_wall, (started, joined, inferred))
+            self._count(succeeded, self._rows_of(sent), start_wall, (started, joined, inferred))
 
     def take(self, responses: Sequence[ModelResponse], start_wall: int, marks: tuple[int, int, int]) -> Executed:
         """Pack a model's responses to all planned requests, which ran elsewhere. `marks` as in `_count`."""
         succeeded = self._keep(self.planned, responses)
         if succeeded:
-            self._count(succeeded, sum(plan.rows for _, plan in self.planned), start_wall, marks)
+            self._count(succeeded, self._rows_of(self.planned), start_wall, marks)
         return self.executed
+
+    def _rows_of(self, run: list[Planned]) -> int:
+        """The batch size that one execution of these requests has in statistics: empty slots count, as in Triton."""
+        rows = self.steps.rows if self.steps is not None else 0
+        return rows or sum([plan.rows for _, plan in run])
 
     def _requests_of(self, run: list[Planned]) -> tuple[list[Planned], list[ModelRequest]]:
         """Make the model's requests. Requests with malformed strings fail here and are left out."""

@@ -8,6 +8,7 @@ validated; an unsupported one is rejected with an error that names it (`unsuppor
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 
 from charonia.models.config_errors import InstanceError, StructureError
@@ -24,15 +25,17 @@ def check_tensors(config: pb.ModelConfig) -> None:
     """Raise `InstanceError` for the first input or output that breaks C5-C7."""
     names: set[str] = set()
     for item in config.input:
-        _check_tensor(item, config.max_batch_size, "model input")
-        if item.format != pb.ModelInput.FORMAT_NONE and len(item.dims) != 3:
-            raise InstanceError("model input NHWC/NCHW require 3 dims")
-        _check_tensorrt_only(item, config)
+        with _naming(config):
+            _check_tensor(item, config.max_batch_size, "model input")
+            if item.format != pb.ModelInput.FORMAT_NONE and len(item.dims) != 3:
+                raise InstanceError("model input NHWC/NCHW require 3 dims")
+            _check_tensorrt_only(item, config)
         _check_unique(item.name, names, "input", config.name)
     names = set()
     for output in config.output:
-        _check_tensor(output, config.max_batch_size, "model output")
-        _check_tensorrt_only(output, config)
+        with _naming(config):
+            _check_tensor(output, config.max_batch_size, "model output")
+            _check_tensorrt_only(output, config)
         _check_unique(output.name, names, "output", config.name)
 
 
@@ -42,7 +45,17 @@ def check_reshapes(config: pb.ModelConfig) -> None:
     tensors += [(item, "model output") for item in config.output]
     for item, subject in tensors:
         if item.dims and item.HasField("reshape"):
-            _check_reshape(item.dims, item.reshape.shape, subject)
+            with _naming(config):
+                _check_reshape(item.dims, item.reshape.shape, f"{subject} '{item.name}'")
+
+
+@contextmanager
+def _naming(config: pb.ModelConfig) -> Iterator[None]:
+    """Put the model's name behind the texts of errors, as Triton does for all checks of tensors and batch I/O."""
+    try:
+        yield
+    except InstanceError as error:
+        raise InstanceError(f"{error.message} for {config.name}") from None
 
 
 def _check_unique(name: str, names: set[str], what: str, model_name: str) -> None:
@@ -54,6 +67,7 @@ def _check_unique(name: str, names: set[str], what: str, model_name: str) -> Non
 def _check_tensor(item: pb.ModelInput | pb.ModelOutput, max_batch_size: int, subject: str) -> None:
     if not item.name:
         raise InstanceError(f"{subject} must specify 'name'")
+    subject = f"{subject} '{item.name}'"
     if item.data_type == pb.TYPE_INVALID:
         raise InstanceError(f"{subject} must specify 'data_type'")
     if item.data_type not in pb.DataType.values():
@@ -108,6 +122,11 @@ def _check_tensorrt_only(item: pb.ModelInput | pb.ModelOutput, config: pb.ModelC
 
 def check_batch_io(config: pb.ModelConfig) -> None:
     """Raise `InstanceError` for the first batch input or output that breaks C20 or C21."""
+    with _naming(config):
+        _check_batch_io(config)
+
+
+def _check_batch_io(config: pb.ModelConfig) -> None:
     inputs = {item.name for item in config.input}
     outputs = {item.name for item in config.output}
     for item in config.batch_input:

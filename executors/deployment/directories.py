@@ -49,13 +49,18 @@ class Directories:
         self._fetching = ThreadPoolExecutor(thread_name_prefix="fetching")
 
     async def override(self, model: str, request: ModelRequested | None, kept: Override | None) -> Override | None:
-        """The override that a load request brings; `kept` when it brings none."""
+        """The override that a load request brings; `kept` when it brings none. Raises R20's error for bad files."""
         if request is None or not request.config_json:
             return kept
         if not request.files:
             return Override(request.config_json)
         contents = await overrides.fetch(self._log, model, request.files)
-        return Override(request.config_json, await asyncio.to_thread(overrides.write, model, contents))
+        try:
+            return Override(request.config_json, await asyncio.to_thread(overrides.write, model, contents))
+        except (OSError, ValueError) as error:
+            # names the file system does not take, a file where a directory has to be, no space
+            _log.error("files of the load request for %s: %s", model, error)
+            raise poll_failure(model) from error
 
     def find(self, model: str, override: Override | None) -> ModelDirectory:
         """Return the model's directory with its override. Raises R20's error. Reads files: call it in a thread."""

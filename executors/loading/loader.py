@@ -92,9 +92,7 @@ class Loader:
         config = directory.required_config()
         if not config.backend or self._registry.has(config.backend):
             return True
-        # only selected versions of a remote model have files here
-        newest = max(directory.selected_versions(), default=0)
-        return python_based(self._source(directory, newest, config)) is not None
+        return python_based(self._source(directory, 0, config)) is not None  # of any version: the backend has the code
 
     async def complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:
         """Return the final configuration: auto-completed, with defaults, and fully checked (C60, C70).

@@ -29,7 +29,7 @@ async def fetch(log: Blobs, model: str, files: Mapping[str, str]) -> dict[str, b
 def write(model: str, contents: Mapping[str, bytes]) -> Path:
     """Make a new directory with only these files, `<version>/<path>`.
 
-    Raises `InvalidArgument` for a path that leads out of it.
+    Raises `InvalidArgument` for a path that leads out of it, `OSError` or `ValueError` when it cannot be written.
     """
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX)) / "model"
     directory.mkdir()

@@ -455,7 +455,9 @@ class StreamRun:
             if one.window:
                 request.window = one.window - one.first
                 self._windows = not isinstance(instance, WindowedInstance)
-        self._rows = sum(one.plan.rows for one in self._requests)
+        steps = self._batch.batch.steps
+        # empty slots count, as in Triton
+        self._rows = (steps.rows if steps is not None else 0) or sum(one.plan.rows for one in self._requests)
         self._batch.last_response_ns = self._begun_ns = monotonic_ns()
 
     def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:

@@ -332,6 +332,8 @@ class Settler:
             if won[index] if isinstance(won, list) else won.get(index, False):
                 taken_ns = max(0, now_ns - batch.records[index].accepted_ns)
                 self._metrics.unawaited(batch.header.model, batch.header.version, failed.get(index, ""), taken_ns)
+                if batch.stream is None or not batch.stream.several:  # else its first response was measured
+                    self._metrics.responded(batch.header.model, batch.header.version, taken_ns)
 
     async def _append_all(self, entries: Iterable[Reply]) -> None:
         for one in entries:

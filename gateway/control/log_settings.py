@@ -1,7 +1,7 @@
 """The log settings that both protocols change at run time, over Python's logging (H45, G16, L3).
 
 The severity switches choose the root logger's level; one level stands for all of them, so a gap (warnings off, info on)
-takes the lowest that is on. How a value of the wrong type is refused is each front's.
+takes the lowest that is on. How a wrong value is refused is each front's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import logging
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from charonia.errors import InvalidArgument, Unsupported
+from charonia.errors import Unsupported
+from charonia.log_lines import DEFAULT, change_format, current_format
+
+_log = logging.getLogger(__name__)
 
 TYPES: dict[str, type] = {
     "log_file": str,
@@ -20,7 +23,7 @@ TYPES: dict[str, type] = {
     "log_verbose_level": int,
     "log_format": str,
 }
-"""The settings with their types, in the order of the reply. Fronts check types before `LogSwitches.changed`."""
+"""The settings with their types, in the order of the reply. Fronts check values before `LogSwitches.changed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class LogSwitches:
     log_warning: bool = True
     log_error: bool = True
     log_verbose_level: int = 0
-    log_format: str = "default"
+    log_format: str = DEFAULT
 
     @property
     def level(self) -> int:
@@ -48,15 +51,10 @@ class LogSwitches:
     def changed(self, wanted: dict[str, Any]) -> LogSwitches:
         """The settings after a partial update, all or nothing; unknown keys are ignored.
 
-        Values have the types of `TYPES`. Raises `Unsupported` or `InvalidArgument` for one that cannot be.
+        Values have the types of `TYPES`, formats are known. Raises `Unsupported` for a setting that cannot be changed.
         """
         if "log_file" in wanted:
             raise Unsupported("log file location can not be updated through network protocol")
-        log_format = wanted.get("log_format", "default")
-        if log_format == "ISO8601":
-            raise Unsupported("changing log_format to ISO8601 at run time is not built yet")
-        if log_format != "default":
-            raise InvalidArgument(f"invalid argument for --log_format, got: {log_format}")
         return replace(self, **{key: value for key, value in wanted.items() if key in TYPES})
 
     def reply(self) -> dict[str, Any]:
@@ -64,16 +62,19 @@ class LogSwitches:
 
 
 def current() -> LogSwitches:
-    """The settings that the root logger's present level stands for."""
+    """The settings that the root logger's present level and the format of its lines stand for."""
     level = logging.getLogger().getEffectiveLevel()
     return LogSwitches(
         log_info=level <= logging.INFO,
         log_warning=level <= logging.WARNING,
         log_error=level <= logging.ERROR,
         log_verbose_level=1 if level <= logging.DEBUG else 0,
+        log_format=current_format(),
     )
 
 
 def apply(switches: LogSwitches) -> None:
-    """Effective immediately (L3)."""
+    """Effective immediately (L3), in this process."""
     logging.getLogger().setLevel(switches.level)
+    change_format(switches.log_format)
+    _log.info("log settings of this process: %s", switches.reply())

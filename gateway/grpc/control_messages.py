@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from charonia.errors import InvalidArgument
+from charonia.log_lines import FORMATS
 from gateway.control.log_settings import TYPES, LogSwitches
 from gateway.handler import (
     RESPONSE_DURATIONS,
@@ -114,16 +115,21 @@ _LOG_PARAMETERS = {bool: ("bool_param", "boolean"), int: ("uint32_param", "int32
 
 
 def read_log_settings(message: pb.LogSettingsRequest) -> dict[str, Any]:
-    """The settings to change (G16). Raises `InvalidArgument` for a value of the wrong type."""
+    """The settings to change (G16). Raises `InvalidArgument` for a wrong value."""
     wanted: dict[str, Any] = {}
     for key, setting in message.settings.items():
         expected = TYPES.get(key)
         if expected is None:
             continue
+        if key == "log_file":  # refused whatever it holds
+            wanted[key] = ""
+            continue
         field, word = _LOG_PARAMETERS[expected]
         if setting.WhichOneof("parameter_choice") != field:
             raise InvalidArgument(f"expect {word} for '{key}'")
         wanted[key] = getattr(setting, field)
+        if key == "log_format" and wanted[key] not in FORMATS:
+            raise InvalidArgument(f"invalid argument for log_format, got: {wanted[key]}")
     return wanted
 
 

@@ -100,6 +100,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         """With their names as they were sent, for forwarding (H21)."""
         self._expects_continue = False
         self._upgrading = False
+        self._coding = b""
+        """The last Transfer-Encoding."""
         """It asks for another protocol."""
         self._header_bytes = self._body_bytes = self._chunks = 0
         self._stalled_s = 0.0
@@ -221,8 +223,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
-        # what follows a request that ends the connection does not take its answer away
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        # what follows a request that ends the connection does not take its answer away; two framings: `_drop_length`
+        parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_chunked_length=True)
         return parser
 
     def _read_fully(self, data: bytes) -> None:
@@ -284,6 +286,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._raw_headers is not None:
             self._raw_headers = []
         self._expects_continue = self._upgrading = False
+        self._coding = b""
         self._begun += 1
         self._phase = _HEADERS
         self._header_bytes = 0
@@ -298,6 +301,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
+        elif name == b"transfer-encoding":
+            self._coding = value
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -312,11 +317,12 @@ class BoundedHttpProtocol(asyncio.Protocol):
             return
         self._phase = _BODY
         self._chunks = self._body_bytes = 0
+        two_framings = bool(self._coding) and self._drop_length()
         version: str = parser.get_http_version()
         exchange = self._latest = Exchange(
             self,
             is_head=method == "HEAD",
-            keep_alive=version != "1.0" and parser.should_keep_alive(),
+            keep_alive=version != "1.0" and not two_framings and parser.should_keep_alive(),
             expects_continue=self._expects_continue,
         )
         state: dict[str, Any] = {EXCHANGE: exchange}
@@ -339,6 +345,20 @@ class BoundedHttpProtocol(asyncio.Protocol):
             "state": state,
         }
         self.pipeline.add(exchange, scope)
+
+    def _drop_length(self) -> bool:
+        """Whether the request has a Content-Length beside its Transfer-Encoding, which goes before it.
+
+        The connection ends with such a request: another reader on its way may have taken it by its length, and what
+        follows for its body (RFC 9112, section 6.1). One whose last coding is not chunked is refused.
+        """
+        headers = [field for field in self._headers if field[0] != b"content-length"]
+        if len(headers) == len(self._headers):
+            return False
+        if self._coding.rpartition(b",")[2].strip().lower() != b"chunked":
+            self._refuse(400, "Invalid HTTP request received.")
+        self._headers = headers
+        return True
 
     def on_body(self, body: bytes) -> None:
         if self._large is not None:

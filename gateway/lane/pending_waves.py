@@ -237,10 +237,12 @@ class Waves:
             return
         if call.signature.counts_itself:
             counts = wave.door.counts
+            if counts.latencies is not None:
+                counts.latencies.responded(monotonic_ns() - wave.sent_ns)
             if response.error is None:
                 counts.succeeded(monotonic_ns() - wave.sent_ns)
             else:
-                counts.failures[failure_reason(response.error, executed=True)] += 1
+                counts.failed(response.error, ensemble=False)
         call.signature.respond(call, response)
 
     def _take_out(self, wave: PendingWave, call: Call) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as grpcaio
 import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
+from e2e_asking import until
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 # the stock asyncio HTTP client warns about its own way of sending large bodies
@@ -137,6 +139,25 @@ def test_grpc_control_calls(server: Any) -> None:
         assert client.get_model_config("silero_vad").config.max_batch_size == 0
         assert {m.name for m in client.get_model_repository_index().models} == {*MODELS, *PIPELINE}
         assert client.get_inference_statistics("identity").model_stats[0].name == "identity"
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_the_format_of_log_lines_changes_at_run_time(kind: str, server: Any) -> None:
+    """L3: later lines of the gateway that was asked."""
+    clients: Any = {"http": httpclient, "grpc": grpcclient}[kind]
+
+    def format_of(answer: Any) -> str:
+        return str(answer["log_format"] if kind == "http" else answer.settings["log_format"].string_param)
+
+    with clients.InferenceServerClient(getattr(server, kind)) as client:
+        assert format_of(client.get_log_settings()) == "default"
+        try:
+            assert format_of(client.update_log_settings({"log_format": "ISO8601"})) == "ISO8601"
+            assert format_of(client.get_log_settings()) == "ISO8601"
+            pattern = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ I \d+ gateway\.\S+\] log settings"
+            until("its lines have it", lambda: re.search(pattern, server.log(), re.M))
+        finally:
+            assert format_of(client.update_log_settings({"log_format": "default"})) == "default"
 
 
 def test_classification_names_the_file_type(server: Any, examples: ModuleType) -> None:

@@ -77,6 +77,7 @@ def test_load_reload_unload(kind: str, explicit: Any) -> None:
         assert factor(server, name, kind) == 6
         assert statistics(server, name)["inference_count"] == 1, "a reload starts counting anew (X6)"
         asking.unload_model(name)
+        assert not asking.is_model_ready(name), "an unload returns when the model is not ready (H42)"
         until("the model is unloaded", lambda: index(server)[name, "1"].get("reason") == "unloaded")
         for value in (5, 6):  # content that was served before starts counting anew all the same
             scaling(explicit.models, name, value)
@@ -116,6 +117,16 @@ def test_repository_names_and_odd_parameters_are_refused(explicit: Any) -> None:
         501,
         {"error": "'repository_name' specification is not supported"},
     )
+    for name in ("...", "..my_model", "model..1", r"back\slash"):
+        text = f"failed to load '{name}', failed to poll from model repository"
+        assert post(server, f"/v2/repository/models/{name}/load") == (500, {"error": text})
+    with client("grpc", server) as asking:
+        for name in ("..", "../etc"):
+            text = f"invalid model name '{name}', model name must not contain path traversal characters"
+            with pytest.raises(InferenceServerException) as caught:
+                asking.load_model(name)
+            assert caught.value.message() == text
+            asking.unload_model(name)
     status, answer = post(server, "/v2/repository/models/a/load", {"parameters": {"colour": "red"}})
     assert (status, answer) == (500, {"error": "unexpected error on creating Triton parameter"})
     assert factor(server, "a") == 2
@@ -301,4 +312,9 @@ def test_a_file_override_needs_a_configuration_and_stays_inside(explicit: Any, t
         status, answer = post(server, "/v2/repository/models/a/load", body)
         assert status == 400, (path, answer)
         assert not (tmp_path / "escape.onnx").exists()
+    text = "failed to load 'a', failed to poll from model repository"
+    for path in ("1/" + "A" * 300, "1/file", "1/model.onnx/model.onnx"):  # too long for a name; a file and a directory
+        files = {f"file:{path}": content, "file:1/model.onnx": content, "file:1/file/inside": content}
+        body = {"parameters": {"config": configuration(), **files}}
+        assert post(server, "/v2/repository/models/a/load", body) == (500, {"error": text}), path
     assert factor(server, "a") == 2

@@ -293,6 +293,89 @@ def test_a_start_that_hangs_can_be_stopped(tmp_path: Path) -> None:
     _wait_gone(pids)
 
 
+def _slow_repository(models: Path, go: Path) -> Path:
+    """A model that is loaded when `go` exists."""
+    version = models / "slow" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(_HANGS.replace("threading.Event().wait()", _WAITS.format(go=str(go))))
+    tensor = '[{ name: "%s" data_type: TYPE_FP32 dims: [1] }]'
+    (version.parent / "config.pbtxt").write_text(f'backend: "python"\ninput {tensor % "A"}\noutput {tensor % "B"}\n')
+    return models
+
+
+_WAITS = """
+        import os, time
+        while not os.path.exists("{go}"):
+            time.sleep(0.02)
+"""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _refused(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_the_ports_open_when_the_first_loads_are_over(tmp_path: Path, gateways: int) -> None:
+    ports, go = (_free_port(), _free_port()), tmp_path / "go"
+    flags = (f"--http-port={ports[0]}", f"--grpc-port={ports[1]}", f"--gateways={gateways}")
+    server = start(_slow_repository(tmp_path / "models", go), tmp_path / "state", *flags)
+    _wait_for(lambda: server.log().count("the ports open when 1 executors have loaded") == gateways)
+    assert all(map(_refused, ports))
+    assert not (tmp_path / "state" / "endpoints.json").exists()
+    go.touch()
+    server.wait_ready()
+    assert not any(map(_refused, ports))
+    (gateway, *_) = server.pids("gateway")
+    os.kill(gateway, signal.SIGKILL)  # one that is started again listens at once
+    _wait_for(lambda: len(server.pids("gateway")) == gateways and gateway not in server.pids("gateway"))
+    _wait_for(lambda: not any(map(_refused, ports)))
+    assert server.log().count("the ports open when 1 executors have loaded") == gateways
+    assert server.stop() == 0
+
+
+def test_a_port_that_is_taken_is_said_before_models_are_loaded(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        models = _slow_repository(tmp_path / "models", tmp_path / "never")
+        server = start(models, tmp_path / "state", f"--http-port={port}")
+        assert server.process.wait(30) == 1
+        assert f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use" in server.log()
+
+
+def test_a_slow_start_may_be_watched(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    models = _slow_repository(tmp_path / "models", go)
+    server = start(models, tmp_path / "state", "--listen-while-loading=true")
+    _wait_for((tmp_path / "state" / "endpoints.json").exists)
+    server.read_endpoints()
+    assert server.get("/v2/health/live")[0] == 200
+    assert server.get("/v2/health/ready")[0] == 400
+
+    def said(model: str) -> tuple[int, str]:
+        status, body = server.get(f"/v2/models/{model}")
+        return status, json.loads(body)["error"]
+
+    for model in ("slow", "other"):
+        _wait_for(
+            lambda model=model: said(model) == (503, f"model '{model}' cannot be served yet: still loading 'slow'")
+        )
+    status, body = server.request("POST", "/v2/repository/index")
+    assert (status, [row["state"] for row in json.loads(body)]) == (200, ["LOADING"])
+    go.touch()
+    server.wait_ready()
+    assert said("other") == (404, "Request for unknown model: 'other' is not found")
+    assert server.stop() == 0
+
+
 def test_parts_that_die_come_back_where_they_were(few_models: Path, tmp_path: Path) -> None:
     server = start(few_models, tmp_path / "state")
     server.wait_ready()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from e2e_asking import client, infer, infer_json, inputs, until
+from e2e_asking import batches, client, infer, infer_json, inputs, settle, until
 from e2e_models import put, python
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
@@ -225,8 +225,12 @@ def test_an_empty_slot_gets_a_request_that_is_not_ready(sequences: Any) -> None:
     step(sequences, "direct", 51, 1, "s")
     step(sequences, "direct", 52, 10, "s")
     step(sequences, "direct", 51, 1, "e")
+    settle(sequences, "direct")
+    before = batches(sequences, "direct")
     told = step(sequences, "direct", 52, 10, "e").as_numpy("TOLD")[0].tolist()
     assert (told[0], told[5:7]) == (20, [2, 1])
+    settle(sequences, "direct")
+    assert batches(sequences, "direct") == before | {2: before.get(2, 0) + 1}, "the empty slot counts (S34)"
 
 
 def test_controls_are_no_inputs_of_the_model(sequences: Any) -> None:
@@ -293,8 +297,9 @@ def test_a_sequence_that_rests_too_long_is_over_and_others_wait_for_its_slot(seq
     with pytest.raises(InferenceServerException, match="must specify the START flag"):
         step(sequences, "idles", 1, 1)
     options = {"sequence_id": 3, "sequence_start": True, "timeout": 50_000}
-    with pytest.raises(InferenceServerException, match="timeout of the corresponding sequence has been expired"):
+    with pytest.raises(InferenceServerException) as caught:
         infer(sequences, "idles", "grpc", options, X=np.array([[1]], np.int32))
+    assert caught.value.message() == "timeout of the corresponding sequence has been expired"
     until("the slot is free again", lambda: sum_of(step(sequences, "idles", 4, 4, "se")) == 4)
 
 

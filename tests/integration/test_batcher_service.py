@@ -63,8 +63,7 @@ async def test_a_request_that_waits_too_long_is_refused_promptly(cluster: Cluste
     nameless = await failure(ask(gateway, 3))
 
     assert type(error) is Unavailable
-    assert error.message == "[request id: b] Request timeout expired"
-    assert nameless.message == "[request id: <id_unknown>] Request timeout expired"
+    assert error.message == nameless.message == "Request timeout expired", "no request id, as in Triton"
     executor.release()
     assert await answers([running]) == [1]
     await cluster.settled()

@@ -227,7 +227,7 @@ async def test_warm_up_runs_on_every_instance_and_is_counted(tmp_path: Path) -> 
             "model_repository_agents { agents { name: 'redact' } }",
             "unable to find 'libtritonrepoagent_redact.so' for repo agent 'redact'",
         ),
-        ('backend: "nobody"', "unable to find backend 'nobody'"),
+        ('backend: "nobody"', "unable to find backend library for backend 'nobody', try specifying"),
         ("instance_group { kind: KIND_GPU count: 1 gpus: 0 }", "GPU"),
         ("version_policy { specific { versions: 7 } }", "at least one version must be available"),
         ("max_batch_size: -3", "'max_batch_size' must be non-negative"),

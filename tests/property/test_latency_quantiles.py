@@ -35,11 +35,11 @@ def test_near_the_value_at_its_rank(durations_ns: list[int], wanted: float) -> N
 def test_parts_added_up_are_the_whole(parts: list[list[int]]) -> None:
     settings = MetricsSettings(summaries=True, quantiles=QUANTILES)
     pages, whole = [], Latencies(settings)
-    all_of_it = whole.add(1, CONFIG, decoupled=False)
+    all_of_it = whole.add(1, CONFIG)
     assert all_of_it is not None
     for durations_ns in parts:
         part = Latencies(settings, joint=True)
-        measured = part.add(1, CONFIG, decoupled=False)
+        measured = part.add(1, CONFIG)
         assert measured is not None
         for duration_ns in durations_ns:
             measured.observe("request", duration_ns, 0)

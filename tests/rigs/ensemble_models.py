@@ -142,6 +142,9 @@ def build(models: Path) -> None:
     scaling(models, "double", 2.0)
     scaling(models, "triple", 3.0)
     scaling(models, "batched", 7.0, config="dynamic_batching { max_queue_delay_microseconds: 200000 }")
+    waits = "max_queue_delay_microseconds: 500000 default_queue_policy { default_timeout_microseconds: 1000 }"
+    scaling(models, "impatient", 1.0, config=f"dynamic_batching {{ {waits} }}")
+    ensemble(models, "rushed", step("impatient", SCALE, {"OUTPUT0": "OUTPUT0"}))
     python(models, "adder", ADDER, ADDER_CONFIG)
     python(models, "flat_adder", ADDER, ADDER_CONFIG.replace("max_batch_size: 8", "max_batch_size: 0"))
     gated(models, "gated", "max_batch_size: 8\ninstance_group { kind: KIND_CPU count: 1 }\n")

@@ -250,9 +250,16 @@ class RequestLedger:
         decisions.append(CondemnRequest(request, message, stderr, executor))
 
     def reject(
-        self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
+        self,
+        request: QueuedRequest,
+        code: ErrorCode,
+        message: str,
+        reason: RejectReason,
+        decisions: list[Decision],
+        *,
+        bare: bool = False,
     ) -> None:
         """A request that is in no queue ends with an error."""
         request.state = ENDED
         self.known.pop(request.id, None)
-        decisions.append(RejectRequest(request, code, message, reason))
+        decisions.append(RejectRequest(request, code, message, reason, bare))

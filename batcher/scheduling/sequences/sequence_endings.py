@@ -60,7 +60,7 @@ class SequenceEndings:
                 how: Cut = (ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED")
                 ledger.cut(sequence, request, how, now_ns, decisions)
             elif sequence.instance is None and sequence.running is None:
-                ledger.refuse_all(sequence, (ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED"), decisions)
+                ledger.refuse_all(sequence, (ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED"), decisions, bare=True)
                 ledger.end(sequence, decisions)
             else:  # it has its slot by now
                 request.timeout_ns = 0

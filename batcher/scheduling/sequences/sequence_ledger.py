@@ -142,11 +142,11 @@ class SequenceLedger:
         self.forget(request)
         decisions.append(RejectRequest(request, *how, bare))
 
-    def refuse_all(self, sequence: LiveSequence, how: Cut, decisions: list[Decision]) -> None:
+    def refuse_all(self, sequence: LiveSequence, how: Cut, decisions: list[Decision], *, bare: bool = False) -> None:
         """What waits of a sequence ends with an error."""
         for request in sequence.queue:
             self._unqueue(request)
-            self.refuse(request, how, decisions)
+            self.refuse(request, how, decisions, bare=bare)
         sequence.queue.clear()
 
     def cut(

@@ -136,4 +136,4 @@ class Endings:
             if deadline_first:
                 self._state.ledger.reject(request, ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED", decisions)
             else:
-                self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED", decisions)
+                self._state.ledger.reject(request, ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED", decisions, bare=True)

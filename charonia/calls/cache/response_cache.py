@@ -118,15 +118,10 @@ class ResponseCache:
             now = self._catalog.served(served.model).get(served.version)
             # a request that waited over a reload was answered by the new content
             reloaded = now is None or now.content_hash != served.content_hash
-            stored = None if reloaded else self.store.put(key, record, rules.ttl_s)
-
-            def count(_: object = None) -> None:
-                self._count_miss(served, counts, lookup_ns + monotonic_ns() - answered_ns)
-
-            if stored is None:
-                count()
-            else:
-                stored.add_done_callback(count)
+            if not reloaded:
+                self.store.put(key, record, rules.ttl_s)
+            # before the caller has its answer: it may ask for statistics next
+            self._count_miss(served, counts, lookup_ns + monotonic_ns() - answered_ns)
 
         def ended(flight: Flight) -> None:
             if self._flights.get(key) is flight:

@@ -82,22 +82,24 @@ BACKEND_DIRECTORY = "backend-directory"
 
 
 def python_based(source: ModelSource) -> Path | None:
-    """The `model.py` of a python-based backend: the version's, the model's, or the backend's; None without any."""
+    """The `model.py` of a python-based backend, None without one. Model directories hold none, as in Triton."""
     word = source.config.backend
-    places = [source.version_directory, source.directory]
     directory = source.backend_config.get(BACKEND_DIRECTORY, "")
-    if directory and word == Path(word).name and word not in (".", ".."):
-        places.append(Path(directory) / word)
-    for place in places:
-        if (place / RUNTIME).is_file():
-            return (place / RUNTIME).absolute()
-    return None
+    if not directory or word != Path(word).name or word in (".", ".."):
+        return None
+    file = searched(source)
+    return file.absolute() if file.is_file() else None
+
+
+def searched(source: ModelSource) -> Path:
+    """Where the `model.py` of a python-based backend has to be."""
+    return Path(source.backend_config.get(BACKEND_DIRECTORY, ""), source.config.backend, RUNTIME)
 
 
 def code_file(source: ModelSource) -> Path:
     """Return the file to run. The model process checks that it exists."""
     if source.config.backend not in ("", OWN_BACKEND):
-        return python_based(source) or source.version_directory.absolute() / RUNTIME
+        return python_based(source) or searched(source).absolute()
     return source.version_directory.absolute() / (source.config.default_model_filename or RUNTIME)
 
 

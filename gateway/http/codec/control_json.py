@@ -6,7 +6,8 @@ import base64
 import binascii
 from typing import Any
 
-from charonia.errors import InternalError, InvalidArgument
+from charonia.errors import InternalError, InvalidArgument, Unavailable
+from charonia.log_lines import FORMATS
 from gateway.control.log_settings import TYPES
 from gateway.handler import (
     RESPONSE_DURATIONS,
@@ -19,7 +20,7 @@ from gateway.handler import (
 )
 
 from .jsondata import NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED
-from .jsontext import parse_json
+from .jsontext import parse_control
 
 _FILE_PREFIX = "file:"
 _NO_SUCH: dict[type, str] = {bool: NOT_BOOLEAN, int: NOT_UNSIGNED, str: NOT_STRING}
@@ -92,19 +93,21 @@ def read_unload_request(body: bytes) -> bool:
 
 
 def read_log_settings(body: bytes) -> dict[str, Any]:
-    """The settings to change (H45); unknown keys, and a document that is no object, say nothing.
+    """The settings to change (H45); unknown keys, nulls, and a document that is no object, say nothing.
 
-    Raises `InternalError` (E4) for a value of the wrong type.
+    Raises `InternalError` (E4) for a value of the wrong type, `Unavailable` for an unknown format.
     """
-    document = parse_json(body) if body else {}
+    document = parse_control(body) if body else {}
     wanted: dict[str, Any] = {}
     for key, value in document.items() if isinstance(document, dict) else ():
         expected = TYPES.get(key)
-        if expected is None:
+        if expected is None or value is None:
             continue
         # the exact type: a boolean is an integer to Python only. log_file is refused whatever it holds
         if key != "log_file" and (type(value) is not expected or (isinstance(value, int) and value < 0)):
             raise InternalError(f"Unable to parse '{key}': {_NO_SUCH[expected]}")
+        if key == "log_format" and value not in FORMATS:
+            raise Unavailable(f"invalid argument for --log_format, got: {value}")
         wanted[key] = value
     return wanted
 
@@ -138,7 +141,7 @@ def _parameters(body: bytes) -> dict[str, Any]:
 def _optional_object(body: bytes) -> dict[str, Any]:
     if not body:
         return {}
-    document = parse_json(body)
+    document = parse_control(body)
     if not isinstance(document, dict):
         raise InternalError("attempt to access non-object as object in the request JSON")
     return document

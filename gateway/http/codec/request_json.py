@@ -11,7 +11,7 @@ from typing import Any
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument, Unsupported
 from charonia.inference import Parameters, ParameterValue
-from charonia.tensors import MAX_ELEMENTS, element_count, shape_text
+from charonia.tensors import MAX_ELEMENTS, element_count, expected_size_bytes, shape_text
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
     MAX_DEADLINE_NS,
@@ -30,6 +30,10 @@ NEEDS_HEADER_LENGTH = (
     "binary data format"
 )
 
+_ONE_FIELD = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'"
+)
 _INT64_MIN = -(2**63)
 
 
@@ -131,9 +135,11 @@ def _custom_parameter(key: str, value: Any) -> str | int | bool | float:
 
 
 def _input(item: Any, binary: bool, max_input_size_bytes: int) -> InputSlot:
+    _check_fields(item)
     name = _member_string(item, "name")
+    word = _member_string(item, "datatype")
     shape = _shape(name, _array(item, "shape"))
-    datatype = DataType.of(_member_string(item, "datatype"))
+    datatype = DataType.of(word)
     count = element_count(name, shape)
     parameters = _members(item["parameters"]) if "parameters" in item else {}
     if "shared_memory_region" in parameters:
@@ -145,10 +151,23 @@ def _input(item: Any, binary: bool, max_input_size_bytes: int) -> InputSlot:
         return InputSlot(name, datatype, shape, size)
     if count == 0:
         return InputSlot(name, datatype, shape, 0, b"")
-    _check_json_size(name, count * datatype.size_bytes, max_input_size_bytes)
-    data = encode_elements(name, datatype, item.get("data", []), count)
+    _check_json_size(name, expected_size_bytes(name, datatype, shape), max_input_size_bytes)
+    data = encode_elements(name, datatype, item["data"], count)
     _check_json_size(name, len(data), max_input_size_bytes)
     return InputSlot(name, datatype, shape, len(data), data)
+
+
+def _check_fields(item: Any) -> None:
+    """Raise unless an input says in exactly one way where its data is (H13)."""
+    if not isinstance(item, dict):
+        return
+    parameters = item.get("parameters")
+    found = ["data"] if "data" in item else []
+    if isinstance(parameters, dict):
+        found += [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
+    if len(found) != 1:
+        which = " set" + "".join(f" '{name}'" for name in found) if found else " no field is set"
+        raise InvalidArgument(f"{_ONE_FIELD}. But{which}")
 
 
 def _check_json_size(name: str, size_bytes: int, limit_bytes: int) -> None:

@@ -61,7 +61,8 @@ async def test_what_is_counted(bench: Any) -> None:
     (before,) = await gateway.statistics(MODEL, "")
     assert (before.cache_hit, before.cache_miss) == (Duration(), Duration())
     await executed(bench, gateway)
-    await until(lambda: gateway.metrics.counts(MODEL, 1).cache_misses == 1)
+    assert gateway.metrics.counts(MODEL, 1).cache_misses == 1, "when its answer is there"
+    assert (await gateway.statistics(MODEL, ""))[0].cache_miss.count == 1
     assert await ask(gateway) == await ask(gateway)
     (found,) = await gateway.statistics(MODEL, "")
     assert (found.cache_hit.count, found.cache_miss.count) == (2, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from memory_log.log import MemoryLog
 
-from charonia.calls.model_control import check_model_name
 from charonia.errors import InvalidArgument, NotFound, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact
@@ -13,22 +12,6 @@ from charonia.inference import InferenceRequest
 from charonia.keys import CONTROL
 from charonia.options.settings import GatewaySettings
 from gateway.service import GatewayService
-
-
-@pytest.mark.parametrize("name", ["a/b", "..", "a\\b", "a\0"])
-def test_names_with_path_parts(name: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        check_model_name(name)
-    assert caught.value.message == (
-        f"invalid model name '{name}', model name must not contain path traversal characters"
-    )
-
-
-@pytest.mark.parametrize("name", ["", "  "])
-def test_empty_names(name: str) -> None:
-    with pytest.raises(InvalidArgument) as caught:
-        check_model_name(name)
-    assert caught.value.message == "Model name cannot be empty. Please enter a valid name to deploy."
 
 
 async def service(*facts: object) -> tuple[GatewayService, ControlPlane]:

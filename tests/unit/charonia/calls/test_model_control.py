@@ -10,7 +10,7 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.calls.model_control import ModelControl
-from charonia.errors import ErrorCode, InvalidArgument, LogUnavailable, Unavailable
+from charonia.errors import ErrorCode, InternalError, InvalidArgument, LogUnavailable, Unavailable
 from charonia.eventlog.control import ControlPlane, facts_of
 from charonia.facts.events import (
     FIELD_FACT,
@@ -22,8 +22,11 @@ from charonia.facts.events import (
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
+    VersionLoaded,
+    VersionStateChanged,
     pack_fact,
 )
+from protos.model_config_pb2 import ModelConfig
 
 
 async def tell(log: MemoryLog, *facts: Fact) -> None:
@@ -92,7 +95,7 @@ async def test_nobody_answers_what_another_log_never_heard_of(log: MemoryLog, co
 
 async def test_what_cannot_be_loaded_is_refused_before_anybody_is_asked(log: MemoryLog, control: ControlPlane) -> None:
     models = ModelControl(control)
-    for name in ("../m", "a/b", "a\\b"):
+    for name in ("../m", "a/b", " .. ", " "):
         with pytest.raises(InvalidArgument):
             await models.load(name, None, {})
     with pytest.raises(InvalidArgument, match="must be specified for model file override"):
@@ -163,4 +166,54 @@ async def test_one_in_another_mode_is_not_asked(log: MemoryLog, control: Control
     await tell(log, ModelRequestFinished("e", request.request_id, int(ErrorCode.INVALID_ARG), "load failed"))
     with pytest.raises(InvalidArgument, match=r"^load failed$"):
         await asyncio.wait_for(loading, 5)
-    await models.unload("m", unload_dependents=False)
+
+
+# -- unloading ---------------------------------------------------------------------------------------------------------
+
+
+async def serve(log: MemoryLog, control: ControlPlane) -> None:
+    """Have executor e serve version 1 of model m."""
+    await tell(log, VersionLoaded("e", "m", 1, "content", 1, ModelConfig(name="m").SerializeToString()))
+    async with asyncio.timeout(5):
+        while not control.catalog.is_ready("m", -1):
+            await control.changed()
+
+
+async def test_an_unload_returns_when_the_model_is_not_ready_here(log: MemoryLog, control: ControlPlane) -> None:
+    await serve(log, control)
+    unloading = asyncio.ensure_future(ModelControl(control).unload("m", unload_dependents=False))
+    request = await requested(log)
+    assert (request.action, request.model) == ("unload", "m")
+    await control.changed()
+    assert not unloading.done(), "the executor has only heard of it"
+    await tell(log, VersionStateChanged("e", "m", 1, "UNLOADING"), ModelRequestFinished("e", request.request_id))
+    await asyncio.wait_for(unloading, 5)
+    assert not control.catalog.is_ready("m", -1)
+
+
+async def test_what_an_executor_could_not_unload_is_said(log: MemoryLog, control: ControlPlane) -> None:
+    unloading = asyncio.ensure_future(ModelControl(control).unload("m", unload_dependents=False))
+    request = await requested(log)
+    await tell(log, ModelRequestFinished("e", request.request_id, int(ErrorCode.INTERNAL), "OSError: broken"))
+    with pytest.raises(InternalError, match="broken"):
+        await asyncio.wait_for(unloading, 5)
+
+
+async def test_an_executor_that_leaves_has_unloaded(log: MemoryLog, control: ControlPlane) -> None:
+    unloading = asyncio.ensure_future(ModelControl(control).unload("m", unload_dependents=False))
+    await requested(log)
+    await tell(log, ProcessLeft("executor", "e", "lost"))
+    await asyncio.wait_for(unloading, 5)
+
+
+async def test_an_unload_that_is_not_answered_names_what_is_still_served(log: MemoryLog, control: ControlPlane) -> None:
+    await serve(log, control)
+    with pytest.raises(InternalError) as caught:
+        await ModelControl(control, max_wait_s=0.01).unload("m", unload_dependents=False)
+    assert caught.value.message == "failed to unload 'm', versions that are still available: 1"
+
+
+async def test_an_unload_takes_any_name(log: MemoryLog, control: ControlPlane) -> None:
+    unloading = asyncio.ensure_future(ModelControl(control).unload("../etc", unload_dependents=False))
+    await tell(log, ModelRequestFinished("e", (await requested(log)).request_id))
+    await asyncio.wait_for(unloading, 5)

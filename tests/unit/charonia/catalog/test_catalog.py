@@ -21,8 +21,27 @@ from charonia.facts.events import (
 def test_nothing_is_known_at_first() -> None:
     empty = catalog()
     assert (empty.index(), empty.served_models(), empty.started(), empty.control_modes()) == ([], [], False, set())
-    with pytest.raises(NotFound, match=r"^Request for unknown model: 'm' is not found$"):
+    with pytest.raises(Unavailable, match=r"^model 'm' cannot be served yet: no executor has loaded its models$"):
         empty.find("m", -1)
+
+
+def test_what_is_loading_is_said_until_the_first_loads_are_over() -> None:
+    found = catalog(joined(), scanned(ready=False))
+    for number in range(8):
+        found.apply(VersionStateChanged("e", f"n{number}", 1, "LOADING"))
+    for model in ("m", "n1"):
+        with pytest.raises(Unavailable) as caught:
+            found.find(model, -1)
+        assert caught.value.message == (
+            f"model '{model}' cannot be served yet: still loading 'n0', 'n1', 'n2', 'n3', 'n4' and 3 more"
+        )
+    found.apply(loaded())
+    assert found.find("m", -1).version == 1
+    assert found.loaded_executors() == []
+    found.apply(scanned())
+    assert found.loaded_executors() == ["e"]
+    with pytest.raises(NotFound, match=r"^Request for unknown model: 'x' is not found$"):
+        found.find("x", -1)
 
 
 def test_the_highest_version_is_the_one_that_is_meant() -> None:

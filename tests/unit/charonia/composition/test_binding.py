@@ -149,7 +149,7 @@ def test_a_generator_is_decoupled(function: Any) -> None:
         ({"style": "positional"}, "is keywords, dict or requests, got 'positional'"),
         ({"function": 3}, "only a callable can be bound"),
         ({"config": {"max_batch": 3}}, "max_batch"),
-        ({"inputs": [TensorSpec("X", np.int8, ())]}, "model input must specify 'dims'"),
+        ({"inputs": [TensorSpec("X", np.int8, ())]}, "model input 'X' must specify 'dims' for "),
     ],
 )
 def test_what_cannot_be_bound(given: dict[str, Any], text: str) -> None:

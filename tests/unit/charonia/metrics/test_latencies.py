@@ -26,13 +26,13 @@ def lines(latencies: Latencies, now_ns: int = 0) -> list[str]:
 def test_nothing_is_measured_unless_it_is_asked_for() -> None:
     latencies = Latencies(MetricsSettings())
     assert not latencies.measures
-    assert latencies.add(1, PLAIN, decoupled=True) is None
+    assert latencies.add(1, PLAIN) is None
     assert latencies.render(0) == b""
 
 
 def test_a_summary() -> None:
     latencies = Latencies(MEASURED)
-    measured = latencies.add(1, PLAIN, decoupled=False)
+    measured = latencies.add(1, PLAIN)
     assert measured is not None
     for duration_ns in (10_000, 10_999, 3_000_000):
         measured.observe("queue", duration_ns, 0)
@@ -46,15 +46,15 @@ def test_a_summary() -> None:
     (p99,) = [line for line in page if line.startswith(f'nv_inference_queue_summary_us{{{labels},quantile="0.99"')]
     assert float(p99.rpartition(" ")[2]) == pytest.approx(3000, rel=0.011)
     assert f'nv_inference_request_summary_us{{{labels},quantile="0.5"}} NaN' in page
-    assert not any("cache" in line or "histogram" in line for line in page)
+    assert not any("cache" in line for line in page)
 
 
 def test_a_model_with_the_cache_on_shows_other_summaries() -> None:
     latencies = Latencies(MEASURED, caches=True)
-    latencies.add(1, CACHED, decoupled=False)
-    latencies.add(1, PLAIN, decoupled=False)
-    counts = {line.partition("{")[0]: line for line in lines(latencies) if "_count{" in line and 'model="c"' in line}
-    assert set(counts) == {
+    latencies.add(1, CACHED)
+    latencies.add(1, PLAIN)
+    counts = {line.partition("{")[0] for line in lines(latencies) if "_count{" in line and 'model="c"' in line}
+    assert {name for name in counts if "summary" in name} == {
         f"{name}_count"
         for name in (
             "nv_inference_queue_summary_us",
@@ -68,15 +68,14 @@ def test_a_model_with_the_cache_on_shows_other_summaries() -> None:
     assert 'nv_inference_request_summary_us_count{model="m"' in latencies.render(0).decode()
 
 
-def test_a_histogram_of_a_decoupled_model_only() -> None:
+def test_every_model_has_a_histogram_of_first_responses() -> None:
     latencies = Latencies(MetricsSettings(histograms=True))
-    usual = latencies.add(1, PLAIN, decoupled=True)
-    chosen = latencies.add(2, BUCKETS, decoupled=True)
-    other = latencies.add(1, CACHED, decoupled=False)
+    usual = latencies.add(1, PLAIN)
+    chosen = latencies.add(2, BUCKETS)
+    assert latencies.add(1, CACHED) is not None
     assert usual is not None
     assert chosen is not None
-    assert other is not None
-    for measured in (usual, chosen, other):
+    for measured in (usual, chosen):
         for duration_ms in (0, 1, 100, 101, 9000):
             measured.responded(duration_ms * 1_000_000)
     page = lines(latencies)
@@ -92,19 +91,17 @@ def test_a_histogram_of_a_decoupled_model_only() -> None:
         f'{name}_bucket{{model="d",version="2",le="{le}"}} {n}'
         for le, n in (("-1", 0), ("0", 1), ("1", 2), ("2.5", 2), ("+Inf", 5))
     ]
-    assert not any('model="c"' in line for line in page)
+    assert f'{name}_count{{model="c",version="1"}} 0' in page, "from its load on"
 
 
 def test_a_version_that_is_served_anew_goes_on_and_one_that_goes_is_forgotten() -> None:
     latencies = Latencies(MEASURED)
-    first = latencies.add(1, PLAIN, decoupled=True)
+    first = latencies.add(1, PLAIN)
     assert first is not None
     first.observe("request", 1000, 0)
     first.responded(0)
-    assert latencies.add(1, PLAIN, decoupled=True) is first
+    assert latencies.add(1, PLAIN) is first
     assert 'request_summary_us_count{model="m",team="a\\"b",version="1"} 1' in latencies.render(0).decode()
-    assert latencies.add(1, PLAIN, decoupled=False) is first
-    assert first.first_response is None
     latencies.drop("m", 1)
     latencies.drop("m", 1)
     assert not any("{" in line for line in lines(latencies))
@@ -122,7 +119,7 @@ def test_quantiles_forget_and_sums_do_not() -> None:
 
 def test_parts_that_are_added_up_show_their_ranges() -> None:
     latencies = Latencies(MEASURED, joint=True)
-    measured = latencies.add(1, CACHED, decoupled=False)
+    measured = latencies.add(1, CACHED)
     assert measured is not None
     measured.observe("queue", 0, 0)
     page = lines(latencies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -75,7 +76,35 @@ def test_integers_may_be_strings(source: Any) -> None:
 @pytest.mark.parametrize(
     "source",
     [
+        "{max_batch_size: 16, input: [{name: 'x', dims: [3, -1,],},],}",
+        '{ "max_batch_size" : 16, input\n: [{"name": "x", "dims": [3, -1]}] }',
+    ],
+)
+def test_what_protobufs_parser_takes_is_taken(source: str) -> None:
+    assert from_json(source) == parse("max_batch_size: 16 input { name: 'x' dims: [3, -1] }")
+
+
+def test_quoted_text_stays_as_it_is() -> None:
+    read = from_json(r"""{name: 'it\'s "x", {a: 1,}\n', platform: "a: 'b',]"}""")
+    assert (read.name, read.platform) == ('it\'s "x", {a: 1,}\n', "a: 'b',]")
+
+
+@pytest.mark.parametrize(
+    "text", ['{"' + '\\"' * 200_000, "{'" + "\\'" * 200_000 + "\\", "{" + "a" * 500_000, "," * 500_000]
+)
+def test_hostile_text_is_refused_in_linear_time(text: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(StructureError):
+        from_json(text)
+    assert time.monotonic() - started < 5, "half a minute and more if every quote were tried"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
         "",
+        "{max_batch_size 16}",
+        "{'max_batch_size: 16}",
         "{",
         "[]",
         "5",

@@ -41,7 +41,7 @@ def test_an_installed_package_may_bring_one(monkeypatch: pytest.MonkeyPatch) -> 
     assert backends.get("other") is backends.get("other")
     with pytest.raises(Unsupported, match="backend 'broken' cannot be imported"):
         backends.get("broken")
-    with pytest.raises(InvalidArgument, match="unable to find backend 'none'"):
+    with pytest.raises(InvalidArgument, match="unable to find backend library for backend 'none'"):
         backends.get("none")
 
 
@@ -61,28 +61,37 @@ def source(directory: Path, word: str, runtime: str = "", **settings: str) -> Mo
     return ModelSource("m", 1, directory / "m", ModelConfig(name="m", backend=word, runtime=runtime), given)
 
 
-def test_a_python_based_backend_is_found_in_the_version_the_model_and_the_backend_directory(tmp_path: Path) -> None:
+def test_a_python_based_backend_is_found_in_the_backend_directory_alone(tmp_path: Path) -> None:
     backends = BackendRegistry()
     directory = str(tmp_path / "backends")
-    with pytest.raises(InvalidArgument, match="unable to find backend 'echo'"):
-        backends.of(source(tmp_path, "echo", backend_directory=directory))
-    for place in (tmp_path / "backends/echo", tmp_path / "m", tmp_path / "m/1"):
+    wanted = source(tmp_path, "echo", backend_directory=directory)
+    for place in (tmp_path / "m", tmp_path / "m/1"):
         place.mkdir(parents=True)
         (place / "model.py").write_text("")
-        wanted = source(tmp_path, "echo", backend_directory=directory)
-        assert backends.of(wanted) is backends.get("python")
-        assert code_file(wanted) == place / "model.py"
+    with pytest.raises(InvalidArgument) as caught:
+        backends.of(wanted)
+    text = "unable to find backend library for backend 'echo', try specifying runtime on the model configuration."
+    assert caught.value.message == text
+    (tmp_path / "backends/echo").mkdir(parents=True)
+    (tmp_path / "backends/echo/model.py").write_text("")
+    assert backends.of(wanted) is backends.get("python")
+    assert code_file(wanted) == tmp_path / "backends/echo/model.py"
     assert backends.of(source(tmp_path / "none", "onnxruntime", backend_directory=directory)).name == "onnxruntime"
 
 
 def test_a_runtime_of_python_goes_before_a_native_backend(tmp_path: Path) -> None:
     backends = BackendRegistry()
-    with pytest.raises(InvalidArgument, match=r"unable to find 'model\.py' of backend 'onnxruntime'"):
-        backends.of(source(tmp_path, "onnxruntime", "model.py"))
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "model.py").write_text("")
-    assert backends.of(source(tmp_path, "onnxruntime", "model.py")).name == "python"
-    assert backends.of(source(tmp_path, "onnxruntime")).name == "onnxruntime"
+    directory = str(tmp_path / "backends")
+    with pytest.raises(InvalidArgument) as caught:
+        backends.of(source(tmp_path, "onnxruntime", "model.py", backend_directory=directory))
+    assert caught.value.message == (
+        "unable to find Python backend based backend library 'model.py' for model 'm', "
+        f"searched: '{directory}/onnxruntime/model.py'"
+    )
+    (tmp_path / "backends/onnxruntime").mkdir(parents=True)
+    (tmp_path / "backends/onnxruntime/model.py").write_text("")
+    assert backends.of(source(tmp_path, "onnxruntime", "model.py", backend_directory=directory)).name == "python"
+    assert backends.of(source(tmp_path, "onnxruntime", backend_directory=directory)).name == "onnxruntime"
 
 
 def test_a_backend_word_does_not_lead_out_of_the_backend_directory(tmp_path: Path) -> None:

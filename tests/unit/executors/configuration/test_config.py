@@ -218,48 +218,51 @@ def _input(fields: str) -> str:
 CPU = "instance_group { name: 'g' kind: KIND_CPU count: 1 } "
 INSTANCE = [
     # C5, C6
-    (CPU + "input { }", "model input must specify 'name'"),
-    (CPU + "input { name: 'x' }", "model input must specify 'data_type'"),
-    (CPU + "input { name: 'x' data_type: TYPE_FP32 }", "model input must specify 'dims'"),
-    (CPU + "output { }", "model output must specify 'name'"),
-    (CPU + "output { name: 'x' }", "model output must specify 'data_type'"),
-    (CPU + "output { name: 'x' data_type: TYPE_FP32 }", "model output must specify 'dims'"),
+    (CPU + "input { }", "model input must specify 'name' for m"),
+    (CPU + "input { name: 'x' }", "model input 'x' must specify 'data_type' for m"),
+    (CPU + "input { name: 'x' data_type: TYPE_FP32 }", "model input 'x' must specify 'dims' for m"),
+    (CPU + "output { }", "model output must specify 'name' for m"),
+    (CPU + "output { name: 'x' }", "model output 'x' must specify 'data_type' for m"),
+    (CPU + "output { name: 'x' data_type: TYPE_FP32 }", "model output 'x' must specify 'dims' for m"),
     (
         CPU + _input("dims: 0"),
-        "model input dimension must be integer >= 1, or -1 to indicate a variable-size dimension",
+        "model input 'x' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
     ),
     (
         CPU + _input("dims: -2"),
-        "model input dimension must be integer >= 1, or -1 to indicate a variable-size dimension",
+        "model input 'x' dimension must be integer >= 1, or -1 to indicate a variable-size dimension for m",
     ),
-    (CPU + _input("dims: [2, 3] format: FORMAT_NHWC"), "model input NHWC/NCHW require 3 dims"),
-    (CPU + _input("dims: 2 is_shape_tensor: true"), "shape tensors are only supported for TensorRT platform"),
+    (CPU + _input("dims: [2, 3] format: FORMAT_NHWC"), "model input NHWC/NCHW require 3 dims for m"),
+    (CPU + _input("dims: 2 is_shape_tensor: true"), "shape tensors are only supported for TensorRT platform for m"),
     (
         CPU + _input("dims: 2 is_non_linear_format_io: true"),
-        "Non-linear IO format is only supported for the TensorRT platform",
+        "Non-linear IO format is only supported for the TensorRT platform for m",
     ),
     # C7
-    (CPU + _input("dims: [2, 3] reshape { shape: 5 }"), "model input has different size for dims and reshape"),
-    (CPU + _input("dims: 6 reshape { shape: -1 }"), "model input has different size for dims and reshape"),
+    (
+        CPU + _input("dims: [2, 3] reshape { shape: 5 }"),
+        "model input 'x' has different size for dims and reshape for m",
+    ),
+    (CPU + _input("dims: 6 reshape { shape: -1 }"), "model input 'x' has different size for dims and reshape for m"),
     (
         CPU + _input("dims: [2, -1, 3] reshape { shape: [3, -1, 2] }"),
-        "model input has different size for dims and reshape",
+        "model input 'x' has different size for dims and reshape for m",
     ),
     (
         CPU + _input("dims: [-1, -1] reshape { shape: -1 }"),
-        "model input has different number of variable-size dimensions for dims and reshape",
+        "model input 'x' has different number of variable-size dimensions for dims and reshape for m",
     ),
     (
         CPU + _input("dims: 2 reshape { shape: [2, 0] }"),
-        "model input reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension",
+        "model input 'x' reshape dimensions must be integer >= 1, or -1 to indicate a variable-size dimension for m",
     ),
     (
         CPU + _input("dims: 1 reshape { }"),
-        "model input cannot have empty reshape for non-batching model as scalar tensors are not supported",
+        "model input 'x' cannot have empty reshape for non-batching model as scalar tensors are not supported for m",
     ),
     (
         CPU + "max_batch_size: 2 " + _input("dims: 2 reshape { }"),
-        "model input has different size for dims and reshape",
+        "model input 'x' has different size for dims and reshape for m",
     ),
     # C9
     ("", "must specify one or more 'instance group's for m"),
@@ -280,13 +283,13 @@ INSTANCE = [
         "instance group g of model m specifies profile field which is only supported for TensorRT models",
     ),
     # C20, C21
-    (CPU + IO + "batch_input { }", "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 0"),
-    (CPU + IO + "batch_input { source_input: 'q' }", "unknown source input name 'q'"),
-    (CPU + IO + "batch_input { source_input: 'x' }", "batch input data type must be TYPE_INT32 or TYPE_FP32"),
-    (CPU + IO + "batch_output { source_input: 'x' target_name: 'q' }", "unknown target output name 'q'"),
+    (CPU + IO + "batch_input { }", "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 0 for m"),
+    (CPU + IO + "batch_input { source_input: 'q' }", "unknown source input name 'q' for m"),
+    (CPU + IO + "batch_input { source_input: 'x' }", "batch input data type must be TYPE_INT32 or TYPE_FP32 for m"),
+    (CPU + IO + "batch_output { source_input: 'x' target_name: 'q' }", "unknown target output name 'q' for m"),
     (
         CPU + IO + "batch_output { source_input: 'x' target_name: ['y', 'y'] }",
-        "target output name 'y' can only be specified once",
+        "target output name 'y' can only be specified once for m",
     ),
     # C12, C17
     (
@@ -397,8 +400,8 @@ def test_text_for_clients_of_a_structural_error() -> None:
 
 def test_a_reshape_is_judged_by_itself() -> None:
     """C7 before anything is compared with it, when the rest may be missing still."""
-    check_reshapes(parse("input { name: 'a' } output { name: 'b' dims: 4 reshape { shape: [2, 2] } }"))
+    check_reshapes(parse("name: 'm' input { name: 'a' } output { name: 'b' dims: 4 reshape { shape: [2, 2] } }"))
     for what in ("input", "output"):
         with pytest.raises(InstanceError) as refused:
-            check_reshapes(parse(f"{what} {{ name: 'a' dims: [2, 2] reshape {{ shape: 5 }} }}"))
-        assert refused.value.message == f"model {what} has different size for dims and reshape"
+            check_reshapes(parse(f"name: 'm' {what} {{ name: 'a' dims: [2, 2] reshape {{ shape: 5 }} }}"))
+        assert refused.value.message == f"model {what} 'a' has different size for dims and reshape for m"

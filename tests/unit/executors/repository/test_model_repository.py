@@ -42,7 +42,7 @@ def test_layout(tmp_path: Path) -> None:
     _write(tmp_path / "b" / "03" / "model.py")
     _write(tmp_path / "b" / "7", "a file, not a version")
     _model(tmp_path, "a", config=None)
-    for name in (".hidden", " ", "back\\slash"):  # no client could name them
+    for name in (".hidden", " "):  # no client could name them
         _model(tmp_path, name)
     _write(tmp_path / "README.md", "no model")
     found = ModelRepository([tmp_path]).scan()

@@ -55,12 +55,12 @@ def test_no_version_left(policy: str, available: list[int]) -> None:
     assert caught.value.message == "at least one version must be available under the version policy of model 'm'"
 
 
-@pytest.mark.parametrize("name", ["a", "a.b", "..a", "with space", "é"])
+@pytest.mark.parametrize("name", ["a", "a.b", "..a", "...", "a..1", ".", "a\\b", "with space", "é"])
 def test_good_names(name: str) -> None:
     check_model_name(name)
 
 
-@pytest.mark.parametrize("name", ["..", ".", "a/b", "/etc", "../a", "a\\b", "a\0"])
+@pytest.mark.parametrize("name", ["..", " .. ", "a/b", "/etc", "../a", "a\0"])
 def test_names_with_path_parts(name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         check_model_name(name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from charonia.errors import InvalidArgument
+from charonia.errors import InvalidArgument, Unsupported
 from gateway.control.log_settings import TYPES, LogSwitches
 from gateway.grpc import control_messages as control
 from gateway.handler import (
@@ -146,13 +146,20 @@ def test_log_settings_to_change() -> None:
         ("log_info", {"uint32_param": 1}, "expect boolean for 'log_info'"),
         ("log_verbose_level", {"bool_param": True}, "expect int32 for 'log_verbose_level'"),
         ("log_format", {}, "expect string for 'log_format'"),
-        ("log_file", {"bool_param": True}, "expect string for 'log_file'"),
+        ("log_format", {"string_param": "odd"}, "invalid argument for log_format, got: odd"),
     ],
 )
 def test_log_settings_of_another_type(key: str, value: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         control.read_log_settings(log_request(**{key: value}))
     assert caught.value.message == message
+
+
+@pytest.mark.parametrize("value", [{"bool_param": True}, {"string_param": "x"}, {}])
+def test_a_log_file_is_no_setting_to_change(value: dict[str, Any]) -> None:
+    wanted = control.read_log_settings(log_request(log_file=value))
+    with pytest.raises(Unsupported, match="log file location can not be updated through network protocol"):
+        LogSwitches().changed(wanted)
 
 
 def test_the_log_settings_answer_is_in_full() -> None:

@@ -128,6 +128,34 @@ async def test_who_asks_for_the_end_gets_it(request_bytes: bytes, closes: bool) 
     await wire.leave()
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [b"Content-Length: 3\r\nTransfer-Encoding: chunked", b"transfer-encoding: gzip, Chunked \r\ncontent-length: 999"],
+)
+async def test_chunks_go_before_a_length_and_end_the_connection(lines: bytes) -> None:
+    """RFC 9112, 6.1: what follows may be the body of another reader's request, so it is not served."""
+    seen: list[Scope] = []
+
+    async def keep(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+        await reply_whole(send, 200, [], (await whole_body(receive))[0])
+
+    wire = Wire(App(keep))
+    head = b"POST /a HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n\r\n"
+    data = await wire.exchange(head + b"5\r\nhello\r\n0\r\n\r\n" + GET)
+    ((status, headers, body),) = responses(data, ["POST"])
+    assert (status, headers["connection"], body) == (200, "close", b"hello")
+    assert wire.transport.closing
+    (scope,) = seen
+    assert b"content-length" not in dict(scope["headers"])
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"identity", b"xchunked", b"chunked, gzip"])
+async def test_a_length_beside_another_coding_is_refused(coding: bytes) -> None:
+    request = post(b"abc", b"Transfer-Encoding: " + coding)
+    assert refusal(await Wire(App(echo)).exchange(request)) == (400, "Invalid HTTP request received.")
+
+
 async def test_an_application_may_end_the_connection() -> None:
     async def close(scope: Scope, receive: Receive, send: Send) -> None:
         await reply_whole(send, 503, [(b"Connection", b"Close")], b"")

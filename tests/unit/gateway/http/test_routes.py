@@ -99,6 +99,9 @@ class TestRepository:
         ready = {"name": "simple", "version": "1", "state": "READY", "reason": ""}
         assert (await client.post("/v2/repository/index")).json() == [ready, {"name": "never"}]
         assert (await client.post("/v2/repository/index", json={"ready": True})).json() == [ready]
+        deep = b'{"ready": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
+        reply = await client.post("/v2/repository/index", content=deep)
+        assert (reply.status_code, reply.json()) == (400, {"error": "Invalid value for 'ready': expected a boolean"})
         reply = await client.post("/v2/repository/index", json={"ready": 1})
         assert (reply.status_code, reply.json()) == (400, {"error": "Invalid value for 'ready': expected a boolean"})
 
@@ -150,7 +153,9 @@ class TestSettings:
         logging.getLogger().setLevel(level)
 
     async def test_a_partial_change_is_effective_and_answered_in_full(self, client: httpx2.AsyncClient) -> None:
-        reply = await client.post("/v2/logging", json={"log_info": False, "unknown": 1, "log_verbose_level": 0})
+        reply = await client.post(
+            "/v2/logging", json={"log_info": False, "unknown": 1, "log_verbose_level": 0, "log_file": None}
+        )
         assert reply.json() == (await client.get("/v2/logging")).json()
         assert reply.json() == {
             "log_file": "", "log_info": False, "log_warning": True, "log_error": True, "log_verbose_level": 0,
@@ -174,7 +179,7 @@ class TestSettings:
                 )
                 for value in (True, -1, "1")
             ),
-            ({"log_format": "odd"}, 400, "invalid argument for --log_format, got: odd"),
+            ({"log_format": "odd"}, 503, "invalid argument for --log_format, got: odd"),
         ],
     )
     async def test_all_or_nothing(

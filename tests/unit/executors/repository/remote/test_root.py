@@ -80,7 +80,6 @@ def test_the_layout_is_that_of_a_directory(remote: Any) -> None:
         "m/3/",
         "../x/1/a",
         " /1/model.py",
-        "back\\slash/1/model.py",
     ):
         store.put(name)
     scanned = remote.repository().scan()

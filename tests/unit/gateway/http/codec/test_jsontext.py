@@ -5,7 +5,7 @@ import math
 import pytest
 
 from charonia.errors import InternalError, InvalidArgument
-from gateway.http.codec.jsontext import MAX_DEPTH, check_depth, parse_json
+from gateway.http.codec.jsontext import MAX_DEPTH, check_depth, parse_control, parse_json
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,19 @@ def test_nesting_is_bounded_before_parsing(opening: bytes) -> None:
         parse_json(opening * (MAX_DEPTH + 1) + closing * (MAX_DEPTH + 1))
     with pytest.raises(InvalidArgument):
         parse_json(opening * 100_000)
+
+
+def test_control_requests_may_nest_as_deep_as_they_like() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    text = b'{"a": ' + deep + b', "b": ' + deep + b', "c\\"[": true}'
+    value = parse_control(text)
+    assert value['c"['] is True
+    for _ in range(MAX_DEPTH - 1):
+        (value["a"],) = value["a"]
+    assert value["a"] == 0
+    assert parse_control(b"[" * 99 + b"[1,[2],{}]" + b"]" * 99) == parse_json(b"[" * 99 + b"[1,0,0]" + b"]" * 99)
+    with pytest.raises(InternalError):
+        parse_control(b"[" * 100_000)
 
 
 @pytest.mark.parametrize(

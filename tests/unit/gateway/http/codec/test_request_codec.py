@@ -16,6 +16,10 @@ from gateway.http.codec.response_codec import ReplyForm
 LIMIT = 4096
 FP32 = {"name": "INPUT0", "shape": [1, 16], "datatype": "FP32"}
 BINARY = {**FP32, "parameters": {"binary_data_size": 64}}
+ONE_FIELD = (
+    "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+    "'shared_memory_region' in 'parameters'. But"
+)
 
 
 class Decode:
@@ -89,27 +93,28 @@ def test_binary_tensors_follow_in_the_order_of_inputs(decode: Decode) -> None:
         ([], "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
         ({"inputs": 5}, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
         ({"inputs": [5]}, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
-        ({"inputs": [{"name": 5}]}, "Unable to parse 'name': attempt to access JSON non-string as string"),
-        ({"inputs": [{"name": "I"}]}, "Unable to parse 'shape': attempt to access non-existing object member 'shape'"),
+        ({"inputs": [{"name": 5, "data": []}]}, "Unable to parse 'name': attempt to access JSON non-string as string"),
+        ({"inputs": [{"name": "I", "datatype": "FP32", "data": []}]},
+         "Unable to parse 'shape': attempt to access non-existing object member 'shape'"),
         (
-            {"inputs": [{**FP32, "shape": [1, -16]}]},
+            {"inputs": [{**FP32, "shape": [1, -16], "data": []}]},
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
         ),
         (
-            {"inputs": [{**FP32, "shape": [1.5]}]},
+            {"inputs": [{**FP32, "shape": [1.5], "data": []}]},
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
         ),
         (
-            {"inputs": [{**FP32, "shape": [True]}]},
+            {"inputs": [{**FP32, "shape": [True], "data": []}]},
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
         ),
         (
-            {"inputs": [{"name": "I", "shape": [1]}]},
+            {"inputs": [{"name": "I", "shape": [1], "data": []}]},
             "Unable to parse 'datatype': attempt to access non-existing object member 'datatype'",
         ),
         ({"inputs": [{**FP32, "shape": [1, 16], "data": [0.0] * 8}]},
          "Unable to parse 'data': Shape does not match true shape of 'data' field"),
-        ({"inputs": [{**FP32, "shape": [9, 16]}]},
+        ({"inputs": [{**FP32, "shape": [9, 16], "data": []}]},
          "Unable to parse 'data': Shape does not match true shape of 'data' field"),
         ({"id": 5, "inputs": []}, "Unable to parse 'id': attempt to access JSON non-string as string"),
         ({"inputs": [], "parameters": []}, "Unable to parse 'parameters': attempt to get members for non-object"),
@@ -157,14 +162,27 @@ def test_json_and_type_errors_are_internal(decode: Decode, document: Any, text: 
             "inputs in binary data format",
         ),
         (
-            {"inputs": [{**FP32, "shape": [2**63]}]},
+            {"inputs": [{**FP32, "shape": [2**63], "data": []}]},
             "shape [9223372036854775808] for input 'INPUT0' causes total element count to exceed maximum size of "
             "9223372036854775807",
         ),
         (
-            {"inputs": [{**FP32, "shape": [2**62, 4]}]},
+            {"inputs": [{**FP32, "shape": [2**62, 4], "data": []}]},
             "shape [4611686018427387904,4] for input 'INPUT0' causes total element count to exceed maximum size of "
             "9223372036854775807",
+        ),
+        (
+            {"inputs": [{**FP32, "shape": [2**62], "data": []}]},
+            "byte size overflow for input 'INPUT0': element count (4611686018427387904) * data type size (4) exceeds "
+            "maximum allowed size (9223372036854775807)",
+        ),
+        ({"inputs": [FP32]}, ONE_FIELD + " no field is set"),
+        ({"inputs": [{**FP32, "shape": [0]}]}, ONE_FIELD + " no field is set"),
+        ({"inputs": [{}]}, ONE_FIELD + " no field is set"),
+        ({"inputs": [{**BINARY, "data": []}]}, ONE_FIELD + " set 'data' 'binary_data_size'"),
+        (
+            {"inputs": [{**FP32, "parameters": {"binary_data_size": 64, "shared_memory_region": "r"}}]},
+            ONE_FIELD + " set 'binary_data_size' 'shared_memory_region'",
         ),
         (
             {"inputs": [{**FP32, "shape": [1, 1025], "data": []}]},

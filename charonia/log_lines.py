@@ -1,0 +1,42 @@
+"""Log lines: their two formats, chosen by `--log-format` and changed while a process runs (L2, L3).
+
+`charonia.composition.logs` sets the handler and the level up; `gateway.control.log_settings` is what clients change.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+DEFAULT, ISO8601 = "default", "ISO8601"
+FORMATS = (DEFAULT, ISO8601)
+
+
+class LineFormatter(logging.Formatter):
+    """Writes log lines in one of `FORMATS`. Times of ISO8601 are UTC."""
+
+    def __init__(self, name: str = DEFAULT) -> None:
+        self.name = name
+        if name == ISO8601:
+            super().__init__("%(asctime)s %(levelname).1s %(process)d %(name)s] %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+            self.converter = time.gmtime
+        else:
+            super().__init__("%(levelname).1s%(asctime)s %(process)d %(name)s] %(message)s")
+
+
+def current_format() -> str:
+    """The format of this process's lines."""
+    return next((formatter.name for _, formatter in _own_handlers()), DEFAULT)
+
+
+def change_format(name: str) -> None:
+    """Write all later lines of this process in a format. Handlers of a program that we run in stay as they are."""
+    for handler, _ in _own_handlers():
+        handler.setFormatter(LineFormatter(name))
+
+
+def _own_handlers() -> Iterator[tuple[logging.Handler, LineFormatter]]:
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, LineFormatter):
+            yield handler, handler.formatter
