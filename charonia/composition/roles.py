@@ -21,6 +21,7 @@ from charonia import failpoints
 from charonia.clock import monotonic_ns
 from charonia.errors import StartupError
 from charonia.eventlog.port import EventLog
+from charonia.metrics.stalls import watch_stalls
 from charonia.options.cache_options import cache_options
 from charonia.options.role_settings import (
     batcher_settings,
@@ -73,6 +74,8 @@ async def _run(role: str, values: Values) -> int:
         await log.blobs.open()
     # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
     await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
+    if values["debug_stalls"]:
+        watch_stalls(values["debug_stalls"])
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
