@@ -74,8 +74,6 @@ async def _run(role: str, values: Values) -> int:
         await log.blobs.open()
     # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
     await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
-    if values["debug_stalls"]:
-        watch_stalls(values["debug_stalls"])
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,6 +86,8 @@ async def _run(role: str, values: Values) -> int:
         await _break_off(starting)
     endpoints, stop = await starting
     _settle_garbage_collector()
+    if values["debug_stalls"]:
+        watch_stalls(values["debug_stalls"])
     _report(values["report_fd"], {"endpoints": endpoints, "ready": True})
     _log.info("%s is up%s", role, "".join(f", {name} on {where}" for name, where in endpoints.items()))
     await stop_asked

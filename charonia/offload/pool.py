@@ -229,3 +229,4 @@ class _Worker:
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
