@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple
 
 from charonia.errors import CharoniaError, ErrorCode, InternalError, ResourceExhausted
 
@@ -40,6 +40,21 @@ _THREADS = 2
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What work raised, without its frames: they would keep the message until the garbage collector comes by."""
+
+    error: Exception
+
+
+def _outcome(work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T | _Failed:
+    try:
+        return work(*arguments)
+    except Exception as error:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return _Failed(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +94,10 @@ class Offload:
         """
         size = task.size_bytes
         worker = self._workers[size >= LARGE_BYTES]
-        return await self._await(size, may_refuse, worker.submit, task)
+        return await self._await(size, may_refuse, lambda: worker.submit(task))
 
     async def in_thread(
-        self, size_bytes: int, work: Callable[[Unpack[_Ts]], _T], *arguments: *_Ts, may_refuse: bool = True
+        self, size_bytes: int, work: Callable[[*_Ts], _T], *arguments: *_Ts, may_refuse: bool = True
     ) -> _T:
         """The result of work on so many bytes that lets go of the interpreter's lock. Raises what it raises, and as
         `run`.
@@ -90,9 +105,9 @@ class Offload:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_THREADS, "offload")
         threads = self._threads
-        return await self._await(size_bytes, may_refuse, threads.submit, work, *arguments)
+        return await self._await(size_bytes, may_refuse, lambda: threads.submit(lambda: _outcome(work, *arguments)))
 
-    async def _await(self, size: int, may_refuse: bool, submit: Callable[..., Future[_T]], *arguments: Any) -> _T:
+    async def _await(self, size: int, may_refuse: bool, submit: Callable[[], Future[_T | _Failed]]) -> _T:
         if self.closed:
             raise InternalError("Server exiting")
         over = self.tasks >= self._max_tasks or (self.tasks and self.size_bytes + size > self._max_bytes)
@@ -106,14 +121,21 @@ class Offload:
         self.size_bytes += size
         loop = asyncio.get_running_loop()
 
-        def ended(_future: Future[_T]) -> None:
+        def ended(_future: Future[_T | _Failed]) -> None:
             # a caller may have gone before; what it asked for counts until it is over
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._ended, size)
 
-        future = submit(*arguments)
+        future = submit()
+        del submit
         future.add_done_callback(ended)
-        return await asyncio.wrap_future(future)
+        outcome = await asyncio.wrap_future(future)
+        if not isinstance(outcome, _Failed):
+            return outcome
+        try:
+            raise outcome.error
+        finally:
+            del outcome, future  # the error holds this frame: a cycle would keep the message
 
     def _ended(self, size: int) -> None:
         self.tasks -= 1
@@ -150,10 +172,10 @@ class _Worker:
         process = self._process
         return process.pid if process is not None and process.poll() is None else 0
 
-    def submit(self, task: Task) -> Future[tuple[Any, list[memoryview]]]:
+    def submit(self, task: Task) -> Future[tuple[Any, list[memoryview]] | _Failed]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, self._name)
-        return self._thread.submit(self._do, task)
+        return self._thread.submit(_outcome, self._do, task)
 
     def _do(self, task: Task) -> tuple[Any, list[memoryview]]:
         """In the worker's thread."""

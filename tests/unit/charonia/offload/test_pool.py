@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import weakref
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,29 @@ async def test_tasks_that_wait_are_bounded(offload: Offload, tmp_path: Path) -> 
     assert offload.tasks == 3
     await asyncio.to_thread(lambda: gate.open("wb").close())
     await asyncio.gather(*held[1:])
+
+
+async def test_a_failure_keeps_nothing_of_its_message(offload: Offload) -> None:
+    class Held(bytearray):
+        pass
+
+    def failing(body: Held) -> bytes:
+        raise InvalidArgument(f"not {len(body)} bytes")
+
+    gc.disable()
+    try:
+        body = Held(b"message")
+        seen = weakref.ref(body)
+        try:
+            await offload.in_thread(1, failing, body)
+        except InvalidArgument as error:
+            assert error.message == "not 7 bytes"
+        del body
+        while offload.tasks:
+            await asyncio.sleep(0)
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 async def test_an_idle_worker_ends(offload: Offload) -> None:
