@@ -19,6 +19,7 @@ from charonia.offload.pool import Task
 from charonia.tensors import Buffer, Tensor
 from gateway.requests.classification import classified
 
+from .control_json import read_load_request
 from .generate_codec import decode_generate, encode_generate
 from .jsontext import parse_json
 from .request_codec import assemble
@@ -124,6 +125,22 @@ def request_of(
         slot.name: "" for slot in template.inputs if slot.datatype is DataType.BYTES and slot.data is not None
     }
     return request
+
+
+def load_task(body: Buffer) -> Task:
+    """Have a load request read, whose files are base64; `read_load` takes the result."""
+    return Task(f"{_HERE}:parse_load", None, (body,))
+
+
+def parse_load(_note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    config, files = read_load_request(bytes(buffers[0]))
+    return [config, list(files)], list(files.values())
+
+
+def read_load(result: Result) -> tuple[str | None, dict[str, bytes]]:
+    """As `control_json.read_load_request`."""
+    (config, names), buffers = result
+    return config, {name: bytes(content) for name, content in zip(names, buffers, strict=True)}
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
