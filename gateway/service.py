@@ -102,6 +102,7 @@ class GatewayService:
             joint=bool(settings.metrics_socket),
         )
         self.metrics.tracer = self._tracer
+        self.metrics.offload = self.offload
         self._cache: ResponseCache | None = None
         if settings.response_cache_size_bytes:
             self._cache = ResponseCache(
