@@ -139,13 +139,13 @@ class StallWatch:
 
     def render(self) -> bytes:
         """The families of this process in text exposition 0.0.4."""
-        count = "charonia_event_loop_stalls_total"
-        seconds = "charonia_event_loop_stall_seconds_total"
-        return (
-            f"# HELP {count} Times this part's event loop did not run for longer than --debug-stalls\n"
-            f"# TYPE {count} counter\n{count} {self.count}\n"
-            f"# HELP {seconds} Seconds in which it did not run, of those times\n"
-            f"# TYPE {seconds} counter\n{seconds} {self.total_ns / 1e9:.3f}\n"
+        families = (
+            ("charonia_event_loop_stalls", "Times this part's event loop stood still for long", f"{self.count}"),
+            ("charonia_event_loop_stall_seconds", "Seconds of those times", f"{self.total_ns / 1e9:.3f}"),
+        )
+        return "".join(
+            f"# HELP {name}_total {text}\n# TYPE {name}_total counter\n{name}_total {value}\n"
+            for name, text, value in families
         ).encode()
 
 
