@@ -21,7 +21,7 @@ from .handover import Buffer, receive, send
 
 Function = Callable[[Any, list[memoryview]], tuple[Any, Sequence[Buffer]]]
 
-_NICE = 10
+_NICE = 5
 """Small calls of others go first where processors are short."""
 _FIRST_TO_END = b"600"
 """Where memory is short the system ends a worker, whose task then fails, before it ends its owner."""
