@@ -16,7 +16,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-peers peers-setup walk drill stack-test clean ci
+.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup walk drill stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -85,6 +85,9 @@ bench: $(VENV)/.tested models ## what a request costs, over gRPC and HTTP, with 
 
 bench-compare: $(VENV)/.tested models ## this checkout and BASE=revision in turns, point by point, with medians of ratios
 	$(BIN)/python -m loadtest.bench --base '$(BASE)' $(BENCH_FLAGS)
+
+bench-neighbours: $(VENV)/.tested ## p99 of small calls beside one client that sends 64 MB of JSON, 10 million strings, bombs and the like
+	$(BIN)/python -m loadtest.neighbours $(BENCH_FLAGS)
 
 bench-budget: $(VENV)/.tested ## fail when a request costs more log commands or Python calls than loadtest/bench/budgets.toml allows
 	$(BIN)/python -m loadtest.bench.budget $(BENCH_FLAGS)

@@ -45,6 +45,8 @@ class InferenceRequest:
     sequence_end: bool = False
     trace: Traced | None = None
     """Where what is reported of it is gathered, when it is traced."""
+    elements: dict[str, str] | None = None
+    """By BYTES input whose elements were counted before admission: what is wrong with them, "" for nothing."""
     served: Any = field(default=None, compare=False, repr=False)
     """The `ServedVersion` that a front read it for, None where it was not looked up."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from charonia.catalog.served import ServedVersion
 from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.offload.pool import Offload
 
 from .access.restrictions import RawHeaders
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
@@ -130,6 +131,10 @@ class Handler(Protocol):
     @property
     def lane(self) -> Lane | None:
         """What recognises requests by their bytes; None where nothing does."""
+
+    @property
+    def offload(self) -> Offload:
+        """Does what would keep the event loop for long."""
 
     def live(self) -> bool: ...
 

@@ -24,6 +24,7 @@ from charonia.metrics.triton_counters import (
     FAILURE,
     SUCCESS,
 )
+from charonia.offload.pool import Offload
 from charonia.options.settings import MetricsSettings
 
 from .dataplane.dataplane import DataPlane
@@ -134,6 +135,7 @@ class GatewayMetrics(Collector):
         self.cache: CacheStore | None = None
         """Set where responses are cached."""
         self.tracer: Tracer | None = None
+        self.offload: Offload | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -205,6 +207,20 @@ class GatewayMetrics(Collector):
             "Requests of this gateway that wait for their reply",
             value=self._dataplane.pending_requests,
         )
+        if self.offload is not None:
+            yield CounterMetricFamily(
+                "charonia_gateway_conversions", "Large messages converted beside the event loop", self.offload.done
+            )
+            yield CounterMetricFamily(
+                "charonia_gateway_conversions_refused",
+                "Large messages refused because too many waited for their conversion",
+                self.offload.refused,
+            )
+            yield GaugeMetricFamily(
+                "charonia_gateway_conversion_size_bytes",
+                "Bytes of large messages that wait for their conversion or are in it",
+                self.offload.size_bytes,
+            )
         if self.tracer is not None:
             yield CounterMetricFamily(
                 "charonia_traces_written", "Traces this gateway wrote to its file or export", value=self.tracer.written

@@ -28,6 +28,7 @@ from charonia.facts.jobs import JobEvent
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
+from charonia.offload.pool import Offload
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
 from charonia.traces.trace_settings import Wanted
 from charonia.wire import ResponseRecord
@@ -77,6 +78,7 @@ class GatewayService:
     ) -> None:
         self._log = log
         self._control = control
+        self.offload = Offload()
         self._catalog = control.catalog
         self._settings = settings
         self._tenants = Tenants.of(settings)
@@ -100,6 +102,7 @@ class GatewayService:
             joint=bool(settings.metrics_socket),
         )
         self.metrics.tracer = self._tracer
+        self.metrics.offload = self.offload
         self._cache: ResponseCache | None = None
         if settings.response_cache_size_bytes:
             self._cache = ResponseCache(
@@ -177,6 +180,7 @@ class GatewayService:
         await self.lane.close()
         await self._dataplane.close()
         await self._tracer.close()
+        self.offload.close()
 
     def room(self, size_bytes: int, skew: int) -> memoryview | None:
         return self.payloads.room(size_bytes, skew) if self.payloads is not None else None

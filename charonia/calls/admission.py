@@ -96,6 +96,10 @@ class Admission:
             try:
                 for position, expected in admitted.bytes_inputs:
                     tensor = inputs[position]
+                    if request.elements is not None and tensor.name in request.elements:
+                        if complaint := request.elements[tensor.name]:
+                            raise InvalidArgument(complaint)
+                        continue
                     check_bytes_elements(tensor.data, expected, name=tensor.name, model=self._interface.name)
             except InvalidArgument as error:
                 raise InvalidArgument(request_prefix(request.id) + error.message) from None

@@ -23,6 +23,9 @@ from charonia.wire import BLOB, FLAG_REPLY_BY_REFERENCE, Reference
 
 from .lent_blobs import LentBlobs, sweep_lent
 
+_LONG_COPY_BYTES = 8 * 1024 * 1024
+"""Copying so much takes 2 ms; more of it is done in a thread."""
+
 _SWEEP_S = 60.0
 _BLOBS_SWEEP_S = 5.0
 _SWEPT_AFTER_S = 120.0
@@ -106,9 +109,11 @@ class Payloads:
             return None
         reference = None
         if flags & FLAG_REPLY_BY_REFERENCE:
-            reference = self._directory.lend(buffers) if served is not None and self._reads_slots(served) else None
-            if reference is None:
-                reference = self._directory.write(buffers)
+            in_slots = served is not None and self._reads_slots(served)
+            if size < _LONG_COPY_BYTES or (in_slots and self._directory.is_there(buffers)):
+                reference = self._store(buffers, in_slots)
+            else:
+                reference = await self._store_beside(buffers, in_slots)
         if reference is None:
             reference = Reference(BLOB, await self.blobs.next(durable=durable), size)
             if not self.leased():
@@ -119,6 +124,23 @@ class Payloads:
                 self._left.append(reference.name)  # it may be there all the same
                 raise
         return reference
+
+    def _store(self, buffers: Sequence[Buffer], in_slots: bool) -> Reference | None:
+        reference = self._directory.lend(buffers) if in_slots else None
+        return self._directory.write(buffers) if reference is None else reference
+
+    async def _store_beside(self, buffers: Sequence[Buffer], in_slots: bool) -> Reference | None:
+        """As `_store`, in a thread: copying 100 MB would keep the loop for 50 ms."""
+        storing = asyncio.ensure_future(asyncio.to_thread(self._store, buffers, in_slots))
+        try:
+            return await asyncio.shield(storing)
+        except asyncio.CancelledError:
+            storing.add_done_callback(self._remove_unwanted)
+            raise
+
+    def _remove_unwanted(self, storing: asyncio.Future[Reference | None]) -> None:
+        if not storing.cancelled() and storing.exception() is None and (reference := storing.result()) is not None:
+            self._directory.remove(reference)
 
     def take(self, reference: Reference) -> memoryview:
         """An answer's tensor bytes; a file they lie in is gone at once. Raises `InvalidRecord`."""

@@ -21,6 +21,7 @@ from charonia import failpoints
 from charonia.clock import monotonic_ns
 from charonia.errors import StartupError
 from charonia.eventlog.port import EventLog
+from charonia.metrics.stalls import watch_stalls
 from charonia.options.cache_options import cache_options
 from charonia.options.role_settings import (
     batcher_settings,
@@ -85,6 +86,8 @@ async def _run(role: str, values: Values) -> int:
         await _break_off(starting)
     endpoints, stop = await starting
     _settle_garbage_collector()
+    if values["debug_stalls"]:
+        watch_stalls(values["debug_stalls"])
     _report(values["report_fd"], {"endpoints": endpoints, "ready": True})
     _log.info("%s is up%s", role, "".join(f", {name} on {where}" for name, where in endpoints.items()))
     await stop_asked

@@ -24,6 +24,8 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
@@ -44,6 +46,17 @@ _SLOTS = "slots"
 """A file beside the token: this process reads payloads in slots."""
 _WRITE_AT_ONCE = 64 * 1024 * 1024
 _MOST_KNOWN = 4096
+
+
+_LONG_COPY_BYTES = 1 << 20
+
+
+def copy_into(target: memoryview, buffer: Buffer) -> None:
+    """Copy bytes; a large copy lets go of the interpreter's lock."""
+    if len(buffer) < _LONG_COPY_BYTES:
+        target[:] = buffer.cast("B") if isinstance(buffer, memoryview) else buffer
+    else:
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(buffer, np.uint8))
 
 
 def total_size(buffers: Sequence[Buffer]) -> int:
@@ -170,6 +183,11 @@ class PayloadDirectory:
         self._slots.give(name, view, reader)
         return Reference(FILE, f"{self._incarnation}/{name}", len(view))
 
+    def is_there(self, buffers: Sequence[Buffer]) -> bool:
+        """Whether `lend` has nothing to copy: the bytes lie in a slot already."""
+        slots = self._slots
+        return slots is not None and len(buffers) == 1 and slots.name_of(buffers[0]) is not None
+
     def _in_slot(self, buffers: Sequence[Buffer]) -> tuple[str, memoryview] | None:
         slots = self._slots
         if slots is None:
@@ -182,7 +200,7 @@ class PayloadDirectory:
         at = 0
         for buffer in buffers:
             end = at + len(buffer)
-            view[at:end] = buffer.cast("B") if isinstance(buffer, memoryview) else buffer
+            copy_into(view[at:end], buffer)
             at = end
         name = slots.name_of(view)
         return None if name is None else (name, view)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from charonia.errors import StartupError
 from charonia.models.names import is_namespaced, name_of, namespace_of
 
+from .stalls import render_stalls
+
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import CounterMetricFamily, Metric
@@ -181,7 +183,7 @@ class MetricsEndpoint:
             return 405, "text/plain", b"" if method == b"HEAD" else b'{"error":"Method Not Allowed"}'
         try:
             page = self._render()
-            return 200, CONTENT_TYPE, page if isinstance(page, bytes) else await page
+            return 200, CONTENT_TYPE, (page if isinstance(page, bytes) else await page) + render_stalls()
         except Exception:
             logger.exception("metrics could not be rendered")
             return 500, "application/json", b'{"error":"internal server error"}'

@@ -272,6 +272,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("log-warning", "bool", True, _ALL, "log warnings"),
     Option("log-error", "bool", True, _ALL, "log errors"),
     Option("log-format", "str", "default", _ALL, "format of log lines: default or ISO8601"),
+    Option(
+        "debug-stalls",
+        "int",
+        0,
+        _ALL,
+        "report each time an event loop stands still for longer than so many ms, with its stack; 0: off",
+    ),
     # internal: how serve ties its children to itself
     Option("metrics-socket", "str", "", _PARTS, "unix socket of /metrics"),
     Option("report-fd", "int", -1, _PARTS, "descriptor that gets the ports and 'ready'"),
@@ -303,6 +310,7 @@ ALIASES = {"model-store": "model-repository"}
 ANY = (-(2**63), 2**63 - 1)
 RANGES = {
     "gateways": (1, 64),
+    "debug-stalls": (0, 60_000),
     "executors": (1, 1024),
     "exit-timeout-secs": (0, ANY[1]),
     "metrics-interval-ms": (0, ANY[1]),

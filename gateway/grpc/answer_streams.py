@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sized
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from charonia.errors import CharoniaError
 
@@ -26,6 +26,9 @@ Answering = Coroutine[Any, Any, Answer] | AsyncGenerator[Answer]
 """One answer that leaves in the order of the requests, or several that leave as they come."""
 
 
+Message = TypeVar("Message", bound=Sized)
+
+
 class _Open:
     """A request that is not answered on the wire yet; `size_bytes` is the message's, then its answer's."""
 
@@ -38,7 +41,7 @@ class _Open:
         self.written = False
 
 
-class AnswerStream:
+class AnswerStream(Generic[Message]):
     """`answer` takes a request message and raises nothing; an error among its answers ends the stream.
 
     `write` sends an answer and returns when the transport took it.
@@ -46,7 +49,7 @@ class AnswerStream:
 
     def __init__(
         self,
-        answer: Callable[[bytes], Answering],
+        answer: Callable[[Message], Answering],
         write: Callable[[bytes], Awaitable[None]],
         *,
         max_open_requests: int = MAX_OPEN_REQUESTS,
@@ -64,7 +67,7 @@ class AnswerStream:
         self._writing = asyncio.Lock()
         self._over: asyncio.Future[CharoniaError | None] = asyncio.get_running_loop().create_future()
 
-    async def run(self, messages: AsyncIterator[bytes]) -> CharoniaError | None:
+    async def run(self, messages: AsyncIterator[Message]) -> CharoniaError | None:
         """Until all messages are answered, or the first returned error, which is given back.
 
         Whatever ends it (an error, a failure of `messages` or `write`, the caller's cancellation), no request of the
@@ -81,7 +84,7 @@ class AnswerStream:
             if reading.done() and not reading.cancelled():
                 reading.exception()  # seen, unless it was raised
 
-    async def _read(self, messages: AsyncIterator[bytes]) -> None:
+    async def _read(self, messages: AsyncIterator[Message]) -> None:
         async for message in messages:
             one = _Open(len(message))
             answering = self._answer(message)

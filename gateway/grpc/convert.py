@@ -17,7 +17,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters
 from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
-from gateway.requests.classification import classify
+from gateway.requests.classification import classified
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
     MAX_DEADLINE_NS,
@@ -233,11 +233,7 @@ class ResponseEncoder:
     def _parts(self, response: InferenceResponse, classes: Classes, served: ServedVersion | None) -> list[Buffer]:
         outputs = response.outputs
         if classes and served is not None:
-            batching = served.interface.batching
-            outputs = [
-                classify(t, classes[t.name], batching, served.labels.get(t.name, [])) if t.name in classes else t
-                for t in outputs
-            ]
+            outputs = classified(outputs, classes, served.interface.batching, served.labels)
         shared = self.shared(response, outputs)
         parts: list[Buffer] = [shared]
         if response.id:

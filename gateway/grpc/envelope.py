@@ -17,12 +17,17 @@ class NoEnvelope(ValueError):
     """The message is cut short or malformed; protobuf has the words for it."""
 
 
-def split(message: memoryview) -> tuple[bytes, list[memoryview]]:
-    """A serialised message without its raw tensors, and those in order. Raises `NoEnvelope`."""
+def split(message: memoryview, max_fields: int = 10_000) -> tuple[bytes, list[memoryview]]:
+    """A serialised message without its raw tensors, and those in order.
+
+    Raises `NoEnvelope`, also for more fields than `max_fields`: going through them by hand would take too long.
+    """
     rest: list[memoryview] = []
     raw: list[memoryview] = []
     at, size = 0, len(message)
     while at < size:
+        if len(rest) + len(raw) >= max_fields:
+            raise NoEnvelope
         field, start, end = _field(message, at)
         if end > size:
             raise NoEnvelope

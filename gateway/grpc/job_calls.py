@@ -17,6 +17,7 @@ from charonia.inference import InferenceRequest, InferenceResponse, Parameters
 from gateway.deferral import Accepted, Deferral, only, served_of
 from gateway.handler import Handler
 from gateway.requests.delivery import Caller, JobReceipt, JobView
+from gateway.requests.large_tensors import classify_large
 from gateway.requests.preferences import HEADERS, MAX_WAIT_S, PARAMETERS, add_word
 from protos import grpc_service_pb2 as pb
 
@@ -81,7 +82,7 @@ class JobCalls:
         )
         if isinstance(answer, Accepted):
             return _accepted(answer.receipt, answer.state, request.id, served.version)
-        return self._encoder.encode(answer.response, classes, served)
+        return await self.encode(answer.response, classes, served)
 
     def stream(
         self,
@@ -102,7 +103,10 @@ class JobCalls:
             call_deadline_ns=call_deadline_ns,
         )
 
-    def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> bytes:
+    async def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> bytes:
+        if classes:
+            response, left = await classify_large(self._handler.offload, response, classes, served)
+            classes = dict(left)
         return self._encoder.encode(response, classes, served)
 
     def describe(self, accepted: Accepted, request_id: str, version: int) -> bytes:
@@ -130,7 +134,7 @@ class JobCalls:
                     yield stream_error(response.error.message, message)
                 elif empty_final or not response.is_flag:
                     response.parameters |= placed(response)
-                    yield stream_answer(self.encode(response, classes, served), final=response.final)
+                    yield stream_answer(await self.encode(response, classes, served), final=response.final)
 
     async def fetch(self, message: pb.ModelInferRequest, caller: Caller) -> bytes:
         """The serialised result of the job that is asked for, or its state while it has none.
@@ -149,7 +153,7 @@ class JobCalls:
         if responses is None:
             return _described(view)
         classes: Classes = dict(view.form.get("classes", {}))
-        return self._encoder.encode(only(responses), classes, served_of(self._handler, view))
+        return await self.encode(only(responses), classes, served_of(self._handler, view))
 
 
 def placed(response: InferenceResponse) -> Parameters:

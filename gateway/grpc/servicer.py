@@ -14,14 +14,17 @@ from typing import Any, Protocol
 
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
+from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
 from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
 from gateway.access.restrictions import HeaderForwarding, Restrictions
 from gateway.control import log_settings
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE
+from gateway.requests.large_tensors import check_elements, classify_large
 from gateway.requests.preferences import earlier
 from gateway.requests.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED
 from gateway.tracing.trace import Trace
@@ -32,8 +35,8 @@ from . import control_messages as control
 from .answer_streams import AnswerStream
 from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, headers_of, metadata_of, parse
 from .convert import Classes, ResponseEncoder, infer_request
-from .envelope import NoEnvelope, split
 from .job_calls import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
+from .large_messages import CountedTensors, read_ahead, read_large
 from .standard_services import StandardServices
 from .statuses import INTERNAL, Refusal, Status, refusal
 from .stream_calls import SHUTTING_DOWN, StreamCalls
@@ -130,9 +133,10 @@ class Servicer:
             metadata = context.invocation_metadata() or ()
             came_ns = wall_ns() if self._tracer is not None and self._tracer.on else 0
             raw: Sequence[Buffer] = ()
-            if isinstance(data, memoryview):
-                data, raw = _envelope(data)
-            call = parse(pb.ModelInferRequest, data)
+            if len(data) > OFF_LOOP_BYTES:
+                call, raw = await read_large(self._handler.offload, data)
+            else:
+                call = parse(pb.ModelInferRequest, data)
             learnt = data if self.lane is not None and isinstance(data, bytes) and len(data) <= _LEARNT_BYTES else None
             del data  # it may be large, and the answer long in coming
             if came_ns:
@@ -153,9 +157,10 @@ class Servicer:
         context: Context,
         metadata: Iterable[tuple[str, str | bytes]] = (),
         trace: Trace | None = None,
+        raw: Sequence[Buffer] = (),
     ) -> bytes:
         """The serialised reply to a request of a stream."""
-        reply = await self._answer(message, context, metadata, trace)
+        reply = await self._answer(message, context, metadata, trace, raw)
         return reply if isinstance(reply, bytes) else reply.joined()
 
     async def _answer(
@@ -179,6 +184,8 @@ class Servicer:
         if served.interface.decoupled and not words:
             raise Unsupported(DECOUPLED)
         request, classes, deadline_ns = self.read(message, served, context, raw)
+        if raw:
+            await check_elements(self._handler.offload, request)
         del raw
         request.trace = trace
         if words or self._identifies:
@@ -186,6 +193,9 @@ class Servicer:
             return await self._jobs.answer(request, classes, served, words, caller, deadline_ns, refusal_text)
         request.deadline_ns = earlier(request.deadline_ns, deadline_ns)
         response = await self._handler.infer(request, flush_interval_s=self._flush_interval_s)
+        if classes:
+            response, left = await classify_large(self._handler.offload, response, classes, served)
+            return self.encoder.reply(response, dict(left), served)
         return self.encoder.reply(response, classes, served)
 
     async def infer_traced(
@@ -194,9 +204,10 @@ class Servicer:
         context: Context,
         metadata: Iterable[tuple[str, str | bytes]],
         came_ns: int,
+        raw: Sequence[Buffer] = (),
     ) -> bytes:
         """As `infer`; the request, which came at `came_ns`, may be one that is traced."""
-        reply = await self._answer_traced(message, context, metadata, came_ns)
+        reply = await self._answer_traced(message, context, metadata, came_ns, raw)
         return reply if isinstance(reply, bytes) else reply.joined()
 
     async def _answer_traced(
@@ -226,6 +237,8 @@ class Servicer:
         version = LATEST_VERSION if message.model_version in _LATEST else served.version
         request, classes = infer_request(message, version, raw)
         request.served = served
+        if isinstance(raw, CountedTensors):
+            request.elements = {t.name: "" for t in request.inputs if t.datatype is DataType.BYTES}
         if self._forwarding:
             self._forwarding.forward(headers_of(context), request.parameters)
         remaining_s = context.time_remaining()
@@ -242,7 +255,7 @@ class Servicer:
         try:
             if self._restrictions:
                 self._restrictions.check("inference", headers_of(context))
-            error = await AnswerStream(calls.answer, write).run(messages)
+            error = await AnswerStream(calls.answer, write).run(read_ahead(self._handler.offload, messages))
         except CharoniaError as known:
             error = known
         except Exception:
@@ -375,11 +388,3 @@ def _parse_health(data: bytes) -> str:
 def _check_repository(name: str) -> None:
     if name:
         raise Unsupported("'repository_name' specification is not supported")
-
-
-def _envelope(message: memoryview) -> tuple[bytes | memoryview, Sequence[Buffer]]:
-    """A large message without its raw tensors, and those; one that cannot be split is left to protobuf."""
-    try:
-        return split(message)
-    except NoEnvelope:
-        return message, ()

@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Protocol
 
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable
 from charonia.inference import InferenceRequest
+from charonia.tensors import Buffer
 from gateway.deferral import Accepted
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller
+from gateway.requests.large_tensors import check_elements
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 
@@ -26,6 +28,7 @@ from .answer_streams import Answer, Answering
 from .calling import Context, headers_of, metadata_of, parse
 from .convert import EMPTY_FINAL, Classes, stream_answer, stream_error
 from .job_calls import JobCalls, asks_for_job, placed, words_of_parameters
+from .large_messages import LargeMessage
 from .statuses import INTERNAL
 from .trace_metadata import begin_trace, sent
 
@@ -46,7 +49,7 @@ class Inferring(Protocol):
 
     draining: bool
 
-    async def infer(self, message: pb.ModelInferRequest, context: Context) -> bytes: ...
+    async def infer(self, message: pb.ModelInferRequest, context: Context, *, raw: Sequence[Buffer] = ()) -> bytes: ...
 
     async def infer_traced(
         self,
@@ -54,10 +57,11 @@ class Inferring(Protocol):
         context: Context,
         metadata: Iterable[tuple[str, str | bytes]],
         came_ns: int,
+        raw: Sequence[Buffer] = (),
     ) -> bytes: ...
 
     def read(
-        self, message: pb.ModelInferRequest, served: ServedVersion, context: Context
+        self, message: pb.ModelInferRequest, served: ServedVersion, context: Context, raw: Sequence[Buffer] = ()
     ) -> tuple[InferenceRequest, Classes, int]: ...
 
 
@@ -73,18 +77,24 @@ class StreamCalls:
         self._last: dict[tuple[str, bytes], asyncio.Event] = {}
         """By model, and by sequence of a model that has them: when the last request is answered to its end."""
 
-    def answer(self, data: bytes) -> Answering:
+    def answer(self, data: bytes | LargeMessage) -> Answering:
         """The answers to one message, as `answer_streams.AnswerStream` takes them."""
         message = _NOTHING
+        raw: Sequence[Buffer] = ()
         try:
-            message = parse(pb.ModelInferRequest, data)
+            if isinstance(data, LargeMessage):
+                message, raw = data.message, data.raw
+                if data.error is not None:
+                    raise data.error
+            else:
+                message = parse(pb.ModelInferRequest, data)
             if self._front.draining:
                 raise Unavailable(SHUTTING_DOWN)
             if asks_for_job(message):
                 return self._told(named(message), self._jobs.follow(message, self._caller()))
             served = self._handler.served_model(message.model_name, message.model_version)
             if served.interface.decoupled:
-                told = self._told(named(message), self._responses(message, served))
+                told = self._told(named(message), self._responses(message, served, raw))
                 row = _row_of(message, served)
                 return told if row is None else self._in_turn(row, told)
         except CharoniaError as error:
@@ -92,7 +102,7 @@ class StreamCalls:
         except Exception:
             _log.exception("a request of a stream failed")
             return self._refused(InternalError(INTERNAL), message)
-        return self._one(message)
+        return self._one(message, raw)
 
     def _caller(self) -> Caller:
         return self._handler.identify(headers_of(self._context)) if self._handler.identifies else ANYONE
@@ -100,22 +110,27 @@ class StreamCalls:
     async def _refused(self, error: CharoniaError, message: pb.ModelInferRequest) -> Answer:
         return self._error(error, message)
 
-    async def _one(self, message: pb.ModelInferRequest) -> Answer:
+    async def _one(self, message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Answer:
         """The answer of a model that gives one."""
         try:
             if self._is_traced():
-                return stream_answer(await self._front.infer_traced(message, self._context, (), wall_ns()))
-            return stream_answer(await self._front.infer(message, self._context))
+                return stream_answer(await self._front.infer_traced(message, self._context, (), wall_ns(), raw))
+            return stream_answer(await self._front.infer(message, self._context, raw=raw))
         except CharoniaError as error:
             return self._error(error, message)
         except Exception:
             _log.exception("a request of a stream failed")
             return self._error(InternalError(INTERNAL), message)
 
-    async def _responses(self, message: pb.ModelInferRequest, served: ServedVersion) -> AsyncGenerator[bytes]:
+    async def _responses(
+        self, message: pb.ModelInferRequest, served: ServedVersion, raw: Sequence[Buffer]
+    ) -> AsyncGenerator[bytes]:
         """The answers of a decoupled model. A failed response is an answer, a failure of the request is raised."""
         caller = self._caller()
-        request, classes, deadline_ns = self._front.read(message, served, self._context)
+        request, classes, deadline_ns = self._front.read(message, served, self._context, raw)
+        if raw:
+            await check_elements(self._handler.offload, request)
+            del raw
         words = words_of_parameters(message) if message.parameters else {}
         empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
         about = named(message)
@@ -136,7 +151,7 @@ class StreamCalls:
                 elif empty_final or not response.is_flag:
                     if words:
                         response.parameters |= placed(response)
-                    yield stream_answer(self._jobs.encode(response, classes, served), final=response.final)
+                    yield stream_answer(await self._jobs.encode(response, classes, served), final=response.final)
                 del response  # the next one may be long in coming
 
     def _is_traced(self) -> bool:

@@ -5,14 +5,18 @@ What the bytes mean is `request_codec`'s; chunk counts and slow senders are `pro
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from charonia.catalog.served import ServedVersion
+from charonia.inference import InferenceResponse
+from charonia.offload.pool import OFF_LOOP_BYTES, Offload
+
 from .codec.compression import IDENTITY, compress, content_encoding, decompress
+from .codec.conversions import read_reply, reply_task
 from .codec.error_replies import Headers, HttpRefusal
 from .codec.request_codec import json_too_large, parse_header_length, raw_too_large
-from .codec.response_codec import HEADER_LENGTH
+from .codec.response_codec import HEADER_LENGTH, LargeReply, ReplyForm, ResponseEncoder
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -20,8 +24,14 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_OFF_LOOP_BYTES = 256 * 1024
-"""Above this a body is (de)compressed in a thread: zlib lets go of the interpreter, the loop keeps answering."""
+_INFLATED_IN_LOOP_BYTES = 2 * 1024
+"""A body may become a thousand times this size: larger ones are for a thread, as zlib lets go of the interpreter."""
+
+_DEFLATED_IN_LOOP_BYTES = 64 * 1024
+"""Compressing so much takes a millisecond."""
+
+CLASSED_BYTES = 16 * 1024
+"""Outputs of which classes are wanted: so many values of a byte are sorted and written in 15 ms."""
 
 _DISCARD_LIMIT_FACTOR = 16
 """A refused body of at most this many times the limit is read and dropped, so that the client sees the refusal;
@@ -70,23 +80,36 @@ async def read_body(message: Message, headers: dict[bytes, bytes], receive: Rece
         message = await receive()
 
 
-async def inflate(declared: bytes, body: bytes, limit_bytes: int) -> bytes:
-    """The body without its Content-Encoding `declared`. Raises as `content_encoding` and `decompress`."""
+async def inflate(offload: Offload, declared: bytes, body: bytes, limit_bytes: int) -> bytes:
+    """The body without its Content-Encoding `declared`. Raises as `content_encoding`, `decompress` and `Offload`."""
     encoding = content_encoding(declared)
     if encoding == IDENTITY:
         return body
-    return await _off_loop(len(body), decompress, encoding, body, limit_bytes)
+    if len(body) <= _INFLATED_IN_LOOP_BYTES:
+        return decompress(encoding, body, limit_bytes)
+    return await offload.in_thread(limit_bytes, decompress, encoding, body, limit_bytes)
 
 
-async def deflate(encoding: str, body: bytes) -> bytes:
+async def deflate(offload: Offload, encoding: str, body: bytes | LargeReply) -> bytes:
     """The reply body in `encoding`."""
-    return await _off_loop(len(body), compress, encoding, body)
+    if len(body) <= _DEFLATED_IN_LOOP_BYTES:
+        return compress(encoding, _joined(body))
+    return await offload.in_thread(len(body), lambda: compress(encoding, _joined(body)), may_refuse=False)
 
 
-async def _off_loop(size_bytes: int, work: Callable[..., bytes], *arguments: object) -> bytes:
-    if size_bytes <= _OFF_LOOP_BYTES:
-        return work(*arguments)
-    return await asyncio.to_thread(work, *arguments)
+async def written(
+    offload: Offload, encoder: ResponseEncoder, response: InferenceResponse, form: ReplyForm, served: ServedVersion
+) -> tuple[Headers, bytes | LargeReply]:
+    """A reply's headers and body, a large one written elsewhere. Raises as `ResponseEncoder.encode`."""
+    if form.all_binary or sum(len(t.data) for t in response.outputs) <= (
+        CLASSED_BYTES if form.classes else OFF_LOOP_BYTES
+    ):
+        return encoder.reply(response, form, served)
+    return read_reply(await offload.run(reply_task(response, form, served), may_refuse=False))
+
+
+def _joined(body: bytes | LargeReply) -> bytes:
+    return body.joined() if isinstance(body, LargeReply) else body
 
 
 def _too_large(headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) -> str:

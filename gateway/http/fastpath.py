@@ -11,18 +11,23 @@ import asyncio
 import logging
 
 from charonia import failpoints
+from charonia.catalog.served import ServedVersion
 from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable, Unsupported
+from charonia.inference import InferenceRequest
+from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from gateway.access.restrictions import HeaderForwarding, Restrictions
 from gateway.deferral import Accepted, Deferral
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE
+from gateway.requests.large_tensors import check_elements
 from gateway.requests.preferences import HEADER_NAMES, PREFER, words_of_headers
 from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 
 from .asgi import Exchange
 from .bodies import (
+    CLASSED_BYTES,
     CLIENT_LEFT,
     EXCHANGE,
     RAW_HEADERS,
@@ -37,8 +42,10 @@ from .bodies import (
     inflate,
     read_body,
     reply_whole,
+    written,
 )
 from .codec.compression import IDENTITY, choose_encoding
+from .codec.conversions import read_template, request_of, template_task
 from .codec.error_replies import (
     INTERNAL_BODY,
     JSON_CONTENT_TYPE,
@@ -51,7 +58,7 @@ from .codec.error_replies import (
 from .codec.job_json import PREFERENCE_APPLIED, accepted
 from .codec.paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
 from .codec.request_codec import RequestDecoder, parse_header_length
-from .codec.response_codec import HEADER_LENGTH, LargeReply, ResponseEncoder, response_head
+from .codec.response_codec import HEADER_LENGTH, LargeReply, ReplyForm, ResponseEncoder, response_head
 from .generate import Generation
 from .http_lane import HttpLane
 from .large_bodies import Room
@@ -181,12 +188,16 @@ class HttpApplication:
         if decoupled and b"prefer" not in headers and PREFER.encode() not in bytes(body):
             raise Unsupported(DECOUPLED)  # whatever else the body says
         if b"content-encoding" in headers:
-            body = await inflate(headers[b"content-encoding"], bytes(body), self._max_input_size_bytes)
+            limit = self._max_input_size_bytes
+            body = await inflate(self._handler.offload, headers[b"content-encoding"], bytes(body), limit)
         if trace is not None:
             trace.mark(HTTP_RECV_END)
         version = version_of(route.version)
         header_length = headers.get(HEADER_LENGTH)
-        request, form = self._decoder.decode(route.model, version, body, header_length, served)
+        if len(body) <= OFF_LOOP_BYTES:
+            request, form = self._decoder.decode(route.model, version, body, header_length, served)
+        else:
+            request, form = await self._decode_large(route.model, version, body, header_length, served)
         if self._forwarding:
             self._forwarding.forward(state.get(RAW_HEADERS) or scope["headers"], request.parameters)
         request.trace = trace
@@ -210,14 +221,21 @@ class HttpApplication:
         learnt = body if may_learn and isinstance(body, bytes) else None
         del body, come, message  # the request is answered, and its memory of use to others
         encoded: bytes | LargeReply
-        reply_headers, encoded = self._encoder.reply(response, form, served)
+        size = 0
+        if not form.all_binary:
+            for tensor in response.outputs:
+                size += len(tensor.data)
+        if size <= (CLASSED_BYTES if form.classes else OFF_LOOP_BYTES):
+            reply_headers, encoded = self._encoder.reply(response, form, served)
+        else:
+            reply_headers, encoded = await written(self._handler.offload, self._encoder, response, form, served)
         reply = encoded
         if applied:
             reply_headers = [*reply_headers, (PREFERENCE_APPLIED, applied.encode())]
         if b"accept-encoding" in headers:
             encoding = choose_encoding(headers[b"accept-encoding"])
             if encoding != IDENTITY:
-                reply = await deflate(encoding, _joined(reply))
+                reply = await deflate(self._handler.offload, encoding, reply)
                 reply_headers = [*reply_headers, (b"content-encoding", encoding.encode())]
         if trace is not None:
             trace.mark(HTTP_SEND_START)
@@ -228,6 +246,22 @@ class HttpApplication:
                 self.lane.learn(whole, learnt, parse_header_length(header_length), request, form, served)
         if exchange is None or not exchange.respond(response_head(reply_headers, len(reply)), reply):
             await reply_whole(send, 200, reply_headers, _joined(reply))
+
+    async def _decode_large(
+        self, model: str, version: int, body: bytes | memoryview, header_length: bytes | None, served: ServedVersion
+    ) -> tuple[InferenceRequest, ReplyForm]:
+        """As `RequestDecoder.decode`, of a body that may take long: its JSON is read by a worker."""
+        offload, size, limit = self._handler.offload, len(body), self._max_input_size_bytes
+        json_size = size if header_length is None else parse_header_length(header_length)
+        if not OFF_LOOP_BYTES < json_size <= min(size, limit):
+            request, form = self._decoder.decode(model, version, body, header_length, served)
+        else:
+            text = memoryview(body)[:json_size]
+            task = template_task(text, binary=header_length is not None, max_input_size_bytes=limit)
+            template = read_template(await offload.run(task))
+            request, form = request_of(template, model, version, body, json_size), template.reply
+        await check_elements(offload, request)
+        return request, form
 
     async def _answer_generate(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         if self._restrictions:

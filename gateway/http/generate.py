@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 
 from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument
 from charonia.inference import InferenceResponse
+from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from charonia.options.settings import GatewaySettings
 from gateway.access.restrictions import HeaderForwarding
 from gateway.deferral import Accepted, Deferral
@@ -22,6 +23,7 @@ from gateway.requests.preferences import HEADER_NAMES, words_of_headers
 from gateway.tracing.trace import Trace
 
 from .bodies import CLIENT_LEFT, RAW_HEADERS, Receive, Scope, Send, check_declared, read_body, reply_whole
+from .codec.conversions import generate_task, generated_task, read_template, request_of
 from .codec.error_replies import INTERNAL_BODY, JSON_CONTENT_TYPE, STATUS, Headers, error_body, render_error
 from .codec.generate_codec import decode_generate, encode_generate
 from .codec.job_json import accepted
@@ -71,7 +73,12 @@ class Generation:
         served = self._handler.served_model(route.model, route.version)
         if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"", b"identity"):
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
-        request, template = decode_generate(route.model, version, body, served.interface, self._max_input_size_bytes)
+        limit = self._max_input_size_bytes
+        if len(body) <= OFF_LOOP_BYTES:
+            request, template = decode_generate(route.model, version, body, served.interface, limit)
+        else:
+            template = read_template(await self._handler.offload.run(generate_task(body, served.interface, limit)))
+            request = request_of(template, route.model, version)
         del body
         if self._forwarding:
             self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
@@ -85,12 +92,12 @@ class Generation:
         responses = self._deferral.stream(request, words, caller, {})
         async with contextlib.aclosing(responses):
             if route.kind == GENERATE_STREAM:
-                await _Events(send).write_all(responses, scope)
+                await _Events(send, handler.offload).write_all(responses, scope)
             else:
-                await _answer_once(responses, send)
+                await _answer_once(responses, send, handler.offload)
 
 
-async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], send: Send) -> None:
+async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], send: Send, offload: Offload) -> None:
     """The one response, or H34's error with the status that the first response decided."""
     given: list[InferenceResponse] = []
     async for response in responses:
@@ -103,19 +110,22 @@ async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], 
             break  # the others have no reader: they are not made
     status, headers, body = 200, [JSON_CONTENT_TYPE], b""
     if given:
-        status, headers, body = _rendered(given[0])
+        status, headers, body = await _rendered(given[0], offload)
     if len(given) != 1:
         headers, body = [JSON_CONTENT_TYPE], error_body(NOT_ONE)
     await _start(send, status, headers)
     await send({"type": "http.response.body", "body": body})
 
 
-def _rendered(response: InferenceResponse) -> tuple[int, Headers, bytes]:
+async def _rendered(response: InferenceResponse, offload: Offload) -> tuple[int, Headers, bytes]:
     """Status, headers and JSON of one response."""
     error = response.error
     if error is None:
         try:
-            return 200, [JSON_CONTENT_TYPE], encode_generate(response)
+            if sum(len(tensor.data) for tensor in response.outputs) <= OFF_LOOP_BYTES:
+                return 200, [JSON_CONTENT_TYPE], encode_generate(response)
+            _, (body,) = await offload.run(generated_task(response), may_refuse=False)
+            return 200, [JSON_CONTENT_TYPE], bytes(body)
         except CharoniaError as unfit:
             error = unfit
     return render_error(error)
@@ -124,8 +134,9 @@ def _rendered(response: InferenceResponse) -> tuple[int, Headers, bytes]:
 class _Events:
     """The events of one stream; the first response decides the status (H35)."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, offload: Offload) -> None:
         self._send = send
+        self._offload = offload
         self._started = False
 
     async def write_all(self, responses: AsyncGenerator[InferenceResponse | Accepted], scope: Scope) -> None:
@@ -157,7 +168,7 @@ class _Events:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _write(self, response: InferenceResponse) -> None:
-        status, _, body = _rendered(response)
+        status, _, body = await _rendered(response, self._offload)
         if not self._started:
             self._started = True
             error = response.error

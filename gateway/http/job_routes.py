@@ -18,7 +18,7 @@ from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller, JobFilter
 from gateway.requests.preferences import MAX_WAIT_S
 
-from .bodies import deflate
+from .bodies import deflate, written
 from .codec.compression import IDENTITY, choose_encoding
 from .codec.job_json import JOBS, EventWriter, location, page_json, responses_json, timeline_json, view_json
 from .codec.response_codec import ReplyForm, ResponseEncoder
@@ -132,13 +132,13 @@ class _Jobs:
             form = ReplyForm.of_note(view.form, False)
             return Response(responses_json(responses, form, served), media_type="application/json")
         form = ReplyForm.of_note(view.form, binary)
-        headers, reply = self._encoder.encode(only(responses), form, served)
+        headers, reply = await written(self._handler.offload, self._encoder, only(responses), form, served)
         plain = {name.decode(): value.decode() for name, value in headers}
         encoding = choose_encoding(request.headers.get("accept-encoding", "").encode("latin-1"))
         if encoding != IDENTITY:
-            reply = await deflate(encoding, reply)
+            reply = await deflate(self._handler.offload, encoding, reply)
             plain["content-encoding"] = encoding
-        return Response(reply, 200, plain)
+        return Response(reply if isinstance(reply, bytes) else reply.joined(), 200, plain)
 
     async def events(self, job_id: str, request: Request) -> Response:
         query = _query(request, "after")

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from charonia.errors import CharoniaError, NotFound, Unsupported
 from charonia.models.json_form import to_json
+from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from gateway.control import log_settings
 from gateway.handler import Handler
@@ -22,6 +23,7 @@ from gateway.requests.request_rules import SHARED_MEMORY_DISABLED
 
 from .bodies import AsgiApp, check_declared, read_body
 from .codec import control_json
+from .codec.conversions import load_task, read_load
 from .codec.error_replies import (
     INTERNAL_BODY,
     METHOD_NOT_ALLOWED_BODY,
@@ -131,7 +133,12 @@ def _add_repository(app: FastAPI, settings: GatewaySettings, handler: Handler) -
 
     @app.post("/v2/repository/models/{model}/load", tags=["model-repository"], summary="Load or reload a model")
     async def load(model: str, request: Request) -> Response:
-        config, files = control_json.read_load_request(await _body(request, settings))
+        body = await _body(request, settings)
+        if len(body) <= OFF_LOOP_BYTES:
+            config, files = control_json.read_load_request(body)
+        else:
+            config, files = read_load(await handler.offload.run(load_task(body)))
+        del body
         await handler.load_model(model, config, files)
         return Response(status_code=200)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -15,6 +16,13 @@ MAX_ELEMENTS = 1_000_000
 
 _UNSUPPORTED = frozenset((DataType.BYTES, DataType.BOOL, DataType.FP16, DataType.BF16))
 _FLOATS = frozenset((DataType.FP32, DataType.FP64))
+
+
+def classified(
+    outputs: Sequence[Tensor], classes: Mapping[str, int], batching: bool, labels: Mapping[str, list[str]]
+) -> list[Tensor]:
+    """The outputs, those that `classes` names as their best values. Raises as `classify`."""
+    return [classify(t, classes[t.name], batching, labels.get(t.name, [])) if t.name in classes else t for t in outputs]
 
 
 def classify(tensor: Tensor, count: int, batching: bool, labels: list[str]) -> Tensor:

@@ -16,6 +16,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, NotFound, ResourceExhausted
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.offload.pool import Offload
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer
@@ -53,6 +54,7 @@ class Echo:
     identifies = False
     lane = None
     tracer = None
+    offload = Offload()
 
     def served_model(self, name: str, version: str) -> ServedVersion:
         return SERVED

@@ -18,6 +18,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.offload.pool import Offload
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
 from gateway.http.codec.jsontext import MAX_DEPTH, check_depth
@@ -35,6 +36,7 @@ class Echo:
     identifies = False
     lane = None
     tracer = None
+    offload = Offload()
 
     def served_model(self, name: str, version: str) -> ServedVersion:
         return ServedVersion("m", 1, "", ModelConfig(), VIEW, {}, {})

@@ -102,15 +102,25 @@ def scaling(repository: Path, name: str, factor: float, *, version: int = 1, con
 
 def echoing(repository: Path, name: str) -> Path:
     """An ONNX model that gives back FP32 rows of any length: INPUT0 as OUTPUT0."""
+    return _giving_back(repository, name, "FLOAT", "TYPE_FP32")
+
+
+def strings(repository: Path, name: str) -> Path:
+    """As `echoing`, of strings."""
+    return _giving_back(repository, name, "STRING", "TYPE_STRING")
+
+
+def _giving_back(repository: Path, name: str, graph_type: str, type_name: str) -> Path:
     import onnx
     from onnx import TensorProto, helper
 
-    ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, ["batch", "n"]) for end in ("INPUT0", "OUTPUT0")]
+    element = getattr(TensorProto, graph_type)
+    ends = [helper.make_tensor_value_info(end, element, ["batch", "n"]) for end in ("INPUT0", "OUTPUT0")]
     graph = helper.make_graph([helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])], "echo", ends[:1], ends[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     assert isinstance(model, onnx.ModelProto)
     put(repository / name / "1" / "model.onnx", model.SerializeToString())
-    io = "".join(f'{way} [ {{ name: "{end}" data_type: TYPE_FP32 dims: [ -1 ] }} ]\n' for way, end in _ECHO_IO)
+    io = "".join(f'{way} [ {{ name: "{end}" data_type: {type_name} dims: [ -1 ] }} ]\n' for way, end in _ECHO_IO)
     put(repository / name / "config.pbtxt", f'backend: "onnxruntime"\nmax_batch_size: 8\n{io}')
     return repository / name
 

@@ -17,6 +17,7 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unauthenticated
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.offload.pool import Offload
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION
 from charonia.tensors import Tensor
 from charonia.traces.trace_settings import Wanted
@@ -78,6 +79,7 @@ class EchoHandler(EchoJobs):
         self.outputs: list[Tensor] | None = None
         self.labels: dict[str, list[str]] = {}
         self.is_ready = True
+        self.offload = Offload()
         self.trace_changes: list[tuple[str, dict[str, object]]] = []
         self.loads: list[tuple[str, str | None, dict[str, bytes]]] = []
         self.unloads: list[tuple[str, bool]] = []

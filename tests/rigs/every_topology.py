@@ -78,7 +78,7 @@ WHOLE = tuple(
 )
 OVER_ONE_SERVER = {
     "of fronts, models and processes, which reach the log by what is tested above": (
-        *("bound", "clients", "hanging_models", "heartbeats", "hostile", "hostile_connections", "instances"),
+        *("bound", "clients", "hanging_models", "heartbeats", "hostile", "hostile_connections", "instances", "stalls"),
         *(
             "large_tensors",
             "load",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError, ResourceExhausted
 from gateway.grpc.calling import LargeReply, Streaming, Unary
 from gateway.grpc.statuses import INTERNAL, Refusal, Status
 
@@ -26,6 +27,10 @@ from .stream import Stream
 _log = logging.getLogger(__name__)
 
 STREAM_WINDOW = 1 << 20
+_INFLATED_IN_LOOP_BYTES = 2 * 1024
+"""A message may become a thousand times this size: larger ones are for a thread, as zlib lets go of the interpreter."""
+_DEFLATED_IN_LOOP_BYTES = 64 * 1024
+"""Compressing so much takes a millisecond."""
 _EXPIRY_GRACE_S = 0.05
 """The gateway answers what is late by itself, and says more."""
 _DONE: Refusal = (Status.OK, "", ())
@@ -148,22 +153,32 @@ class Calls:
                 return
             message = stream.messages.popleft()
             if isinstance(message, Packed):
-                unpacked = self.unpack(stream, message)
-                if unpacked is None:
-                    return
-                message = unpacked
-            stream.task = self._loop.create_task(self._serve_unary(stream, method, message))
+                stream.task = self._loop.create_task(self._serve_packed(stream, method, message))
+            else:
+                stream.task = self._loop.create_task(self._serve_unary(stream, method, message))
         else:
             stream.arrived()
 
-    def unpack(self, stream: Stream, message: Packed) -> bytes | None:
+    async def unpack(self, stream: Stream, message: Packed) -> bytes | None:
         """The message; None where there is none in it, and the call is refused for that."""
+        serving = self._serving
         try:
-            return message.unpacked()
+            if len(message) <= _INFLATED_IN_LOOP_BYTES:
+                return message.unpacked()
+            return await serving.offload.in_thread(serving.most_decompressed_bytes, message.unpacked)
         except MessageFault as fault:
-            stream.messages.clear()
-            self.refuse(stream, (fault.status, str(fault), ()))
-            return None
+            status, text = fault.status, str(fault)
+        except CharoniaError as error:
+            full = isinstance(error, ResourceExhausted)
+            status, text = Status.RESOURCE_EXHAUSTED if full else Status.UNAVAILABLE, error.message
+        stream.messages.clear()
+        self.refuse(stream, (status, text, ()))
+        return None
+
+    async def _serve_packed(self, stream: Stream, method: Unary, message: Packed) -> None:
+        unpacked = await self.unpack(stream, message)
+        if unpacked is not None and not stream.closed:
+            await self._serve_unary(stream, method, unpacked)
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
@@ -181,9 +196,13 @@ class Calls:
         stream.task = None
         if stream.closed:
             return
-        if isinstance(reply, LargeReply) and self._compression(stream):
-            reply = reply.joined()
-        if isinstance(reply, LargeReply):
+        if not isinstance(reply, tuple) and self._compression(stream):
+            message = reply.joined() if isinstance(reply, LargeReply) else reply
+            packed = await self._framed(stream, message)
+            if not stream.closed:
+                self._send(stream, packed)
+                self._out.end(stream, self._tail(stream, _DONE))
+        elif isinstance(reply, LargeReply):
             self._send_large(stream, reply)
         elif not isinstance(reply, bytes):
             self.refuse(stream, reply)
@@ -193,7 +212,7 @@ class Calls:
     def answer(self, stream: Stream, reply: bytes) -> None:
         """Answer a unary call."""
         if self._compression(stream) or not self._out.answer(stream, reply):
-            self._send(stream, reply)
+            self._send(stream, framed(reply, self._compression(stream)))
             self._out.end(stream, self._tail(stream, _DONE))
 
     async def _serve_stream(self, stream: Stream, method: Streaming) -> None:
@@ -213,16 +232,25 @@ class Calls:
         """Send a message of a streaming method, and wait until the transport took it."""
         if stream.closed or stream.tail is not None:
             raise asyncio.CancelledError
+        packed = await self._framed(stream, message)
+        if stream.closed or stream.tail is not None:
+            raise asyncio.CancelledError
         stream.sent = sent = self._loop.create_future()
-        self._send(stream, message)
+        self._send(stream, packed)
         await sent
         if stream.closed and stream.tail is None:
             raise asyncio.CancelledError
 
-    def _send(self, stream: Stream, message: bytes) -> None:
+    async def _framed(self, stream: Stream, message: bytes) -> list[bytes]:
+        """A message as it is sent, compressed where the client takes that."""
         level = self._compression(stream)
-        self._start(stream, "gzip" if level else "")
-        self._out.data(stream, framed(message, level))
+        if not level or len(message) <= _DEFLATED_IN_LOOP_BYTES:
+            return framed(message, level)
+        return await self._serving.offload.in_thread(len(message), framed, message, level, may_refuse=False)
+
+    def _send(self, stream: Stream, packed: list[bytes]) -> None:
+        self._start(stream, "gzip" if self._compression(stream) else "")
+        self._out.data(stream, packed)
 
     def _send_large(self, stream: Stream, reply: LargeReply) -> None:
         """Send a whole answer whose parts are not joined."""

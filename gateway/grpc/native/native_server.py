@@ -48,6 +48,7 @@ class NativeGrpcFront:
             settings.http_max_input_size,
             settings.max_pending_per_gateway_bytes,
             room=lambda size_bytes, begin: handler.room(size_bytes, raw_at(begin)),
+            offload=handler.offload,
         )
         if handler.lane is not None and handler.lane.is_on and self._servicer.may_ride:
             lane = GrpcLane(handler.lane, handler, self._servicer.encoder, self._takes)

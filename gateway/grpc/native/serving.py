@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from charonia.offload.pool import Offload
 from gateway.grpc.calling import Methods
 from gateway.grpc.statuses import Refusal
 
@@ -41,6 +42,7 @@ class Serving:
     most_held_bytes: int = 1 << 30
     held_bytes: int = 0
     room: Room | None = None
+    offload: Offload = field(default_factory=Offload)
     known_headers: dict[bytes, CallHeaders] = field(default_factory=dict)
     connections: set[Connection] = field(default_factory=set)
     lane: GrpcLane | None = None

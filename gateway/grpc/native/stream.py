@@ -17,7 +17,7 @@ class Owner(Protocol):
 
     def took(self, stream: Stream) -> None: ...
 
-    def unpack(self, stream: Stream, message: Packed) -> bytes | None: ...
+    async def unpack(self, stream: Stream, message: Packed) -> bytes | None: ...
 
     async def send(self, stream: Stream, message: bytes) -> None: ...
 
@@ -99,7 +99,7 @@ class Stream:
             self._calls.took(self)
         if not isinstance(message, Packed):
             return bytes(message)
-        unpacked = self._calls.unpack(self, message)
+        unpacked = await self._calls.unpack(self, message)
         if unpacked is None:
             raise StopAsyncIteration
         return unpacked

@@ -55,11 +55,11 @@ class RequestDecoder:
             raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {json_size}")
         if header_length is None:
             template = self._parse(bytes(body), binary=False)
-            return _assemble(template, template.id, model, version, body, json_size), template.reply
+            return assemble(template, template.id, model, version, body, json_size), template.reply
         text = bytes(body[:json_size])
         found = self._templates.get(text)
         if found is not None:
-            return _assemble(found, found.id, model, version, body, json_size), found.reply
+            return assemble(found, found.id, model, version, body, json_size), found.reply
         return self._decode_new(text, model, version, body, json_size)
 
     def _decode_new(
@@ -74,7 +74,7 @@ class RequestDecoder:
                 leading = None
         if leading is None:
             template = self._remember(text)
-            return _assemble(template, template.id, model, version, body, json_size), template.reply
+            return assemble(template, template.id, model, version, body, json_size), template.reply
         without_id = b"{" + text[leading.end() :]
         found = self._templates.get(without_id)
         if found is None:
@@ -85,7 +85,7 @@ class RequestDecoder:
         # a second "id" in the rest is a repeated key: the last one counts
         request_id = found.id or request_id
         check_request_id(request_id)
-        return _assemble(found, request_id, model, version, body, json_size), found.reply
+        return assemble(found, request_id, model, version, body, json_size), found.reply
 
     def _remember(self, text: bytes) -> Template:
         template = self._parse(text, binary=True)
@@ -124,7 +124,7 @@ def parse_header_length(value: bytes) -> int:
     return int(value)
 
 
-def _assemble(
+def assemble(
     template: Template, request_id: str, model: str, version: int, body: bytes | memoryview, at: int
 ) -> InferenceRequest:
     """The request of a template and the bytes behind its JSON part; tensors are views of `body`, or copies."""

@@ -11,7 +11,7 @@ from typing import Any
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument, Unsupported
 from charonia.inference import Parameters, ParameterValue
-from charonia.tensors import MAX_ELEMENTS, element_count, expected_size_bytes, shape_text
+from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes, shape_text
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
     MAX_DEADLINE_NS,
@@ -45,7 +45,7 @@ class InputSlot:
     datatype: DataType
     shape: tuple[int, ...]
     size_bytes: int
-    data: bytes | None = None
+    data: Buffer | None = None
 
 
 @dataclass(slots=True)

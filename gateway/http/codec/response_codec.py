@@ -16,7 +16,7 @@ import orjson
 from charonia.catalog.served import ServedVersion
 from charonia.inference import InferenceResponse, Parameters
 from charonia.tensors import Buffer, Tensor
-from gateway.requests.classification import classify
+from gateway.requests.classification import classified
 
 from .error_replies import JSON_CONTENT_TYPE, Headers
 from .jsondata import render_elements
@@ -107,7 +107,9 @@ class ResponseEncoder:
     def __init__(self) -> None:
         self._signatures: dict[tuple[object, ...], _Signature] = {}
 
-    def encode(self, response: InferenceResponse, form: ReplyForm, served: ServedVersion) -> tuple[Headers, bytes]:
+    def encode(
+        self, response: InferenceResponse, form: ReplyForm, served: ServedVersion | None = None
+    ) -> tuple[Headers, bytes]:
         """Headers (Content-Length not among them) and body of a successful reply. `response.outputs` are all written.
 
         The headers are shared, not to be changed. Raises `InvalidArgument` for what JSON cannot carry (T4) and for
@@ -117,13 +119,8 @@ class ResponseEncoder:
             headers, binary = self._binary_parts(response)
             return headers, b"".join(binary)
         outputs = response.outputs
-        if form.classes:
-            outputs = [
-                classify(t, form.classes[t.name], served.interface.batching, served.labels.get(t.name, []))
-                if t.name in form.classes
-                else t
-                for t in outputs
-            ]
+        if form.classes and served is not None:
+            outputs = classified(outputs, form.classes, served.interface.batching, served.labels)
         parts: list[bytes] = []
         rendered: list[bytes] = []
         for tensor in outputs:

@@ -44,6 +44,9 @@ class Packed:
         self._data = data
         self._limit_bytes = limit_bytes
 
+    def __len__(self) -> int:
+        return len(self._data)
+
     def unpacked(self) -> bytes:
         """The message. Raises `MessageFault`."""
         return decompressed(self._encoding, self._data, self._limit_bytes)

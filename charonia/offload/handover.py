@@ -1,0 +1,64 @@
+"""A task and its result between a process and its worker: a note and buffers in memory that is handed over.
+
+Each message on the socket is a `_HEAD` and one descriptor of a memory file: first the note, as msgpack with the sizes
+of the buffers, then the buffers one behind the other. Who takes it maps it, so nothing is copied on that side. Every
+call that is long lets go of the interpreter's lock: these functions are for threads beside an event loop.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
+
+import msgpack
+
+Buffer = bytes | bytearray | memoryview
+
+_HEAD = Struct("<QQ")
+"""Bytes of the note, and of all."""
+_WRITE_AT_ONCE = 64 * 1024 * 1024
+
+
+def send(connection: socket.socket, note: Any, buffers: Sequence[Buffer]) -> None:
+    """Raises `OSError` when the other side has gone, or there is no memory."""
+    views = [view.cast("B") if isinstance(view, memoryview) else memoryview(view) for view in buffers]
+    packed = msgpack.packb([note, [len(view) for view in views]])
+    descriptor = os.memfd_create("charonia-offload", os.MFD_CLOEXEC)
+    try:
+        for view in (memoryview(packed), *views):
+            at = 0
+            while at < len(view):
+                at += os.write(descriptor, view[at : at + _WRITE_AT_ONCE])
+        head = _HEAD.pack(len(packed), len(packed) + sum(map(len, views)))
+        socket.send_fds(connection, [head], [descriptor])
+    finally:
+        os.close(descriptor)
+
+
+def receive(connection: socket.socket) -> tuple[Any, list[memoryview]]:
+    """The next note and its buffers, whose memory is free with the last view of them. Raises `EOFError`, `OSError`."""
+    head, descriptors, _, _ = socket.recv_fds(connection, _HEAD.size, 1)
+    if not descriptors:
+        raise EOFError("the other side has gone")
+    try:
+        while len(head) < _HEAD.size:
+            more = connection.recv(_HEAD.size - len(head))
+            if not more:
+                raise EOFError("the other side has gone")
+            head += more
+        note_bytes, size_bytes = _HEAD.unpack(head)
+        whole = memoryview(mmap.mmap(descriptors[0], size_bytes, prot=mmap.PROT_READ))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    note, sizes = msgpack.unpackb(whole[:note_bytes])
+    buffers: list[memoryview] = []
+    at = note_bytes
+    for size in sizes:
+        buffers.append(whole[at : at + size])
+        at += size
+    return note, buffers

@@ -1,0 +1,254 @@
+"""Runs long work beside an event loop, within bounds: conversions in worker processes, compression in threads.
+
+Python that runs in a thread takes turns with the loop for the interpreter's lock, and a single call into a native
+library that keeps the lock (a JSON or protobuf parser, NumPy over lists) stops it altogether. Such work is done in a
+process of its own, which starts with its first task and ends when it has had none for a while. Two workers, so that a
+message of 64 MB does not make those of 300 KB wait. Threads are for libraries that let go of the lock, as zlib does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, TypeVarTuple
+
+from charonia.errors import CharoniaError, ErrorCode, InternalError, ResourceExhausted
+
+from .handover import Buffer, receive, send
+
+OFF_LOOP_BYTES = 64 * 1024
+"""JSON of more than this is not parsed or written in the loop: that takes up to 10 ms, and handing it over 0.5 ms."""
+
+LARGE_BYTES = 4 * 1024 * 1024
+"""From here on a task is one for the second worker, behind others of its kind."""
+
+MAX_BYTES = 1 << 30
+MAX_TASKS = 1024
+"""Of what waits or runs: beyond either, work is refused that can be."""
+
+IDLE_S = 30.0
+"""A worker without a task for so long ends."""
+
+_THREADS = 2
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What work raised, without its frames: they would keep the message until the garbage collector comes by."""
+
+    error: Exception
+
+
+def _outcome(work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T | _Failed:
+    try:
+        return work(*arguments)
+    except Exception as error:
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return _Failed(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`function` is `module:name` of what a worker calls with the note and the buffers (`worker.Function`)."""
+
+    function: str
+    note: Any
+    buffers: Sequence[Buffer] = field(repr=False)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.buffers))
+
+
+class Offload:
+    """One process's workers. Made and closed in the event loop's thread; nothing starts before the first task."""
+
+    def __init__(self, *, max_bytes: int = MAX_BYTES, max_tasks: int = MAX_TASKS, idle_s: float = IDLE_S) -> None:
+        self._max_bytes = max_bytes
+        self._max_tasks = max_tasks
+        self._workers = (_Worker("charonia-offload", idle_s), _Worker("charonia-offload-large", idle_s))
+        self._threads: ThreadPoolExecutor | None = None
+        self.tasks = self.size_bytes = 0
+        """What waits or runs now."""
+        self.done = self.refused = 0
+        self.closed = False
+
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the workers that run."""
+        return [worker.process_id for worker in self._workers if worker.process_id]
+
+    async def run(self, task: Task, *, may_refuse: bool = True) -> tuple[Any, list[memoryview]]:
+        """Have a worker do this. Raises what the function raises of `CharoniaError`, and `InternalError` when the
+        worker ended; `ResourceExhausted` when too much waits, unless it may not be refused.
+        """
+        size = task.size_bytes
+        worker = self._workers[size >= LARGE_BYTES]
+        return await self._await(size, may_refuse, lambda: worker.submit(task))
+
+    async def in_thread(
+        self, size_bytes: int, work: Callable[[*_Ts], _T], *arguments: *_Ts, may_refuse: bool = True
+    ) -> _T:
+        """The result of work on so many bytes that lets go of the interpreter's lock. Raises what it raises, and as
+        `run`.
+        """
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS, "offload")
+        threads = self._threads
+        return await self._await(size_bytes, may_refuse, lambda: threads.submit(lambda: _outcome(work, *arguments)))
+
+    async def _await(self, size: int, may_refuse: bool, submit: Callable[[], Future[_T | _Failed]]) -> _T:
+        if self.closed:
+            raise InternalError("Server exiting")
+        over = self.tasks >= self._max_tasks or (self.tasks and self.size_bytes + size > self._max_bytes)
+        if over and may_refuse:
+            self.refused += 1
+            raise ResourceExhausted(
+                f"{self.tasks} large messages of {self.size_bytes} bytes wait for their conversion here, the bound is "
+                f"{self._max_tasks} of {self._max_bytes} bytes; retry later"
+            )
+        self.tasks += 1
+        self.size_bytes += size
+        loop = asyncio.get_running_loop()
+
+        def ended(_future: Future[_T | _Failed]) -> None:
+            # a caller may have gone before; what it asked for counts until it is over
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._ended, size)
+
+        future = submit()
+        del submit
+        future.add_done_callback(ended)
+        outcome = await asyncio.wrap_future(future)
+        if not isinstance(outcome, _Failed):
+            return outcome
+        try:
+            raise outcome.error
+        finally:
+            del outcome, future  # the error holds this frame: a cycle would keep the message
+
+    def _ended(self, size: int) -> None:
+        self.tasks -= 1
+        self.size_bytes -= size
+        self.done += 1
+
+    def close(self) -> None:
+        """End the workers; tasks that wait or run fail."""
+        self.closed = True
+        for worker in self._workers:
+            worker.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Worker:
+    """One process and the thread that talks to it."""
+
+    def __init__(self, name: str, idle_s: float) -> None:
+        self._name = name
+        self._idle_s = idle_s
+        self._thread: ThreadPoolExecutor | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._idle: threading.Timer | None = None
+        self._lock = threading.Lock()
+        """Around the process and its socket being exchanged; not held while a task runs."""
+        self._closed = False
+        self._number = 0
+        """Of the last task."""
+
+    @property
+    def process_id(self) -> int:
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else 0
+
+    def submit(self, task: Task) -> Future[tuple[Any, list[memoryview]] | _Failed]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, self._name)
+        return self._thread.submit(_outcome, self._do, task)
+
+    def _do(self, task: Task) -> tuple[Any, list[memoryview]]:
+        """In the worker's thread."""
+        if self._idle is not None:
+            self._idle.cancel()
+        connection = self._connected()
+        try:
+            send(connection, [task.function, task.note], task.buffers)
+            (answer, failure), buffers = receive(connection)
+        except (EOFError, OSError) as error:
+            self._end()
+            raise InternalError("the conversion of a large message failed: its worker ended") from error
+        finally:
+            self._number += 1
+            self._idle = threading.Timer(self._idle_s, self._retire, [self._number])
+            self._idle.daemon = True
+            self._idle.start()
+        if failure is not None:
+            raise CharoniaError.of(ErrorCode(failure[0]), failure[1])
+        return answer, buffers
+
+    def _connected(self) -> socket.socket:
+        with self._lock:
+            if self._closed:
+                raise InternalError("Server exiting")
+            if self._socket is not None and self._process is not None and self._process.poll() is None:
+                return self._socket
+        self._end()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            words = [sys.executable, "-P", "-m", "charonia.offload.worker", str(theirs.fileno())]
+            try:
+                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+            except OSError as error:
+                ours.close()
+                raise InternalError(f"no worker for large messages can be started: {error.strerror}") from None
+        with self._lock:
+            self._process, self._socket = process, ours
+        return ours
+
+    def _retire(self, number: int) -> None:
+        """The worker had nothing to do for a while after the task with this number."""
+        if self._thread is not None and not self._closed:
+            with contextlib.suppress(RuntimeError):  # closed in this moment
+                self._thread.submit(self._end_idle, number)
+
+    def _end_idle(self, number: int) -> None:
+        if self._number == number:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            process, connection = self._process, self._socket
+            self._process = self._socket = None
+        if connection is not None:
+            connection.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        process = self._process
+        if process is not None:
+            process.kill()  # a thread that waits for it sees the end of its socket
+            process.wait()
+        connection = self._socket
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()

@@ -1,0 +1,193 @@
+"""Large JSON bodies and replies as tasks of a worker process (`charonia.offload`), and what workers do with them. Pure.
+
+The same codecs as in the loop, with the same answers and errors: here is only what they take and give as plain notes
+and buffers. Who decides what is large is `fastpath` and `generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from charonia.catalog.served import ServedVersion
+from charonia.datatypes import DataType
+from charonia.errors import InvalidArgument
+from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.models.interface import ModelInterface
+from charonia.offload.pool import Task
+from charonia.tensors import Buffer, Tensor
+from gateway.requests.classification import classified
+
+from .control_json import read_load_request
+from .generate_codec import decode_generate, encode_generate
+from .jsontext import parse_json
+from .request_codec import assemble
+from .request_json import InputSlot, Template, parse_template
+from .response_codec import LargeReply, ReplyForm, ResponseEncoder
+
+_MAX_MEMBERS = 10_000
+"""Inputs, outputs and parameters of a request: what the loop has to go through, however small each is."""
+
+_HERE = __name__
+
+Result = tuple[Any, list[memoryview]]
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def template_task(text: Buffer, *, binary: bool, max_input_size_bytes: int) -> Task:
+    """Have the JSON part of an infer request parsed; `read_template` takes the result."""
+    return Task(f"{_HERE}:parse", [binary, max_input_size_bytes], (text,))
+
+
+def parse(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    binary, max_input_size_bytes = note
+    return _packed(parse_template(parse_json(buffers[0]), binary=binary, max_input_size_bytes=max_input_size_bytes))
+
+
+def generate_task(body: Buffer, interface: ModelInterface, max_input_size_bytes: int) -> Task:
+    """Have a generate body parsed; `read_template` and `request_of` take the result."""
+    inputs = {
+        name: [spec.datatype.value, list(interface.client_shape(spec))] for name, spec in interface.inputs.items()
+    }
+    return Task(f"{_HERE}:parse_generate", [inputs, max_input_size_bytes], (body,))
+
+
+@dataclass(frozen=True, slots=True)
+class _SentSpec:
+    datatype: DataType
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _SentInputs:
+    """What a generate body's parser asks of an interface."""
+
+    inputs: Mapping[str, _SentSpec]
+
+    def client_shape(self, spec: _SentSpec) -> tuple[int, ...]:
+        return spec.shape
+
+
+def parse_generate(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    inputs, max_input_size_bytes = note
+    interface: Any = _SentInputs({n: _SentSpec(DataType(kind), tuple(shape)) for n, (kind, shape) in inputs.items()})
+    request, template = decode_generate("", 0, bytes(buffers[0]), interface, max_input_size_bytes)
+    template.inputs = [InputSlot(t.name, t.datatype, t.shape, len(t.data), bytes(t.data)) for t in request.inputs]
+    return _packed(template)
+
+
+def _packed(template: Template) -> tuple[Any, Sequence[Buffer]]:
+    """A template as a note, and the tensors that were written out in the JSON."""
+    reply = template.reply
+    if sum(map(len, (template.inputs, template.outputs, template.parameters, reply.listed))) > _MAX_MEMBERS:
+        raise InvalidArgument(f"request has more than {_MAX_MEMBERS} inputs, outputs and parameters")
+    slots = [[s.name, s.datatype.value, s.shape, s.size_bytes, s.data is not None] for s in template.inputs]
+    scalars = [
+        *(template.binary_bytes, template.id, template.priority, template.timeout_us, template.deadline_ns),
+        *(template.sequence_id, template.sequence_start, template.sequence_end),
+    ]
+    note = [
+        *(slots, scalars, template.outputs, template.parameters),
+        [reply.binary_by_default, reply.listed, reply.classes, reply.delivery],
+    ]
+    return note, [slot.data for slot in template.inputs if slot.data is not None]
+
+
+def read_template(result: Result) -> Template:
+    """What a worker read; the tensors of the JSON are views of the memory that it wrote them to."""
+    (slots, scalars, outputs, parameters, reply), buffers = result
+    data = iter(buffers)
+    inputs = [
+        InputSlot(name, DataType(datatype), tuple(shape), size, next(data) if written else None)
+        for name, datatype, shape, size, written in slots
+    ]
+    form = ReplyForm(reply[0], reply[1], reply[2], False, reply[3])
+    form.settle()
+    size, request_id, priority, timeout_us, deadline_ns, sequence_id, start, end = scalars
+    return Template(
+        *(inputs, size, request_id, tuple(outputs), parameters, priority, timeout_us, deadline_ns),
+        *(sequence_id, start, end, form),
+    )
+
+
+def request_of(
+    template: Template, model: str, version: int, body: bytes | memoryview = b"", at: int = 0
+) -> InferenceRequest:
+    """The request of a template that a worker read, and of the binary tensors in `body` from `at` on.
+
+    A worker has counted the elements of the tensors it wrote, so that no check need look at them again.
+    """
+    request = assemble(template, template.id, model, version, body, at)
+    request.elements = {
+        slot.name: "" for slot in template.inputs if slot.datatype is DataType.BYTES and slot.data is not None
+    }
+    return request
+
+
+def load_task(body: Buffer) -> Task:
+    """Have a load request read, whose files are base64; `read_load` takes the result."""
+    return Task(f"{_HERE}:parse_load", None, (body,))
+
+
+def parse_load(_note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    config, files = read_load_request(bytes(buffers[0]))
+    return [config, list(files)], list(files.values())
+
+
+def read_load(result: Result) -> tuple[str | None, dict[str, bytes]]:
+    """As `control_json.read_load_request`."""
+    (config, names), buffers = result
+    return config, {name: bytes(content) for name, content in zip(names, buffers, strict=True)}
+
+
+# -- replies -----------------------------------------------------------------------------------------------------------
+
+
+def reply_task(response: InferenceResponse, form: ReplyForm, served: ServedVersion) -> Task:
+    """Have a reply written that is not binary throughout; `read_reply` takes the result."""
+    labels = {name: served.labels.get(name, []) for name in form.classes}
+    note = [
+        *(response.model, response.version, response.id, response.parameters, _described(response.outputs)),
+        [form.binary_by_default, form.listed, form.classes],
+        *(served.interface.batching, labels),
+    ]
+    return Task(f"{_HERE}:write", note, [tensor.data for tensor in response.outputs])
+
+
+def write(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    model, version, request_id, parameters, outputs, wanted, batching, labels = note
+    tensors = classified(_tensors(outputs, buffers), wanted[2], batching, labels)
+    form = ReplyForm(wanted[0], wanted[1])
+    headers, body = ResponseEncoder().encode(InferenceResponse(model, version, tensors, request_id, parameters), form)
+    return headers, (body,)
+
+
+def read_reply(result: Result) -> tuple[list[tuple[bytes, bytes]], LargeReply]:
+    headers, buffers = result
+    return [(name, value) for name, value in headers], LargeReply(tuple(buffers))
+
+
+def generated_task(response: InferenceResponse) -> Task:
+    """Have a generate response written; the result's one buffer is it."""
+    note = [response.model, response.version, response.id, response.parameters, _described(response.outputs)]
+    return Task(f"{_HERE}:write_generated", note, [tensor.data for tensor in response.outputs])
+
+
+def write_generated(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    model, version, request_id, parameters, outputs = note
+    response = InferenceResponse(model, version, _tensors(outputs, buffers), request_id, parameters)
+    return None, (encode_generate(response),)
+
+
+def _described(tensors: Iterable[Tensor]) -> list[Any]:
+    return [[tensor.name, tensor.datatype.value, tensor.shape] for tensor in tensors]
+
+
+def _tensors(described: list[Any], buffers: list[memoryview]) -> list[Tensor]:
+    return [
+        Tensor(name, DataType(datatype), tuple(shape), data)
+        for (name, datatype, shape), data in zip(described, buffers, strict=True)
+    ]

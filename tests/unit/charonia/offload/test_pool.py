@@ -1,0 +1,173 @@
+"""`charonia.offload.pool`: results, errors, bounds, dead and idle workers, with real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, ResourceExhausted
+from charonia.offload.handover import Buffer
+from charonia.offload.pool import LARGE_BYTES, Offload, Task
+
+HERE = "test_pool"
+
+
+def upper(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    return [note, len(buffers), os.getpid()], [bytes(buffer).upper() for buffer in buffers]
+
+
+def refuse(note: Any, _buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    raise InvalidArgument(f"refused {note}")
+
+
+def fail(_note: Any, _buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    raise ValueError("a fault of ours")
+
+
+def end(_note: Any, _buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return None, ()
+
+
+def wait_for_file(note: Any, _buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    with open(note, "rb") as pipe:  # a FIFO: until the test opens it, too
+        pipe.read()
+    return None, ()
+
+
+@pytest_asyncio.fixture
+async def offload(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Offload]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    made = Offload(max_bytes=1000, max_tasks=3)
+    yield made
+    made.close()
+
+
+def task(name: str, note: Any = None, *buffers: Buffer) -> Task:
+    return Task(f"{HERE}:{name}", note, buffers)
+
+
+async def test_notes_and_buffers_come_back(offload: Offload) -> None:
+    note, buffers = await offload.run(task("upper", "x", b"abc", memoryview(b"-de")[1:], bytearray()))
+    assert note[:2] == ["x", 3]
+    assert note[2] != os.getpid()
+    assert [bytes(buffer) for buffer in buffers] == [b"ABC", b"DE", b""]
+    assert offload.processes == [note[2]]
+
+
+async def test_large_tasks_have_a_worker_of_their_own(offload: Offload, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    waiting = asyncio.ensure_future(offload.run(task("wait_for_file", str(gate), bytes(LARGE_BYTES))))
+    await asyncio.sleep(0)
+    # it is not refused, as it is alone; a small one is answered while it runs
+    small = await offload.run(task("upper", 1, b"a"), may_refuse=False)
+    assert small[0][0] == 1
+    assert not waiting.done()
+    await asyncio.to_thread(lambda: gate.open("wb").close())
+    await waiting
+
+
+async def test_errors_are_those_of_the_function(offload: Offload) -> None:
+    with pytest.raises(InvalidArgument, match="refused 7"):
+        await offload.run(task("refuse", 7))
+    with pytest.raises(InternalError, match="internal server error"):
+        await offload.run(task("fail"))
+    assert (await offload.run(task("upper", 1, b"a")))[0][0] == 1
+
+
+async def test_a_worker_that_dies_fails_one_task_and_is_replaced(offload: Offload) -> None:
+    with pytest.raises(InternalError, match="its worker ended"):
+        await offload.run(task("end"))
+    assert (await offload.run(task("upper", 1, b"a")))[0][0] == 1
+
+
+async def test_bytes_that_wait_are_bounded(offload: Offload, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    first = asyncio.ensure_future(offload.run(task("wait_for_file", str(gate), bytes(900))))
+    await asyncio.sleep(0)
+    assert (offload.tasks, offload.size_bytes) == (1, 900)
+    with pytest.raises(ResourceExhausted, match="wait for their conversion"):
+        await offload.run(task("upper", 1, bytes(101)))
+    answer = asyncio.ensure_future(offload.run(task("upper", 1, bytes(101)), may_refuse=False))
+    await asyncio.to_thread(lambda: gate.open("wb").close())
+    await asyncio.gather(first, answer)
+    while offload.tasks:
+        await asyncio.sleep(0)
+    assert (offload.size_bytes, offload.refused) == (0, 1)
+
+
+async def test_tasks_that_wait_are_bounded(offload: Offload, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    held = [asyncio.ensure_future(offload.run(task("wait_for_file", str(gate), b"a")))]
+    held += [asyncio.ensure_future(offload.run(task("upper", 1, b"a"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhausted):
+        await offload.run(task("upper", 1, b"a"))
+    with pytest.raises(ResourceExhausted):
+        await offload.in_thread(1, bytes, 1)
+    # who has gone does not free what is being done for it
+    held[0].cancel()
+    await asyncio.sleep(0)
+    assert offload.tasks == 3
+    await asyncio.to_thread(lambda: gate.open("wb").close())
+    await asyncio.gather(*held[1:])
+
+
+async def test_a_failure_keeps_nothing_of_its_message(offload: Offload) -> None:
+    class Held(bytearray):
+        pass
+
+    def failing(body: Held) -> bytes:
+        raise InvalidArgument(f"not {len(body)} bytes")
+
+    gc.disable()
+    try:
+        body = Held(b"message")
+        seen = weakref.ref(body)
+        try:
+            await offload.in_thread(1, failing, body)
+        except InvalidArgument as error:
+            assert error.message == "not 7 bytes"
+        del body
+        async with asyncio.timeout(30):  # the thread lets go of it in its own time
+            while seen() is not None:
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+
+
+async def test_an_idle_worker_ends(offload: Offload) -> None:
+    quick = Offload(idle_s=0.05)
+    try:
+        await quick.run(task("upper", 1, b"a"))
+        while quick.processes:
+            await asyncio.sleep(0.01)
+        assert (await quick.run(task("upper", 2, b"a")))[0][0] == 2
+    finally:
+        quick.close()
+
+
+async def test_closing_fails_what_waits(offload: Offload, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    running = asyncio.ensure_future(offload.run(task("wait_for_file", str(gate), b"a")))
+    while not offload.processes:
+        await asyncio.sleep(0.01)
+    offload.close()
+    with pytest.raises((CharoniaError, asyncio.CancelledError)):
+        await running
+    with pytest.raises(InternalError):
+        await offload.run(task("upper", 1, b"a"))
+    assert offload.processes == []
