@@ -7,6 +7,8 @@ import sys
 
 from charonia.options.values import Values
 
+LINE_FORMAT = "%(levelname).1s%(asctime)s %(process)d %(name)s] %(message)s"
+
 
 def configure_logging(values: Values) -> None:
     """Levels by `--log-verbose`, `--log-info`, `--log-warning`, `--log-error`."""
@@ -22,7 +24,7 @@ def configure_logging(values: Values) -> None:
     logging.basicConfig(
         level=level,
         stream=sys.stderr,
-        format="%(levelname).1s%(asctime)s %(process)d %(name)s] %(message)s",
+        format=LINE_FORMAT,
         force=True,
     )
     for noisy in ("asyncio", "uvicorn", "uvicorn.error", "hpack"):  # the last tells of all headers, secrets as well
