@@ -65,7 +65,10 @@ class GatewayApp:
         self._settings = settings
         self._log_is_private = log_settings.private
         self._control = ControlPlane(
-            log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
+            log,
+            check_interval_ms=log_settings.heartbeat_interval_ms,
+            incarnation=settings.incarnation,
+            stall_limit_s=log_settings.stall_limit_s,
         )
         self.membership = Membership(
             log,

@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 
 from charonia import keys
 from charonia.errors import CharoniaError, StartupError
+from charonia.eventlog.neighbours import is_stopped
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ProcessLeft, pack_fact
 from charonia.tasks import insist
@@ -172,15 +173,15 @@ def _spawn(terms: KeeperTerms) -> tuple[int, socket.socket]:
 
 
 class Keeper:
-    """Prolongs the leases of one part, until `gone`. `part_state` returns the letter of its state in /proc, or ""."""
+    """Prolongs the leases of one part, until `gone`."""
 
-    def __init__(self, log: EventLog, terms: KeeperTerms, part: int, part_state: Callable[[], str]) -> None:
+    def __init__(self, log: EventLog, terms: KeeperTerms, part: int, is_stopped: Callable[[], bool]) -> None:
         self.gone = asyncio.Event()
         """The part has ended, or has closed its end of the socket."""
         self._log = log
         self._terms = terms
         self._part = part
-        self._part_state = part_state
+        self._is_stopped = is_stopped
         self._leases: dict[Lease, int] = {}
         self._silent_s = 0.0
         self._is_reported = False
@@ -230,7 +231,7 @@ class Keeper:
         """Why the part is to be taken for lost; "" while it is not."""
         if self._silent_s >= self._terms.stall_limit_s:
             return f"its event loop has stood still for {self._silent_s:.0f} s"
-        if self._silent_s * 1000 >= min(self._leases.values()) and self._part_state() == "T":
+        if self._silent_s * 1000 >= min(self._leases.values()) and self._is_stopped():
             return f"it is stopped (SIGSTOP), and has been silent for {self._silent_s:.1f} s"
         return ""
 
@@ -246,12 +247,14 @@ def _run(terms: KeeperTerms, channel: socket.socket, part: int, open_log: Callab
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     name_process(HEARTBEATS)
+    with contextlib.suppress(OSError):  # where it may: it needs a processor for moments, and then at once
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_keep(terms, channel, part, open_log(terms.url)))
 
 
 async def _keep(terms: KeeperTerms, channel: socket.socket, part: int, log: EventLog) -> None:
-    keeper = Keeper(log, terms, part, lambda: _state(part))
+    keeper = Keeper(log, terms, part, lambda: is_stopped(part))
     unread = b""
 
     def read() -> None:
@@ -302,15 +305,6 @@ def _close_all_but(kept: int) -> None:
             if descriptor > 2 and descriptor != kept:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
-
-
-def _state(pid: int) -> str:
-    """The letter of a process's state: T is stopped. "" where that cannot be read."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
 
 
 def main(argv: list[str]) -> None:

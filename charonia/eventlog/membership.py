@@ -29,6 +29,7 @@ from charonia.clock import agree, monotonic_ns
 from charonia.errors import LogUnavailable
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
 
+from .neighbours import pid_space, started_ticks
 from .payloads import PayloadDirectory
 from .port import ControlLog
 
@@ -117,6 +118,8 @@ class Membership:
             hosts_batcher=self._hosts_batcher,
             payload_token=self._payloads.token if self._payloads is not None else "",
             reads_waves=self._role == "batcher" or self._hosts_batcher,
+            pid_space=pid_space(),
+            started_ticks=started_ticks(os.getpid()),
         )
         await self._tell(fact)
 

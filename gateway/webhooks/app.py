@@ -31,7 +31,10 @@ class WebhooksApp:
         allowed = Allowed.parse(settings.allow)
         keyring = Keyring(settings.secrets)
         self._control = ControlPlane(
-            log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
+            log,
+            check_interval_ms=log_settings.heartbeat_interval_ms,
+            incarnation=settings.incarnation,
+            stall_limit_s=log_settings.stall_limit_s,
         )
         self.membership = Membership(
             log,

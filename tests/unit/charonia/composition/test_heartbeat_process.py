@@ -56,9 +56,9 @@ class Log(MemoryLog):
 LOST = [ProcessLeft("executor", "e1", "lost"), ProcessLeft("batcher", "b1", "lost")]
 
 
-def keeper_of(log: Log, stall_limit_s: float = EVER_S, state: str = "S") -> Keeper:
+def keeper_of(log: Log, stall_limit_s: float = EVER_S, *, stopped: bool = False) -> Keeper:
     terms = KeeperTerms("redis://unused", INTERVAL_S, stall_limit_s)
-    keeper = Keeper(log, terms, os.getpid(), lambda: state)
+    keeper = Keeper(log, terms, os.getpid(), lambda: stopped)
     keeper.tick(json.dumps(LEASES).encode())
     return keeper
 
@@ -106,13 +106,13 @@ async def test_a_part_that_left_in_order_is_not_reported() -> None:
     assert await log.losses() == []
 
 
-@pytest.mark.parametrize(("limit_s", "state"), [(0.05, "S"), (EVER_S, "T")], ids=["stuck", "stopped"])
+@pytest.mark.parametrize(("limit_s", "stopped"), [(0.05, False), (EVER_S, True)], ids=["stuck", "stopped"])
 async def test_a_part_that_does_not_go_on_is_lost_once(
-    limit_s: float, state: str, caplog: pytest.LogCaptureFixture
+    limit_s: float, stopped: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = Log()
     await joined(log)
-    keeper = keeper_of(log, limit_s, state)
+    keeper = keeper_of(log, limit_s, stopped=stopped)
     running = asyncio.create_task(keeper.run())
     await log.until(lambda: log.reported >= 2)
     prolonged = log.prolonged
@@ -132,7 +132,7 @@ async def test_a_part_that_does_not_go_on_is_lost_once(
 async def test_a_busy_part_is_not_a_stopped_one() -> None:
     log = Log()
     await joined(log)
-    keeper = keeper_of(log, state="R")
+    keeper = keeper_of(log)
     running = asyncio.create_task(keeper.run())
     await log.until(lambda: log.prolonged >= 60)
     assert await log.losses() == []
