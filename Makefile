@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_FLAGS ?=
 DRILL_FLAGS ?=
+OVERLOAD_FLAGS ?=
 STACK_FLAGS ?=
 TOPOLOGIES_FLAGS ?=
 BENCH_FLAGS ?=
@@ -16,7 +17,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup walk drill stack-test clean ci
+.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup walk drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -105,6 +106,9 @@ walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP call, one
 
 drill: $(VENV)/.tested models ## kill -9 every part at every step of a request's life, under load; DRILL_FLAGS=--help
 	$(BIN)/python -m loadtest.drill $(DRILL_FLAGS)
+
+overload: $(VENV)/.tested models ## an hour with four times too much to do: no part is lost, and real losses are noticed; OVERLOAD_FLAGS=--help
+	$(BIN)/python -m loadtest.drill.overload $(OVERLOAD_FLAGS)
 
 topologies: $(VENV)/.tested models ## the log's tests over Sentinel, Cluster, TLS and ACL; TOPOLOGIES_FLAGS=--short
 	$(BIN)/python tests/rigs/every_topology.py $(TOPOLOGIES_FLAGS)

@@ -36,9 +36,12 @@ class BatcherApp:
     ) -> None:
         self._log_is_private = log_settings.private
         self.control = ControlPlane(
-            log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
+            log,
+            check_interval_ms=log_settings.heartbeat_interval_ms,
+            incarnation=settings.incarnation,
+            stall_limit_s=log_settings.stall_limit_s,
         )
-        self._membership = Membership(
+        self.membership = Membership(
             log,
             "batcher",
             settings.incarnation,
@@ -47,14 +50,14 @@ class BatcherApp:
         )
         delays = Delays(_hook("TRITONSERVER_DELAY_SCHEDULER"), _hook("TRITONSERVER_BACKLOG_DELAY_SCHEDULER"))
         self.service = BatcherService(log, self.control, settings, link=link, delays=delays, cache_log=cache_log)
-        self._membership.on_new_epoch.append(self._begin_anew)
-        self.control.catalog.process_listeners.append(self._membership.hear)
-        self._membership.on_beat.append(self.control.on_beat)
+        self.membership.on_new_epoch.append(self._begin_anew)
+        self.control.catalog.process_listeners.append(self.membership.hear)
+        self.membership.on_beat.append(self.control.on_beat)
         self.metrics = BatcherMetrics(
             self.service, self.control.catalog, settings.metrics, joint=settings.joint_metrics
         )
         if link is None:
-            self.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
+            self.metrics.log_epoch_changes = lambda: self.membership.epoch_changes
         self._endpoint = MetricsEndpoint(
             self.metrics.render if settings.metrics_socket else beside_host(self.metrics.render, settings.metrics),
             address=settings.metrics_address,
@@ -69,7 +72,7 @@ class BatcherApp:
 
     async def start(self) -> None:
         await self.control.start()
-        await self._membership.start()
+        await self.membership.start()
         await self.service.start()
         if self._log_is_private:
             for departure in self.control.departures():
@@ -80,7 +83,7 @@ class BatcherApp:
         """Hand the models over and leave."""
         await self.service.drain()
         with contextlib.suppress(Exception):
-            await self._membership.leave("drained")
+            await self.membership.leave("drained")
         await self.service.close()
         await self._endpoint.close()
         await self.control.close()

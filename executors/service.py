@@ -88,12 +88,12 @@ class ExecutorService:
         self._repository = repository
         self._lifecycle = Lifecycle(self._executor, settings.model_control_mode)
         self._directory = PayloadDirectory(settings.shm_dir, self._executor)
-        self._membership = self._make_membership(log_settings)
+        self.membership = self._make_membership(log_settings)
         self._control = log.reader()
         self._announcer = Announcer(log)
-        metrics.log_epoch_changes = lambda: self._membership.epoch_changes
-        self._membership.say_again.append(self._announcer.announce_again)
-        self._membership.on_beat.append(lambda _taken: self._directory.tidy())
+        metrics.log_epoch_changes = lambda: self.membership.epoch_changes
+        self.membership.say_again.append(self._announcer.announce_again)
+        self.membership.on_beat.append(lambda _taken: self._directory.tidy())
         interval_ms = log_settings.heartbeat_interval_ms
         make_cache = partial(self._cache, cache_log) if settings.response_cache_size_bytes else None
         loader.calls = self._calls = ExecutorCalls(
@@ -101,9 +101,9 @@ class ExecutorService:
         )
         self.render_cache: Callable[[], bytes] = lambda: b""
         """Renders the metrics of the response cache that calls of models use."""
-        self._membership.on_new_epoch.append(self._calls.begin_anew)
-        self._membership.say_again.append(self._calls.renew)
-        self._calls.leased = self._membership.is_leased
+        self.membership.on_new_epoch.append(self._calls.begin_anew)
+        self.membership.say_again.append(self._calls.renew)
+        self._calls.leased = self.membership.is_leased
         self._deployment = self._make_deployment(
             log, loader, PlacementRules(settings.pool, capabilities, loader.can_find_backend)
         )
@@ -204,7 +204,7 @@ class ExecutorService:
         self._control.add(keys.CONTROL, b"$")
         self._joined = True
         self._directory.open()
-        await self._membership.start()
+        await self.membership.start()
         self._intake.start()
         if self._wait_reports is not None:
             self._tasks.spawn(self._wait_reports.run())
@@ -294,7 +294,7 @@ class ExecutorService:
         await self._calls.close()
         if self._joined:
             self._joined = False
-            await self._membership.leave("drained")
+            await self.membership.leave("drained")
             with contextlib.suppress(LogUnavailable):
                 await self._log.delete_stream(keys.batches(self._executor))
         self._directory.close()
@@ -316,7 +316,7 @@ class ExecutorService:
     def _on_control(self, _stream: bytes, entries: list[Entry]) -> None:
         for entry in entries:
             for fact in facts_of(entry):
-                self._membership.hear(fact)
+                self.membership.hear(fact)
                 if isinstance(fact, ModelRequested):
                     self._tasks.spawn(self._answer(fact))
                 elif isinstance(fact, VersionLoaded | VersionAnnounced) and fact.executor != self._executor:

@@ -69,9 +69,12 @@ class GatewayApp:
         self._settings = settings
         self._log_is_private = log_settings.private
         self._control = ControlPlane(
-            log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
+            log,
+            check_interval_ms=log_settings.heartbeat_interval_ms,
+            incarnation=settings.incarnation,
+            stall_limit_s=log_settings.stall_limit_s,
         )
-        self._membership = Membership(
+        self.membership = Membership(
             log,
             "gateway",
             settings.incarnation,
@@ -80,14 +83,14 @@ class GatewayApp:
         )
         self._payloads = PayloadDirectory(settings.shm_dir, settings.incarnation)
         self.service = GatewayService(log, self._control, settings, self._payloads, cache_log, trace_writer(settings))
-        self._membership.on_new_epoch.append(self.service.begin_anew)
-        self._control.catalog.process_listeners.append(self._membership.hear)
-        self._membership.on_beat.append(self._control.on_beat)
-        self._membership.say_again.append(self.service.say_weights)
+        self.membership.on_new_epoch.append(self.service.begin_anew)
+        self._control.catalog.process_listeners.append(self.membership.hear)
+        self.membership.on_beat.append(self._control.on_beat)
+        self.membership.say_again.append(self.service.say_weights)
         if self.service.payloads is not None:
-            self._membership.say_again.append(self.service.payloads.renew)
-            self.service.payloads.leased = self._membership.is_leased
-        self.service.metrics.log_epoch_changes = lambda: self._membership.epoch_changes
+            self.membership.say_again.append(self.service.payloads.renew)
+            self.service.payloads.leased = self.membership.is_leased
+        self.service.metrics.log_epoch_changes = lambda: self.membership.epoch_changes
         self._fronts = _fronts(settings, self.service)
         self._metrics = MetricsEndpoint(
             self.service.metrics.render
@@ -114,7 +117,7 @@ class GatewayApp:
         await self._metrics.start()
         if self._metrics.port:
             self.endpoints["metrics"] = f"{self._settings.metrics_address}:{self._metrics.port}"
-        await self._membership.start()
+        await self.membership.start()
 
     async def _first_loads(self) -> None:
         """Wait for the first loads of the executors that `serve` starts, as clients wait for the ports (R30).
@@ -157,7 +160,7 @@ class GatewayApp:
         for front in fronts:
             await front.close(1.0 if finished else 0.0)
         with contextlib.suppress(Exception):
-            await self._membership.leave("drained")
+            await self.membership.leave("drained")
         await self.service.close()
         await self._metrics.close()
         await self._control.close()

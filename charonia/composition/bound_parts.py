@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from charonia.errors import StartupError
 from charonia.options import values as options
 from charonia.options.values import EXECUTOR, Values
 
@@ -33,28 +34,36 @@ class BoundPart:
     async def start(self, argv: Sequence[str]) -> None:
         """Join the log that `argv` (an executor's flags) names, and serve. Raises `StartupError`."""
         from charonia.eventlog.redis import RedisLog
-        from charonia.eventlog.redis.server.address import with_password
         from executors.backends.bound import WORD, BoundBackend, BoundFunction
         from executors.backends.registry import BackendRegistry
 
-        from .roles import ExecutorParts
+        from .heartbeat_process import HeartbeatProcess
+        from .roles import ExecutorParts, keeper_terms
 
         values = options.parse(EXECUTOR, argv, {}, {})
         backend = BoundBackend()
         for binding in self._bindings:
             outputs = tuple(tensor.name for tensor in binding.outputs)
             backend.functions[binding.name] = BoundFunction(binding.function, binding.style, outputs)
-        log = RedisLog(with_password(values["log_url"], values["log_password_file"]))
-        await log.open()
         try:
-            parts = ExecutorParts(log, values, self._on_failure, backends=BackendRegistry({WORD: backend}))
+            keeper = HeartbeatProcess.spawn(keeper_terms(values))
+        except OSError as error:
+            raise StartupError(f"no heartbeat process can be started: {error}") from None
+        keeper.start()
+        log = RedisLog(keeper.url)
+        try:
+            await log.open()
+            registry = BackendRegistry({WORD: backend})
+            parts = ExecutorParts(log, values, self._on_failure, backends=registry, keeper=keeper)
             await parts.start()
         except BaseException:
+            await keeper.close()
             await log.close()
             raise
 
         async def stop() -> bool:
             clean = await parts.stop()
+            await keeper.close()
             with contextlib.suppress(Exception):
                 await log.close()
             return clean

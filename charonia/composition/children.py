@@ -17,6 +17,9 @@ from typing import Any
 from charonia.options.values import OPTIONS
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+HEARTBEATS = "charonia-beats"
+"""The name of the process that prolongs a part's leases; the system keeps 15 bytes."""
 _FIRST_BACKOFF_S = 0.05
 _MOST_BACKOFF_S = 5.0
 STABLE_S = 30.0
@@ -32,6 +35,12 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Give this process a name for /proc/<pid>/comm, where the system has such names."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def backoff_s(failures: int) -> float:
@@ -155,7 +164,7 @@ def watch(loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes], end
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """(pid, name) of every process below `pid`; a model instance is named `instance:<model>...`, others by command."""
+    """(pid, name) of every process below `pid`: `instance:<model>...`, `beats`, others by their command."""
     found: list[tuple[int, str]] = []
     waiting = [pid]
     while waiting:
@@ -173,6 +182,9 @@ def descendants(pid: int) -> list[tuple[int, str]]:
                 with contextlib.suppress(OSError):
                     words = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")
                     marked = next((word for word in words if word.startswith("charonia-instance:")), "")
+                    # it was forked, so its words are the part's
+                    if Path(f"/proc/{child}/comm").read_text().strip() == HEARTBEATS:
+                        marked = HEARTBEATS
                     found.append((child, marked.removeprefix("charonia-") or words[0]))
                     waiting.append(child)
     return found

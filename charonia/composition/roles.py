@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from charonia import failpoints
 from charonia.clock import monotonic_ns
 from charonia.errors import StartupError
+from charonia.eventlog.membership import LeaseKeeper
 from charonia.eventlog.port import EventLog
 from charonia.metrics.stalls import watch_stalls
 from charonia.options.cache_options import cache_options
@@ -32,6 +33,7 @@ from charonia.options.role_settings import (
 )
 from charonia.options.values import Values
 
+from .heartbeat_process import HeartbeatProcess, KeeperTerms
 from .logs import configure_logging
 
 if TYPE_CHECKING:
@@ -53,22 +55,31 @@ def run_role(role: str, values: Values) -> int:
     failpoints.activate(values["fail_points"])
     if not values["log_url"]:
         raise StartupError(f"charonia {role} needs --log-url, the URL of the log all parts share")
+    keeper = HeartbeatProcess.fork(keeper_terms(values))  # before there are threads
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(_run(role, values))
+        return asyncio.run(_run(role, values, keeper))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(role, values))
+        return runner.run(_run(role, values, keeper))
 
 
-async def _run(role: str, values: Values) -> int:
-    from charonia.eventlog.redis import open_log
+def keeper_terms(values: Values) -> KeeperTerms:
+    """How a process keeps the leases of this role. Raises `StartupError` for a password that cannot be read."""
     from charonia.eventlog.redis.server.address import with_password
+
+    settings = log_settings(values)
+    url = with_password(values["log_url"], values["log_password_file"])
+    return KeeperTerms(url, settings.heartbeat_interval_ms / 1000, settings.stall_limit_s)
+
+
+async def _run(role: str, values: Values, keeper: HeartbeatProcess) -> int:
+    from charonia.eventlog.redis import open_log
 
     if values["blob_password_file"] and not values["blob_url"]:
         raise StartupError("--blob-password-file needs --blob-url, the server it is the password of")
-    url = with_password(values["log_url"], values["log_password_file"])
-    log = open_log(url, durability=values.get("durability", "memory"))
+    keeper.start()
+    log = open_log(keeper.url, durability=values.get("durability", "memory"))
     if values["blob_url"] and role != "webhooks":
         log.blobs = _blob_server(values)
         await log.blobs.open()
@@ -79,7 +90,7 @@ async def _run(role: str, values: Values) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     start = {"gateway": _gateway, "batcher": _batcher, "executor": _executor, "webhooks": _webhooks}[role]
-    starting = asyncio.create_task(start(log, values), name=f"start {role}")
+    starting = asyncio.create_task(start(log, values, keeper), name=f"start {role}")
     stop_asked = asyncio.create_task(stopping.wait())
     await asyncio.wait([starting, stop_asked], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -92,6 +103,7 @@ async def _run(role: str, values: Values) -> int:
     _log.info("%s is up%s", role, "".join(f", {name} on {where}" for name, where in endpoints.items()))
     await stop_asked
     clean = await stop()
+    await keeper.close()
     with contextlib.suppress(Exception):
         await log.close()
         if log.blobs is not None:
@@ -158,12 +170,13 @@ def _report(descriptor: int, message: object) -> None:
 # -- gateway -----------------------------------------------------------------------------------------------------------
 
 
-async def _gateway(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
+async def _gateway(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple[dict[str, str], Stop]:
     from gateway.app import GatewayApp
 
     settings = gateway_settings(values)
     cache_log = await _cache_log(values)
     app = GatewayApp(log, settings, log_settings(values), cache_log)
+    app.membership.keeper = keeper
     await app.start()
 
     async def report_serving() -> None:
@@ -204,11 +217,12 @@ async def _close(cache_log: EventLog | None) -> None:
 # -- batcher -----------------------------------------------------------------------------------------------------------
 
 
-async def _batcher(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
+async def _batcher(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple[dict[str, str], Stop]:
     from batcher.app import BatcherApp
 
     cache_log = await _cache_log(values)
     app = BatcherApp(log, batcher_settings(values), log_settings(values), cache_log=cache_log)
+    app.membership.keeper = keeper
     await app.start()
 
     async def stop() -> bool:
@@ -222,10 +236,11 @@ async def _batcher(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]
 # -- webhooks ----------------------------------------------------------------------------------------------------------
 
 
-async def _webhooks(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
+async def _webhooks(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple[dict[str, str], Stop]:
     from gateway.webhooks.app import WebhooksApp
 
     app = WebhooksApp(log, webhook_settings(values), log_settings(values))
+    app.membership.keeper = keeper
     await app.start()
     return {}, app.stop
 
@@ -247,6 +262,7 @@ class ExecutorParts:
         *,
         backends: BackendRegistry | None = None,
         cache_log: EventLog | None = None,
+        keeper: LeaseKeeper | None = None,
     ) -> None:
         from charonia.eventlog.local_link import LocalLink
         from executors.app import ExecutorApp
@@ -260,9 +276,11 @@ class ExecutorParts:
             link = LocalLink(settings.incarnation)
             own = batcher_settings(values, colocated=True)
             self._batcher = BatcherApp(log, own, shared, link=link, cache_log=cache_log)
+            self._batcher.membership.keeper = keeper
             control = self._batcher.control
         self._executor = ExecutorApp(log, settings, shared, backends, control, cache_log, link)
         self._executor.service.on_failure = on_failure
+        self._executor.service.membership.keeper = keeper
         if self._batcher is not None:
             self._executor.add_metrics(self._batcher.metrics.render)
 
@@ -293,12 +311,12 @@ class ExecutorParts:
         return self._executor.service.failed or self._executor.service.hangs
 
 
-async def _executor(log: EventLog, values: Values) -> tuple[dict[str, str], Stop]:
+async def _executor(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple[dict[str, str], Stop]:
     from executors.host.watchdog import watch_loop
 
     watching = asyncio.create_task(watch_loop(), name="watchdog")
     cache_log = await _cache_log(values)
-    parts = ExecutorParts(log, values, _stop_myself, cache_log=cache_log)
+    parts = ExecutorParts(log, values, _stop_myself, cache_log=cache_log, keeper=keeper)
     await parts.start()
 
     async def stop() -> bool:

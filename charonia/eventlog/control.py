@@ -16,14 +16,20 @@ from typing import cast
 from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.facts.events import FIELD_FACT, Fact, ProcessLeft, pack_fact, unpack_fact
+from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact, unpack_fact
+from charonia.tasks import Tasks
 
+from .neighbours import Neighbours
 from .port import START, Entry, EventLog, Streams
 
 _log = logging.getLogger(__name__)
 
+STALL_LIMIT_S = 30.0
+"""A process that lives and is silent for so long is stuck."""
 _PATIENCE_S = 2.5
 """After the log was away; reconnecting takes at most a second, the first beat one interval more."""
+_KEEPER_FIRST_S = 0.1
+"""The process that prolongs a part's leases reports its end; others do when that one has ended too."""
 _PAGE = 500
 
 
@@ -47,13 +53,16 @@ def facts_of(entry: Entry) -> list[Fact]:
 class ControlPlane:
     """One per gateway and batcher. `catalog` is current once `start` has returned."""
 
-    def __init__(self, log: EventLog, *, check_interval_ms: int, incarnation: str) -> None:
+    def __init__(
+        self, log: EventLog, *, check_interval_ms: int, incarnation: str, stall_limit_s: float = STALL_LIMIT_S
+    ) -> None:
         self.log = log
         self.catalog = Catalog()
         self.log_up = True
         """False while the log is lost: it ended our connections, has left commands unanswered for too long, or writes
         nothing (a full disk, too few replicas).
         """
+        self._is_started = False
         self._following = True
         self._writing = True
         self._answering = True
@@ -65,6 +74,10 @@ class ControlPlane:
         self._reader = log.reader()
         self._task: asyncio.Task[None] | None = None
         self._suspects: dict[str, int] = {}
+        self._stall_limit_s = stall_limit_s
+        self._overdue_since_s: dict[str, float] = {}
+        self._neighbours = Neighbours(self._neighbour_ended)
+        self._tasks = Tasks()
         self._patient_until_s = 0.0
         self._changed = asyncio.Event()
         self._folded = START
@@ -73,6 +86,9 @@ class ControlPlane:
         """Fold everything written so far, then follow."""
         while entries := await self.log.range(keys.CONTROL, self._folded):
             self._fold(entries)
+        self._is_started = True
+        for process in self.catalog.processes.values():
+            self._watch_neighbour(process)
         self._reader.start(self._on_entries, self._on_state)
         self._reader.add(keys.CONTROL, self._folded)
         self._task = asyncio.create_task(self._watch(), name="liveness watch")
@@ -81,6 +97,7 @@ class ControlPlane:
         """The log is another one: everybody in it says again what there is, and until then nothing is known."""
         self.epoch_changes += 1
         self._suspects.clear()
+        self._neighbours.close()
         self._patient_until_s = asyncio.get_running_loop().time() + _PATIENCE_S
         self.catalog.clear()
         self._folded = START
@@ -94,6 +111,8 @@ class ControlPlane:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         await self._reader.close()
+        self._neighbours.close()
+        await self._tasks.close()
 
     def departures(self) -> list[ProcessLeft]:
         """For a log that only this machine uses: the end of every process that is no more, whatever its lease says.
@@ -139,6 +158,26 @@ class ControlPlane:
                     self.catalog.apply(fact)
                 except Exception:
                     _log.exception("control fact %r could not be folded", type(fact).__name__)
+                if isinstance(fact, ProcessLeft):
+                    self._neighbours.forget(fact.incarnation)
+                elif self._is_started and isinstance(fact, ProcessJoined):
+                    self._watch_neighbour(fact)
+
+    def _watch_neighbour(self, process: ProcessJoined) -> None:
+        if process.incarnation != self._incarnation and process.pid != os.getpid():
+            self._neighbours.watch(process)
+
+    def _neighbour_ended(self, incarnation: str) -> None:
+        self._tasks.spawn(self._report_end(incarnation))
+
+    async def _report_end(self, incarnation: str) -> None:
+        """A process of this machine has ended; another one may have reported it by now, or itself before it ended."""
+        await asyncio.sleep(_KEEPER_FIRST_S)
+        process = self.catalog.processes.get(incarnation)
+        if process is not None:
+            _log.warning("%s %s is lost: its process has ended", process.role, incarnation)
+            with contextlib.suppress(CharoniaError):  # the log is away: the lease has ended when it is back
+                await self.announce(ProcessLeft(process.role, incarnation, "lost"))
 
     def _on_state(self, up: bool) -> None:
         self._following = up
@@ -194,12 +233,23 @@ class ControlPlane:
             for incarnation, is_alive in zip(incarnations, alive, strict=True):
                 if is_alive:
                     self._suspects.pop(incarnation, None)
+                    self._overdue_since_s.pop(incarnation, None)
+                    continue
+                if self._is_only_slow(incarnation):
                     continue
                 seen = self._suspects[incarnation] = self._suspects.get(incarnation, 0) + 1
                 if seen >= 2:
                     del self._suspects[incarnation]
+                    self._overdue_since_s.pop(incarnation, None)
                     _log.warning("%s %s is lost: its heartbeat ended", role, incarnation)
                     await self.announce(ProcessLeft(role, incarnation, "lost"))
+
+    def _is_only_slow(self, incarnation: str) -> bool:
+        """Whether a process without a lease is of this machine and lives: it gets no processor time."""
+        if not self._neighbours.is_busy(incarnation):
+            return False
+        now_s = asyncio.get_running_loop().time()
+        return now_s - self._overdue_since_s.setdefault(incarnation, now_s) < self._stall_limit_s
 
 
 def _exists(pid: int) -> bool:

@@ -5,6 +5,9 @@ that misses the heartbeat writes `ProcessLeft` in the process's name; observers 
 was only slow reads it of itself and joins again: its heartbeat may have come back before the fact was written, and then
 no other process sees that it lives.
 
+While the event loop is busy a `LeaseKeeper` prolongs the lease (docs/adr/0024). A lease that has ended it leaves ended:
+only the loop makes it again, and then joins again.
+
 With each beat it checks whether the log is still the one it joined. In another one (flushed, exchanged, rewound) no
 process knows this one: it forgets what it held to be true, joins again and reports again what it has.
 
@@ -19,16 +22,26 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
 
 from charonia import keys
 from charonia.clock import agree, monotonic_ns
 from charonia.errors import LogUnavailable
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
 
+from .neighbours import pid_space, started_ticks
 from .payloads import PayloadDirectory
 from .port import ControlLog
 
 _logger = logging.getLogger(__name__)
+
+
+class LeaseKeeper(Protocol):
+    """Prolongs leases of this process whatever its event loop does, and reports them lost when the process ends."""
+
+    def keep(self, role: str, incarnation: str, ttl_ms: int) -> None: ...
+
+    def drop(self, role: str, incarnation: str) -> None: ...
 
 
 class Membership:
@@ -48,7 +61,7 @@ class Membership:
         hosts_batcher: bool = False,
         payloads: PayloadDirectory | None = None,
         interval_ms: int = 400,
-        ttl_ms: int = 1200,
+        ttl_ms: int = 2000,
     ) -> None:
         self._log = log
         self._role = role
@@ -59,9 +72,12 @@ class Membership:
         self._interval_s = interval_ms / 1000
         self._ttl_ms = ttl_ms
         self._beating: asyncio.Task[None] | None = None
+        self.keeper: LeaseKeeper | None = None
+        """Set before `start`, where there is one."""
         self._epoch = ""
         self._left_epoch = ""
         self._held_for_lost = False
+        self._lapsed = False
         self._leased_until_s = 0.0
         self._clock_is_off = False
         self.epoch_changes = 0
@@ -76,10 +92,12 @@ class Membership:
         self._epoch = await self._log.epoch()
         began_s = loop.time()
         await self._beat()
+        if self.keeper is not None:
+            self.keeper.keep(self._role, self._incarnation, self._ttl_ms)
         await self._agree()
         await self._join()
         self._leased_until_s = began_s + self._ttl_ms / 1000
-        self._beating = loop.create_task(self._keep_beating(began_s))
+        self._beating = loop.create_task(self._keep_beating())
 
     def is_leased(self) -> bool:
         """Whether no process can presume this one dead: its lease has not ended since it last joined."""
@@ -100,6 +118,8 @@ class Membership:
             hosts_batcher=self._hosts_batcher,
             payload_token=self._payloads.token if self._payloads is not None else "",
             reads_waves=self._role == "batcher" or self._hosts_batcher,
+            pid_space=pid_space(),
+            started_ticks=started_ticks(os.getpid()),
         )
         await self._tell(fact)
 
@@ -109,6 +129,8 @@ class Membership:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
             self._beating = None
+        if self.keeper is not None:
+            self.keeper.drop(self._role, self._incarnation)
         try:
             await self._tell(ProcessLeft(self._role, self._incarnation, reason))
             await self._log.end_beat(self._role, self._incarnation)
@@ -118,8 +140,8 @@ class Membership:
     async def _tell(self, fact: Fact) -> None:
         await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
 
-    async def _beat(self) -> None:
-        await self._log.beat(self._role, self._incarnation, self._ttl_ms)
+    async def _beat(self) -> bool:
+        return await self._log.beat(self._role, self._incarnation, self._ttl_ms)
 
     async def _agree(self) -> None:
         """Compare the machine's clock with the log's: whose it is that deadlines go by."""
@@ -135,7 +157,7 @@ class Membership:
             else:
                 _logger.info("the clock of this machine shows the log's time again")
 
-    async def _keep_beating(self, last_s: float) -> None:
+    async def _keep_beating(self) -> None:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         missed = False
@@ -146,15 +168,15 @@ class Membership:
             began_s = loop.time()
             try:
                 # in one write: each answer by itself would wake this process and the log's
-                _, _, epoch = await asyncio.gather(self._beat(), self._agree(), self._log.epoch())
-                now_s = loop.time()
+                had_lease, _, epoch = await asyncio.gather(self._beat(), self._agree(), self._log.epoch())
+                self._lapsed |= not had_lease
                 if epoch != self._epoch:
                     await self._begin_anew(epoch)
-                elif self._held_for_lost or now_s - last_s > self._ttl_ms / 1000:
-                    # the lease ran out meanwhile (a stall, a lost log): others hold us for lost, or may do so, and what
-                    # we said may be gone from the stream
+                elif self._held_for_lost or self._lapsed:
+                    # the lease had ended (a stall, a lost log): others hold us for lost, or may do so, and what we said
+                    # may be gone from the stream
                     await self._join_again()
-                last_s = began_s
+                self._lapsed = False
                 self._leased_until_s = began_s + self._ttl_ms / 1000
             except LogUnavailable as error:
                 if not missed:

@@ -402,8 +402,11 @@ class Leases(Protocol):
 
     async def release_ownership(self, model: str, owner: str, token: int) -> None: ...
 
-    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
-        """Renew a process's heartbeat lease."""
+    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> bool:
+        """Renew a process's heartbeat lease, or make it; whether it had not ended before."""
+
+    async def prolong(self, role: str, incarnation: str, ttl_ms: int) -> bool:
+        """Renew a heartbeat lease that has not ended; False, and nothing changed, when it has."""
 
     async def end_beat(self, role: str, incarnation: str) -> None: ...
 

@@ -37,6 +37,10 @@ class ProcessJoined:
     payload_token: str = ""
     reads_waves: bool = False
     """It decides about queues with waves in them; what older releases would do with those is lose them."""
+    pid_space: str = ""
+    """The boot and the pid namespace in which `pid` means this process (`charonia.eventlog.neighbours`)."""
+    started_ticks: int = 0
+    """When it was started there: a pid is used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -484,7 +488,7 @@ _TYPES: dict[str, dict[str, type[Any]]] = {
 }
 
 
-_ADDED = frozenset({"reads_waves", "takes_waves"})
+_ADDED = frozenset({"reads_waves", "takes_waves", "pid_space", "started_ticks"})
 """Fields added to kinds of an earlier release: left out where they say nothing, as those would have it."""
 
 

@@ -35,8 +35,9 @@ def log_settings(values: Values) -> LogSettings:
     return LogSettings(
         url=values["log_url"],
         private=values["private_log"],
-        heartbeat_ttl_ms=round(values.get("heartbeat_ttl_secs", 1.2) * 1000),
-        gateway_ttl_ms=round(values.get("gateway_heartbeat_ttl_secs", 10.0) * 1000),
+        heartbeat_ttl_ms=round(values.get("heartbeat_ttl_secs", 2.0) * 1000),
+        gateway_ttl_ms=round(values.get("gateway_heartbeat_ttl_secs", 2.0) * 1000),
+        stall_limit_s=values["stall_limit_secs"],
     )
 
 

@@ -45,13 +45,16 @@ EVERY_DEVICE = -2
 class LogSettings:
     """`url` is redis://, rediss:// or unix://; heartbeats are leases: one is dead `heartbeat_ttl_ms` after its last.
 
+    A process whose event loop stands still for `stall_limit_s` is taken for dead as well.
+
     `private`: only processes of this machine use the log, so that one whose pid is gone is known to be dead at once.
     """
 
     url: str = ""
     private: bool = False
-    heartbeat_ttl_ms: int = 1200
-    gateway_ttl_ms: int = 10_000
+    heartbeat_ttl_ms: int = 2000
+    gateway_ttl_ms: int = 2000
+    stall_limit_s: float = 30.0
 
     @property
     def heartbeat_interval_ms(self) -> int:

@@ -108,12 +108,19 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "heartbeat-ttl-secs",
         "float",
-        1.2,
+        2.0,
         frozenset({BATCHER, EXECUTOR, WEBHOOKS, SERVE}),
         "how long others take the process for alive that is not heard of; its work moves on then",
     ),
     Option(
-        "gateway-heartbeat-ttl-secs", "float", 10.0, _G, "the same of gateways, whose keyless calls are dropped then"
+        "gateway-heartbeat-ttl-secs", "float", 2.0, _G, "the same of gateways, whose keyless calls are dropped then"
+    ),
+    Option(
+        "stall-limit-secs",
+        "float",
+        30.0,
+        _ALL,
+        "how long the process's event loop may be held up before it is taken for dead although it runs",
     ),
     Option("exit-on-error", "bool", True, _E, "end when a model fails to load at start"),
     Option(
@@ -329,6 +336,7 @@ RANGES = {
     "executor-grace-secs": (0, 86_400),
     "heartbeat-ttl-secs": (1, 60),
     "gateway-heartbeat-ttl-secs": (1, 60),
+    "stall-limit-secs": (1, 3_600),
     "max-loaded-models": (0, ANY[1]),
     "response-cache-byte-size": (0, ANY[1]),
     "journal-retention-secs": (0, ANY[1]),

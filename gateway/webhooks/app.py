@@ -31,18 +31,21 @@ class WebhooksApp:
         allowed = Allowed.parse(settings.allow)
         keyring = Keyring(settings.secrets)
         self._control = ControlPlane(
-            log, check_interval_ms=log_settings.heartbeat_interval_ms, incarnation=settings.incarnation
+            log,
+            check_interval_ms=log_settings.heartbeat_interval_ms,
+            incarnation=settings.incarnation,
+            stall_limit_s=log_settings.stall_limit_s,
         )
-        self._membership = Membership(
+        self.membership = Membership(
             log,
             ROLE,
             settings.incarnation,
             interval_ms=log_settings.heartbeat_interval_ms,
             ttl_ms=log_settings.heartbeat_ttl_ms,
         )
-        self._membership.on_new_epoch.append(self._control.begin_anew)
-        self._control.catalog.process_listeners.append(self._membership.hear)
-        self._membership.on_beat.append(self._control.on_beat)
+        self.membership.on_new_epoch.append(self._control.begin_anew)
+        self._control.catalog.process_listeners.append(self.membership.hear)
+        self.membership.on_beat.append(self._control.on_beat)
         self._poster = Poster(allowed, timeout_s=settings.timeout_s, agent=settings.agent)
         self.sender = Sender(
             log,
@@ -67,7 +70,7 @@ class WebhooksApp:
             for departure in self._control.departures():
                 await self._control.announce(departure)
                 self._control.catalog.apply(departure)
-        await self._membership.start()
+        await self.membership.start()
         self.sender.start()
         await self._endpoint.start()
 
@@ -75,7 +78,7 @@ class WebhooksApp:
         """Leave; what is not delivered is the next sender's. Always in good order."""
         await self.sender.close(min(self._settings.exit_timeout_secs, _GRACE_S))
         with contextlib.suppress(Exception):
-            await self._membership.leave("drained")
+            await self.membership.leave("drained")
         await self._endpoint.close()
         await self._control.close()
         self._poster.close()

@@ -114,7 +114,11 @@ class Stack:
                     stdout=log,
                     stderr=log,
                 )
-        self.wait_ready()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def _flags(self) -> list[str]:

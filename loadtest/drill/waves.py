@@ -11,13 +11,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from .clients import RETRY_S, Client, Disconnected, Told, values_of
+from .log_client import connected
 
 DEADLINE_S = 10.0
 _STATISTICS_REQUESTS = 200
@@ -166,7 +165,7 @@ def check_statistics(address: str, model: str) -> list[str]:
 
 def are_riding(log_url: str, model: str, gateways: list[int]) -> bool:
     """Whether one of these gateways, given by their pids, has reserved room for waves of a model. Raises `OSError`."""
-    with _connected(log_url) as log:
+    with connected(log_url) as log:
         names = [name.decode() for name in log.ask("HKEYS", f"n:{{{model}}}")]
     return any(name.startswith("lease:") and f"-{pid}-" in name for name in names for pid in gateways)
 
@@ -174,7 +173,7 @@ def are_riding(log_url: str, model: str, gateways: list[int]) -> bool:
 def left_in(log_url: str, gateways: int) -> list[str]:
     """What is in the log that should not be once nothing is asked: sentences, none when all is well."""
     found = []
-    with _connected(log_url) as log:
+    with connected(log_url) as log:
         for key in log.keys("q:*"):
             if count := log.ask("XLEN", key):
                 found.append(f"{count} entries are left in {key}")
@@ -204,49 +203,3 @@ def left_behind(directory: Path) -> list[str]:
         path for path in directory.rglob("*") if not path.is_dir() and path.name not in ("token", "replies", "slots")
     ]
     return [f"{path.relative_to(directory)} was left in the directory of payloads" for path in files]
-
-
-class _Log:
-    """A few commands to a log server."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._file = connection.makefile("rb")
-
-    def ask(self, *words: str) -> Any:
-        parts = [b"*%d\r\n" % len(words)]
-        for word in (word.encode() for word in words):
-            parts.append(b"$%d\r\n%b\r\n" % (len(word), word))
-        self._connection.sendall(b"".join(parts))
-        return self._reply()
-
-    def keys(self, pattern: str) -> list[str]:
-        return sorted(key.decode() for key in self.ask("KEYS", pattern))
-
-    def _reply(self) -> Any:
-        line = self._file.readline()
-        kind, rest = line[:1], line[1:-2]
-        if kind == b"$":
-            return None if rest == b"-1" else self._file.read(int(rest) + 2)[:-2]
-        if kind == b"*":
-            return [self._reply() for _ in range(int(rest))]
-        if kind == b":":
-            return int(rest)
-        if kind == b"+":
-            return rest.decode()
-        raise OSError(f"the log server said {line!r}")
-
-
-@contextmanager
-def _connected(url: str) -> Iterator[_Log]:
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(unquote(parts.path))
-    else:
-        connection = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 6379), DEADLINE_S)
-    with connection:
-        log = _Log(connection)
-        if parts.password:
-            log.ask("AUTH", *([unquote(parts.username)] if parts.username else []), unquote(parts.password))
-        yield log

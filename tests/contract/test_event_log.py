@@ -120,10 +120,13 @@ async def test_tokens_grow_through_takeover_and_release(subject: Subject) -> Non
 
 
 async def test_a_heartbeat_is_a_lease(subject: Subject) -> None:
-    await subject.log.beat("batcher", "long", 60_000)
+    assert not await subject.log.beat("batcher", "long", 1_000)
+    assert await subject.log.beat("batcher", "long", 2_000), "it had not ended"
+    assert await subject.peer.prolong("batcher", "long", 60_000)
     await subject.log.beat("batcher", "short", 1)
     await subject.log.beat("batcher", "ended", 60_000)
     await subject.log.end_beat("batcher", "ended")
+    assert not await subject.peer.prolong("batcher", "ended", 60_000), "only its process makes a lease again"
 
     async with asyncio.timeout(PATIENCE_S):
         while (await subject.peer.alive("batcher", ["short"]))[0]:
@@ -133,6 +136,8 @@ async def test_a_heartbeat_is_a_lease(subject: Subject) -> None:
     long, *others = await subject.peer.last_beat_ms("batcher", ["long", "short", "ended", "never"])
     assert 0 <= long < 30_000
     assert others == [-1, -1, -1]
+    assert not await subject.log.beat("batcher", "ended", 60_000)
+    assert await subject.peer.alive("batcher", ["ended"]) == [True]
     assert await subject.peer.last_beat_ms("batcher", []) == []
     assert await subject.peer.alive("gateway", []) == []
 

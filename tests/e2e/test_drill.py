@@ -57,3 +57,18 @@ def test_every_part_may_be_killed_while_requests_travel_in_waves(few_models: Pat
     assert len(report["kills"]) == WAVE_ROLES * WAVE_STEPS
     assert all(kill["reached"] for kill in report["kills"]), report
     assert report["counts"]["waves: requests answered"] > 0
+
+
+def test_no_part_that_lives_is_lost_under_overload(few_models: Path) -> None:
+    """The short form of `make overload`; how soon ends are known depends on the machine, so its limits are wide."""
+    command = (
+        *(sys.executable, "-m", "loadtest.drill.overload", "--json", "--minutes=0.1", "--factor=1", "--kills=2"),
+        *("--large-numbers=300000", "--process-secs=2", "--machine-secs=15", f"--model-repository={few_models}"),
+    )
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["losses"] == []
+    assert report["requests"]["small: 200"] > 0
+    assert set(report["longest_silence_ms"]) >= {"gateway", "executor", "batcher"}
+    assert len(report["process_known_s"]) == len(report["machine_known_s"]) == 2

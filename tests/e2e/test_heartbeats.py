@@ -1,11 +1,15 @@
-"""The operator says how long a silence is a loss, and what a lost gateway lent does not stay."""
+"""A process that is busy is not lost, one that has ended is at once; what a lost gateway lent does not stay.
+
+How long silences and stalls may be is the operator's to say.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,20 @@ import numpy as np
 import pytest
 import redis
 from e2e_asking import infer, until
-from e2e_models import gated
+from e2e_models import WIDTH, gated, scaling
 from e2e_server import Server, serving
 
+from charonia import keys
+from charonia.eventlog.control import facts_of
+from charonia.eventlog.port import Entry
+from charonia.facts.events import ProcessLeft
+
 TTL_MS = 5_000
-LONGER_THAN_THE_DEFAULT_MS = 2_000
+LONGER_THAN_THE_DEFAULT_MS = 2_500
+HELD_S = 5.0
+"""Several times the lease of the gateway that is held up."""
+AT_ONCE_S = 2.0
+"""Milliseconds on an idle machine; much less than any lease here on a busy one."""
 LARGE = np.zeros((1, 100_000), np.int32)
 
 
@@ -58,15 +71,124 @@ def test_a_silence_shorter_than_the_lease_costs_nothing(server: Server, log: Any
     (executor,) = server.pids("executor")
     (lease,) = log.scan_iter("alive:executor:*")
     assert TTL_MS / 2 < log.pttl(lease) <= TTL_MS
-    os.kill(executor, signal.SIGSTOP)
+    silent = [executor, keeper_of(server, executor)]  # as if its machine stood still
+    for pid in silent:
+        os.kill(pid, signal.SIGSTOP)
     try:
         until("it was silent", lambda: log.pttl(lease) < TTL_MS - LONGER_THAN_THE_DEFAULT_MS)
     finally:
-        os.kill(executor, signal.SIGCONT)
+        for pid in silent:
+            os.kill(pid, signal.SIGCONT)
     gate.touch()
     assert server.get(f"{job}/result?wait=60")[0] == 200
     assert json.loads(server.get(job)[1])["attempts"] == 1
     assert "is lost" not in server.log()
+
+
+def keeper_of(server: Server, pid: int) -> int:
+    """The process that prolongs the leases of a part."""
+
+    def found() -> int:
+        return next((p["pid"] for p in server.processes() if p["role"] == "beats" and p["parent"] == pid), 0)
+
+    return until("its keeper is there", found)
+
+
+def losses(log: Any) -> list[str]:
+    """The processes that were written down as lost, in order."""
+    entries = [Entry(at, [part for pair in fields.items() for part in pair]) for at, fields in log.xrange(keys.CONTROL)]
+    facts = [fact for entry in entries for fact in facts_of(entry)]
+    return [fact.incarnation for fact in facts if isinstance(fact, ProcessLeft) and fact.reason == "lost"]
+
+
+def lease_of(log: Any, role: str, pid: int) -> bytes:
+    (lease,) = [name for name in log.scan_iter(f"alive:{role}:*") if f"-{pid}-".encode() in name]
+    return bytes(lease)
+
+
+def held_up(points: Path, point: str, held_s: float, look: Callable[[], None]) -> None:
+    """Hold a process at its next pass of a point, where its event loop stands still; look all the time."""
+    hit = points / f"{point}.hit"
+    until("it is held up", hit.exists)
+    give_up_at = time.monotonic() + held_s
+    until("it was held up for long", lambda: look() or time.monotonic() > give_up_at)
+    assert hit.exists()
+    hit.unlink()
+
+
+def test_a_gateway_whose_loop_stands_still_is_not_lost(server: Server, log: Any, points: Path) -> None:
+    """Its lease is of one second, it stands still for five; the keeper is a new one."""
+    (gateway,) = server.pids("gateway")
+    keeper = keeper_of(server, gateway)
+    os.kill(keeper, signal.SIGKILL)
+    until("another keeper is there", lambda: keeper_of(server, gateway) != keeper)
+    lease = lease_of(log, "gateway", gateway)
+    before = losses(log)
+    until("the new one prolongs", lambda: server.log().count(f"prolongs the leases of process {gateway}\n") == 2)
+
+    def look() -> None:
+        assert log.pttl(lease) > 0
+
+    (points / "gateway.parsed.armed").touch()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(infer, server, "gated", VALUE=np.full((1, 1), 7, np.int32))
+        held_up(points, "gateway.parsed", HELD_S, look)
+        assert asking.result(60).as_numpy("ECHO").tolist() == [[7]]
+    assert losses(log) == before
+    assert server.pids("gateway") == [gateway]
+
+
+def test_an_executor_whose_loop_stands_still_keeps_its_work(server: Server, log: Any, points: Path) -> None:
+    (executor,) = server.pids("executor")
+    before = losses(log)
+    (points / "executor.executing.armed").touch()
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(infer, server, "gated", VALUE=np.full((1, 1), 7, np.int32))
+        lease = lease_of(log, "executor", executor)
+
+        def look() -> None:
+            assert log.pttl(lease) > 0
+
+        held_up(points, "executor.executing", TTL_MS / 1000 + 1.5, look)
+        assert asking.result(60).as_numpy("ECHO").tolist() == [[7]]
+    assert losses(log) == before
+
+
+def test_a_process_that_has_ended_is_lost_at_once(server: Server, log: Any) -> None:
+    """Long before its lease of five seconds ends."""
+    (executor,) = server.pids("executor")
+    lease = lease_of(log, "executor", executor)
+    began_s = time.monotonic()
+    os.kill(executor, signal.SIGKILL)
+    until("it is said to be lost", lambda: any(f"-{executor}-" in name for name in losses(log)))
+    took_s = time.monotonic() - began_s
+    print(f"lost after {took_s * 1000:.0f} ms")
+    assert took_s < AT_ONCE_S
+    until("its lease is gone", lambda: not log.exists(lease))
+    until("another executor serves", lambda: server.get("/v2/models/gated/ready")[0] == 200)
+    assert infer(server, "gated", VALUE=np.full((1, 1), 7, np.int32)).as_numpy("ECHO").tolist() == [[7]]
+
+
+def test_a_loop_that_stands_still_for_too_long_is_lost(
+    serve: Callable[..., Server], points: Path, tmp_path: Path
+) -> None:
+    """It is not busy but stuck; it joins again if it goes on all the same."""
+    models = tmp_path / "models"
+    scaling(models, "double", 2)
+    server = serve(models, "--stall-limit-secs=1.5", f"--fail-points={points}")
+    (gateway,) = server.pids("gateway")
+    value = np.ones((1, WIDTH), np.float32)
+    with redis.Redis.from_url(server.log_url) as log, ThreadPoolExecutor(1) as pool:
+        (points / "gateway.parsed.armed").touch()
+        asking = pool.submit(infer, server, "double", INPUT0=value)
+        until("it is held up", (points / "gateway.parsed.hit").exists)
+        until("it is taken for lost", lambda: any(f"-{gateway}-" in name for name in losses(log)), 9)
+        assert "is taken for lost: its event loop has stood still for" in server.log()
+        (points / "gateway.parsed.hit").unlink()
+        asking.exception(60)
+        until("its lease is back", lambda: any(f"-{gateway}-".encode() in n for n in log.scan_iter("alive:gateway:*")))
+    assert (infer(server, "double", INPUT0=value).as_numpy("OUTPUT0") == 2).all()
+    assert server.pids("gateway") == [gateway]
 
 
 def test_what_a_killed_gateway_lent_is_deleted(server: Server, log: Any, points: Path) -> None:

@@ -157,8 +157,9 @@ FACTS: list[Fact] = [
     StatisticsWanted("g-1", "0a1b"),
     StatisticsWritten("e-1", "0a1b"),
 ]
-WITH_WAVES: dict[str, Fact] = {
+WITH_MORE: dict[str, Fact] = {
     "process_joined_reads_waves": ProcessJoined("batcher", "b-1", host="h", pid=7, reads_waves=True),
+    "process_joined_in_pid_space": ProcessJoined("batcher", "b-1", host="h", pid=7, pid_space="s 4", started_ticks=9),
     "version_loaded_takes_waves": VersionLoaded(
         "e-1", "m", 3, "abc", 2, b"\x0a\x01m", {"y": ["cat", "dog"]}, 12, takes_waves=True
     ),
@@ -243,7 +244,7 @@ def written() -> dict[str, bytes]:
         "wire/v1-batch-header-of-waves.hex": WAVES_HEADER.pack(),
         "wire/v1-joined-records.hex": bytes(record_fields([b"one", b"", b"three"])[1]),
     }
-    facts = {fact.kind: fact for fact in FACTS} | WITH_WAVES
+    facts = {fact.kind: fact for fact in FACTS} | WITH_MORE
     return records | {f"events/{name}.hex": pack_fact(fact) for name, fact in facts.items()}
 
 
@@ -416,9 +417,9 @@ def test_a_fact_is_read(fact: Fact) -> None:
     assert unpack_fact(kept(f"events/{fact.kind}.hex")) == fact
 
 
-@pytest.mark.parametrize("name", WITH_WAVES)
+@pytest.mark.parametrize("name", WITH_MORE)
 def test_a_fact_with_what_was_added_is_read(name: str) -> None:
-    assert unpack_fact(kept(f"events/{name}.hex")) == WITH_WAVES[name]
+    assert unpack_fact(kept(f"events/{name}.hex")) == WITH_MORE[name]
 
 
 def test_every_kind_has_its_bytes() -> None:

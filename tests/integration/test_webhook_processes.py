@@ -117,7 +117,7 @@ async def test_in_another_log_it_begins_anew(
     await until(lambda: all(len(app._control.catalog.processes) == 2 for app in apps))
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
-    await until(lambda: all(app._membership.epoch_changes for app in apps))
+    await until(lambda: all(app.membership.epoch_changes for app in apps))
     await until(lambda: all(len(app._control.catalog.processes) == 2 for app in apps))
     job_id = await end_job(log, {"url": receiver.url("/hook")})
     assert (await state_of(log, job_id, final)).state is DeliveryState.DELIVERED

@@ -38,8 +38,9 @@ PARTS_AFTER_LOSS = 8
 MAX_LOSSES_APART = 2
 FRESH_WAIT_NS = 10_000_000_000
 TOGETHER_NS = 600_000_000
-"""Longer than the heartbeats of two processes killed at once end apart (an interval of 0.4 s), shorter than it takes to
-notice that a request, given to another executor, has ended that one too (two intervals and more)."""
+"""Longer than the leases of processes that end at once with their machine run out apart (an interval of 0.4 s). The end
+of one process is known in milliseconds, so a request that ends executors at once may cost one more: two of its losses
+are taken for one, and the next executor is a fresh one."""
 
 CULPRIT_OF_LOSSES = "Executors were lost while they ran this request alone"
 

@@ -196,14 +196,22 @@ class RedisLog(Work, Jobs):
     async def release_ownership(self, model: str, owner: str, token: int) -> None:
         await self._commands.script(scripts.RELEASE_OWNERSHIP, (keys.counters(model),), (owner, token))
 
-    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
+    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> bool:
+        return await self._set_lease(role, incarnation, ttl_ms, "GET") is not None
+
+    async def prolong(self, role: str, incarnation: str, ttl_ms: int) -> bool:
+        return await self._set_lease(role, incarnation, ttl_ms, "XX") is not None
+
+    async def _set_lease(self, role: str, incarnation: str, ttl_ms: int, how: str) -> bytes | None:
         key = keys.alive(role, incarnation)
+        reply: bytes | None
         try:
-            await self._connection.execute("SET", key, ttl_ms, "PX", ttl_ms)
+            reply = await self._connection.execute("SET", key, ttl_ms, "PX", ttl_ms, how)
         except Refused as error:
             if not error.out_of_memory:
                 raise
-            await self._commands.write("SET", key, ttl_ms, "PX", ttl_ms)
+            reply = await self._commands.write("SET", key, ttl_ms, "PX", ttl_ms, how) or None  # a script's nil is False
+        return reply
 
     async def end_beat(self, role: str, incarnation: str) -> None:
         await self._connection.execute("DEL", keys.alive(role, incarnation))

@@ -29,9 +29,15 @@ class MemoryProjections:
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
+    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> bool:
         now = monotonic_ns()
+        (was_alive,) = await self.alive(role, [incarnation])
         self._leases[keys.alive(role, incarnation)] = now, now + ttl_ms * 1_000_000
+        return was_alive
+
+    async def prolong(self, role: str, incarnation: str, ttl_ms: int) -> bool:
+        (is_alive,) = await self.alive(role, [incarnation])
+        return is_alive and await self.beat(role, incarnation, ttl_ms)
 
     async def end_beat(self, role: str, incarnation: str) -> None:
         self._leases.pop(keys.alive(role, incarnation), None)

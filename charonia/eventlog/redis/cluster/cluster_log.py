@@ -301,8 +301,11 @@ class ClusterLog:
     async def epoch(self) -> str:
         return await self.at(keys.EPOCH, lambda log: log.epoch())
 
-    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
-        await self.at(keys.alive(role, incarnation), lambda log: log.beat(role, incarnation, ttl_ms))
+    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> bool:
+        return await self.at(keys.alive(role, incarnation), lambda log: log.beat(role, incarnation, ttl_ms))
+
+    async def prolong(self, role: str, incarnation: str, ttl_ms: int) -> bool:
+        return await self.at(keys.alive(role, incarnation), lambda log: log.prolong(role, incarnation, ttl_ms))
 
     async def end_beat(self, role: str, incarnation: str) -> None:
         await self.at(keys.alive(role, incarnation), lambda log: log.end_beat(role, incarnation))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import msgpack
+import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.neighbours import is_stopped, pid_space, started_ticks
 from charonia.facts.events import (
     FIELD_FACT,
     Fact,
@@ -99,6 +103,81 @@ async def test_departures_are_the_processes_whose_pid_is_gone() -> None:
     assert control.departures() == [ProcessLeft("executor", "unreaped", "lost")]
     ended.wait()
     assert control.departures() == [ProcessLeft("executor", "unreaped", "lost")]
+    await control.close()
+
+
+def joined(role: str, name: str, process: subprocess.Popen[bytes], started: int = 0) -> ProcessJoined:
+    ticks = started or started_ticks(process.pid)
+    return ProcessJoined(role, name, pid=process.pid, pid_space=pid_space(), started_ticks=ticks)
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    running = [subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
+    yield running
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+async def lost_of(log: MemoryLog, control: ControlPlane, count: int) -> list[str]:
+    async with asyncio.timeout(5):
+        while True:
+            facts = [unpack_fact(entry.fields[1]) for entry in await log.range(keys.CONTROL)]
+            lost = [fact.incarnation for fact in facts if isinstance(fact, ProcessLeft) and fact.reason == "lost"]
+            if len(lost) >= count:
+                return lost
+            await control.changed()
+
+
+async def test_the_end_of_a_process_of_this_machine_is_seen_at_once(sleepers: list[subprocess.Popen[bytes]]) -> None:
+    """By the kernel: leases are not read here."""
+    before, killed, drained = sleepers
+    log = MemoryLog()
+    await write(log, joined("executor", "was there before", before), joined("gateway", "g", killed))
+    control = ControlPlane(log, check_interval_ms=3_600_000, incarnation="g")
+    await control.start()
+    await write(log, joined("batcher", "killed", killed), joined("batcher", "drained", drained))
+    while "drained" not in control.catalog.processes:
+        await control.changed()
+    await write(log, ProcessLeft("batcher", "drained", "drained"))
+    for process in sleepers:
+        process.kill()
+    assert sorted(await lost_of(log, control, 2)) == ["killed", "was there before"]
+    await control.close()
+
+
+async def test_a_pid_of_another_process_is_not_the_one_that_joined(sleepers: list[subprocess.Popen[bytes]]) -> None:
+    later, elsewhere, _ = sleepers
+    log = MemoryLog()
+    await write(
+        log,
+        joined("executor", "its pid is another's by now", later, started=1),
+        ProcessJoined("executor", "of another machine", pid=elsewhere.pid, pid_space="another boot", started_ticks=1),
+    )
+    control = ControlPlane(log, check_interval_ms=3_600_000, incarnation="g")
+    await control.start()
+    assert await lost_of(log, control, 1) == ["its pid is another's by now"]
+    await control.close()
+
+
+async def test_who_lives_on_this_machine_is_not_lost_for_a_lease(sleepers: list[subprocess.Popen[bytes]]) -> None:
+    """Unless it is stopped, or silent for longer than a stall may last."""
+    slow, stopped, _ = sleepers
+    log = MemoryLog()
+    await write(log, joined("executor", "slow", slow), joined("executor", "stopped", stopped))
+    control = ControlPlane(log, check_interval_ms=3_600_000, incarnation="g", stall_limit_s=0.05)
+    await control.start()
+    os.kill(stopped.pid, signal.SIGSTOP)
+    while not is_stopped(stopped.pid):
+        await asyncio.sleep(0)
+    await control._look()
+    await control._look()
+    assert await lost_of(log, control, 1) == ["stopped"]
+    while len(await lost_of(log, control, 1)) < 2:
+        await control._look()
+        await asyncio.sleep(0)
+    assert await lost_of(log, control, 2) == ["stopped", "slow"]
     await control.close()
 
 

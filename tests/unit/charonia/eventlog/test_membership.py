@@ -26,13 +26,13 @@ class Log(MemoryLog):
         self.contents = "one"
         self.changed = asyncio.Event()
 
-    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> None:
+    async def beat(self, role: str, incarnation: str, ttl_ms: int) -> bool:
         self.changed.set()
         if self.away:
             self.missed += 1
             raise LogUnavailable("away")
         self.beats += 1
-        await super().beat(role, incarnation, ttl_ms)
+        return await super().beat(role, incarnation, ttl_ms)
 
     async def epoch(self) -> str:
         return self.contents
