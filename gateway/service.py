@@ -50,6 +50,7 @@ from .jobs.jobs import Jobs
 from .lane.counted import CountedWaves
 from .lane.express_lane import Awaited, Lane
 from .metrics import GatewayMetrics
+from .regions.client_regions import ClientRegions, DeliveredInRegions
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
 from .streaming import only, responses_of, wanted_outputs
 from .tracing.trace import answered, failed, left, reported
@@ -85,6 +86,7 @@ class GatewayService:
         if directory is not None:
             self.payloads = Payloads(log, directory, self._catalog.processes, settings.incarnation)
         self._dataplane = DataPlane(log, settings, terms, self.payloads)
+        self.regions = ClientRegions(allowed=settings.allow_client_shm, directory=settings.shm_dir, room=self.room)
         self._tracer = Tracer(settings.tracing, control, traces)
         self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self._tracer)
         self._model_control = ModelControl(control)
@@ -177,6 +179,7 @@ class GatewayService:
         await self.lane.close()
         await self._dataplane.close()
         await self._tracer.close()
+        self.regions.close()
 
     def room(self, size_bytes: int, skew: int) -> memoryview | None:
         return self.payloads.room(size_bytes, skew) if self.payloads is not None else None
@@ -217,10 +220,13 @@ class GatewayService:
         options: DeliveryOptions | None = None,
     ) -> InferenceResponse:
         started_ns = monotonic_ns()
+        in_regions = None if request.regions is None else await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         counts = entrance.counts
         try:
             record = await self._send(entrance, one)
+            if in_regions is not None:
+                record = await in_regions.write(record)
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             if request.trace is not None:
@@ -254,11 +260,19 @@ class GatewayService:
                 send = partial(reported, request.trace, send)
             tenant = one.delivery.caller.tenant
             return self._coming(self._cache.answer(request, one.served, rules, tenant, send, entrance.counts))
-        if options is None and request.trace is None and rules is None and not request.sequence_id:
+        goes_alone = request.trace is not None or request.regions is not None or request.sequence_id
+        if options is None and rules is None and not goes_alone:
             way = self.lane.way(one.served, entrance.counts, one.admitted, one.level, request.timeout_us)
             if way is not None:
                 return self._in_wave(way, one)
         return self._dataplane.infer(one) if is_plain else self._coming(self.jobs.infer(one))
+
+    async def _read_regions(
+        self, request: InferenceRequest, options: DeliveryOptions | None
+    ) -> DeliveredInRegions | None:
+        """Fill in the inputs that lie in shared memory. Raises H49's errors, and `ResourceExhausted`."""
+        tenant = options.caller.tenant if options is not None else ""
+        return await self.regions.read(request, tenant, self._requester.hold, self._requester.release)
 
     async def _in_wave(self, way: Awaited, one: AdmittedRequest) -> ResponseRecord:
         """The answer to a request that shares a wave, or goes by itself where the wave cannot leave."""
@@ -282,6 +296,7 @@ class GatewayService:
         options: DeliveryOptions | None = None,
     ) -> AsyncGenerator[InferenceResponse]:
         started_ns = monotonic_ns()
+        in_regions = None if request.regions is None else await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         if not one.served.interface.decoupled:
             records = only(self._send(entrance, one))
@@ -289,6 +304,8 @@ class GatewayService:
             records = self._dataplane.stream(one)
         else:
             records = self.jobs.stream(one)
+        if in_regions is not None:
+            records = in_regions.each(records)
         with self._requester.coming():
             async with contextlib.aclosing(responses_of(records, request, entrance.counts, started_ns)) as responses:
                 async for response in responses:
@@ -304,6 +321,10 @@ class GatewayService:
         return ANYONE if self._tenants is None else self._tenants.identify(headers)
 
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
+        if request.regions is not None:
+            if request.regions.outputs:
+                raise InvalidArgument("outputs of a request that is answered later cannot be in shared memory")
+            await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, monotonic_ns(), options)
         try:
             return await self._coming(self.jobs.submit(one))

@@ -1,0 +1,3 @@
+from memory_objects import objects
+
+__all__ = ["objects"]
