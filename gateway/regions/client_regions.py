@@ -67,7 +67,8 @@ class DeliveredInRegions:
             for _, memory, part, data in wanted:
                 memory.read(part.offset, memoryview(data))
 
-        await _copied(copy, self.input_bytes)
+        # what comes after a request of a sequence must not overtake it while it waits for a thread
+        await _copied(copy, 0 if request.sequence_id else self.input_bytes)
         for position, _, _, data in wanted:
             tensor = request.inputs[position]
             request.inputs[position] = Tensor(tensor.name, tensor.datatype, tensor.shape, data)

@@ -312,6 +312,20 @@ class TestUse:
         assert seen == [(True, b"aaaa5678"), (False, b"aaaa5678"), (True, b"bbbb5678")]
         assert closed
 
+    def test_requests_of_a_sequence_are_read_at_once(self, regions: ClientRegions, objects: MemoryObjects) -> None:
+        """Without a wait in which the next request could overtake."""
+        size = 1 << 20
+        regions.register_system("r", objects.make(bytes(size)), 0, size)
+        for sequence, waits in ((7, False), ("seven", False), (0, True)):
+            asked = request({0: RegionPart("r", 0, size)})
+            asked.sequence_id = sequence
+            reading = read(regions, asked)
+            try:
+                with pytest.raises(RuntimeError if waits else StopIteration):  # without a loop no thread can be awaited
+                    reading.send(None)
+            finally:
+                reading.close()
+
     async def test_tenants(self, regions: ClientRegions, objects: MemoryObjects) -> None:
         regions.register_system("r", objects.make(b"12345678"), 0, 8, "acme")
         with pytest.raises(NotFound):

@@ -1,3 +1,0 @@
-from memory_objects import objects
-
-__all__ = ["objects"]
