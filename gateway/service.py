@@ -226,7 +226,7 @@ class GatewayService:
         try:
             record = await self._send(entrance, one)
             if in_regions is not None:
-                record = await in_regions.write(record)
+                record = await self._coming(in_regions.write(record))
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             if request.trace is not None:
@@ -260,8 +260,7 @@ class GatewayService:
                 send = partial(reported, request.trace, send)
             tenant = one.delivery.caller.tenant
             return self._coming(self._cache.answer(request, one.served, rules, tenant, send, entrance.counts))
-        goes_alone = request.trace is not None or request.regions is not None or request.sequence_id
-        if options is None and rules is None and not goes_alone:
+        if options is None and request.trace is None and rules is None and not request.sequence_id:
             way = self.lane.way(one.served, entrance.counts, one.admitted, one.level, request.timeout_us)
             if way is not None:
                 return self._in_wave(way, one)

@@ -17,7 +17,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 import tritonclient.utils.shared_memory as shm
 from e2e_asking import Gate, client, inputs, pending, until
-from e2e_models import gated, python
+from e2e_models import WIDTH, gated, python, scaling
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
 
@@ -63,6 +63,7 @@ def config(datatype: str, count: int, rest: str = "max_batch_size: 8") -> str:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     repository = tmp_path_factory.mktemp("models")
     python(repository, "numbers", ECHO, config("INT32", 2))
+    scaling(repository, "double", 2)
     python(repository, "texts", ECHO, config("STRING", 1))
     python(
         repository, "stream", STREAM,
@@ -186,16 +187,29 @@ class TestInference:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_beside_tensors_that_travel(self, kind: str, server: Any, region: Callable[..., Region]) -> None:
-        """Twice as often as the express lane needs to learn a request, with values that change."""
         target = region(64)
         with client(kind, server) as asking:
-            for number in range(12):
+            for number in range(3):
                 values = np.full((1, 16), number, np.int32)
                 source = inputs(kind, INPUT0=values, INPUT1=-values)
                 shown = (httpclient if kind == "http" else grpcclient).InferRequestedOutput("OUTPUT1")
                 result = asking.infer("numbers", source, outputs=[wanted(kind, "OUTPUT0", target, 64), shown])
                 np.testing.assert_array_equal(target.read(np.int32, (1, 16)), values)
                 np.testing.assert_array_equal(result.as_numpy("OUTPUT1"), -values)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_express_lane_recognises_none_of_them(
+        self, kind: str, server: Any, region: Callable[..., Region]
+    ) -> None:
+        """Requests alike but for their values, to a model that is served in waves."""
+        target = region(4 * WIDTH)
+        with client(kind, server) as asking:
+            for number in range(20):
+                values = np.full((1, WIDTH), number, np.float32)
+                asked = inputs(kind, INPUT0=values)
+                result = asking.infer("double", asked, outputs=[wanted(kind, "OUTPUT0", target, 4 * WIDTH)])
+                np.testing.assert_array_equal(target.read(np.float32, (1, WIDTH)), 2 * values)
+                assert result.get_output("OUTPUT0") is not None
 
     def test_a_stream_writes_each_response(self, server: Any, region: Callable[..., Region]) -> None:
         values = np.arange(5, dtype=np.int32).reshape(1, 5)
