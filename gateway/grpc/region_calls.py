@@ -31,7 +31,7 @@ class RegionCalls:
 
     async def _system_status(self, message: pb.SystemSharedMemoryStatusRequest, tenant: str) -> Any:
         answer = pb.SystemSharedMemoryStatusResponse()
-        for region in self._regions.status("system", message.name, tenant):
+        for region in await self._regions.status("system", message.name, tenant):
             target = answer.regions[region.name]
             target.name, target.key = region.name, region.key
             target.offset, target.byte_size = region.offset, region.size_bytes
@@ -39,7 +39,7 @@ class RegionCalls:
 
     async def _cuda_status(self, message: pb.CudaSharedMemoryStatusRequest, tenant: str) -> Any:
         answer = pb.CudaSharedMemoryStatusResponse()
-        for region in self._regions.status("cuda", message.name, tenant):
+        for region in await self._regions.status("cuda", message.name, tenant):
             target = answer.regions[region.name]
             target.name, target.device_id, target.byte_size = region.name, region.device_id, region.size_bytes
         return answer
@@ -53,9 +53,9 @@ class RegionCalls:
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def _unregister_system(self, message: pb.SystemSharedMemoryUnregisterRequest, tenant: str) -> Any:
-        self._regions.unregister("system", message.name, tenant)
+        await self._regions.unregister("system", message.name, tenant)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def _unregister_cuda(self, message: pb.CudaSharedMemoryUnregisterRequest, tenant: str) -> Any:
-        self._regions.unregister("cuda", message.name, tenant)
+        await self._regions.unregister("cuda", message.name, tenant)
         return pb.CudaSharedMemoryUnregisterResponse()

@@ -203,10 +203,10 @@ def _add_shared_memory(app: FastAPI, settings: GatewaySettings, handler: Handler
 
     def add(kind: RegionKind, register: Callable[..., Awaitable[Response]]) -> None:
         async def status(request: Request, region: str = "") -> Response:
-            return _json(control_json.region_list(regions.status(kind, region, tenant(request))))
+            return _json(control_json.region_list(await regions.status(kind, region, tenant(request))))
 
         async def unregister(request: Request, region: str = "") -> Response:
-            regions.unregister(kind, region, tenant(request))
+            await regions.unregister(kind, region, tenant(request))
             return Response(status_code=200)
 
         root = f"/v2/{kind}sharedmemory"

@@ -164,20 +164,24 @@ class ClientRegions:
             raise _already(name)
         raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
-    def unregister(self, kind: RegionKind, name: str, tenant: str = "") -> None:
+    async def unregister(self, kind: RegionKind, name: str, tenant: str = "") -> None:
         """Forget a region, or with "" all of a kind (H48). Requests under way still read from it and write to it."""
         self._check_allowed()
-        for region in self._store.all(tenant, kind) if not name else self._named(tenant, kind, name):
+        if not name:
+            await asyncio.to_thread(self._unregister_all, kind, tenant)
+            return
+        found = self._store.find(tenant, name)
+        if found is not None and found[1].kind == kind:
+            self._store.remove(tenant, name)
+
+    def _unregister_all(self, kind: RegionKind, tenant: str) -> None:
+        for region in self._store.all(tenant, kind):
             self._store.remove(tenant, region.name)
 
-    def _named(self, tenant: str, kind: RegionKind, name: str) -> list[Region]:
-        found = self._store.find(tenant, name)
-        return [] if found is None or found[1].kind != kind else [found[1]]
-
-    def status(self, kind: RegionKind, name: str = "", tenant: str = "") -> list[Region]:
+    async def status(self, kind: RegionKind, name: str = "", tenant: str = "") -> list[Region]:
         """A region, or with "" all of a kind (H46). Raises `NotFound`."""
         if not name:
-            return self._store.all(tenant, kind)
+            return await asyncio.to_thread(self._store.all, tenant, kind)
         found = self._store.find(tenant, name)
         if found is None:
             raise NotFound(f"Unable to find {kind} shared memory region: '{name}'")

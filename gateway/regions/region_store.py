@@ -65,13 +65,16 @@ def open_object(key: str) -> int:
 
 
 class RegionStore:
-    """The regions of one machine; `directory` "" for those of this process alone. `find` is cheap, the rest is not."""
+    """The regions of one machine; `directory` "" for those of this process alone.
+
+    `find` costs a system call, `all` one for each region.
+    """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._root: Path | None = None
         self._is_own = False
-        self._known: dict[tuple[str, str], tuple[str, Stamp, Region]] = {}
+        self._known: dict[str, tuple[Stamp, str, Region]] = {}
 
     def close(self) -> None:
         if self._is_own and self._root is not None:
@@ -96,44 +99,29 @@ class RegionStore:
             try:
                 unfinished.rename(target)
             except OSError:
-                if not target.is_dir():
+                if not os.path.isdir(target):
                     raise
                 raise AlreadyExists(f"shared memory region '{region.name}' already in manager") from None
         except OSError as error:
             raise InternalError(f"shared memory regions cannot be kept: {error.strerror}") from None
         finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            _clear(unfinished)
 
     def find(self, tenant: str, name: str) -> tuple[Stamp, Region] | None:
         """The region with this name, as every gateway of the machine has it at this moment."""
-        known = self._known.get((tenant, name))
-        path = f"{self._path(tenant, name)}/{_ABOUT}" if known is None else known[0]
-        try:
-            status = os.stat(path)
-        except OSError:
-            self._known.pop((tenant, name), None)
-            return None
-        stamp = (status.st_ino, status.st_mtime_ns)
-        if known is not None and known[1] == stamp:
-            return stamp, known[2]
-        about = _read(path)
-        if about is None:
-            return None
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[tenant, name] = (path, stamp, about[1])
-        return stamp, about[1]
+        found = self._about(self._path(tenant, name))
+        return None if found is None else (found[0], found[2])
 
     def open(self, tenant: str, region: Region) -> int:
         """A descriptor of the object of a system region. Raises `InternalError` when it is gone."""
         try:
-            return os.open(f"{self._path(tenant, region.name)}/{_MEMORY}", _FLAGS)
+            descriptor = os.open(f"{self._path(tenant, region.name)}/{_MEMORY}", _FLAGS)
         except FileNotFoundError:
             descriptor = open_object(region.key)
         except OSError:
             raise InternalError(f"Unable to open shared memory region: '{region.key}'") from None
         status = os.fstat(descriptor)
-        if (status.st_dev, status.st_ino) != (region.device, region.inode):  # another one took its key
+        if (status.st_dev, status.st_ino) != (region.device, region.inode):  # another one took its key, or its name
             os.close(descriptor)
             raise InternalError(f"Unable to open shared memory region: '{region.key}'")
         return descriptor
@@ -142,8 +130,8 @@ class RegionStore:
         """The regions of a tenant, by name."""
         if self._existing() is None:
             return []
-        found = [_read(str(path / _ABOUT)) for path in self._entries()]
-        regions = [about[1] for about in found if about is not None and about[0] == tenant]
+        found = [self._about(path) for path in self._entries()]
+        regions = [about[2] for about in found if about is not None and about[1] == tenant]
         return sorted((region for region in regions if region.kind == kind), key=lambda region: region.name)
 
     def remove(self, tenant: str, name: str) -> None:
@@ -153,14 +141,14 @@ class RegionStore:
             return
         gone = root / f"{_UNFINISHED}{secrets.token_hex(8)}"
         with contextlib.suppress(OSError):
-            self._path(tenant, name).rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            os.rename(self._path(tenant, name), gone)
+            _clear(gone)
 
     # -- the directory ------------------------------------------------------------------------------------------------
 
-    def _path(self, tenant: str, name: str) -> Path:
+    def _path(self, tenant: str, name: str) -> str:
         digest = blake2b(f"{tenant}\0{name}".encode(errors="surrogatepass"), digest_size=20)
-        return (self._existing() or Path("/nowhere")) / digest.hexdigest()
+        return f"{self._existing() or '/nowhere'}/{digest.hexdigest()}"
 
     def _existing(self) -> Path | None:
         if self._root is None and self._directory:
@@ -187,28 +175,48 @@ class RegionStore:
         self._is_own = True
         return self._root
 
-    def _entries(self) -> list[Path]:
-        """The registered regions; what was never finished and is old is removed."""
-        root = self._existing()
-        found: list[Path] = []
-        with contextlib.suppress(OSError):
-            for path in [] if root is None else list(root.iterdir()):
-                if not path.name.startswith(_UNFINISHED):
-                    found.append(path)
-                elif time.time() - path.stat().st_mtime > _UNFINISHED_S:
-                    shutil.rmtree(path, ignore_errors=True)
+    def _about(self, path: str) -> tuple[Stamp, str, Region] | None:
+        """What is registered at a path: its stamp, its tenant and the region; None when it has just been removed."""
+        file = f"{path}/{_ABOUT}"
+        try:
+            status = os.stat(file)
+            stamp = (status.st_ino, status.st_mtime_ns)
+            known = self._known.get(path)
+            if known is not None and known[0] == stamp:
+                return known
+            with open(file) as text:
+                about: dict[str, Any] = json.load(text)
+            found = stamp, about.pop("tenant"), Region(**about)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            self._known.pop(path, None)
+            return None
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[path] = found
         return found
+
+    def _entries(self) -> list[str]:
+        """The paths of registered regions; what was never finished and is old is removed."""
+        root = self._existing()
+        found: list[str] = []
+        with contextlib.suppress(OSError):
+            for name in [] if root is None else os.listdir(root):
+                path = f"{root}/{name}"
+                if not name.startswith(_UNFINISHED):
+                    found.append(path)
+                elif time.time() - os.stat(path).st_mtime > _UNFINISHED_S:
+                    _clear(Path(path))
+        return found
+
+
+def _clear(directory: Path) -> None:
+    """Remove the directory of a region, if it is there; cheaper than a walk, as many may go at once."""
+    for name in (_ABOUT, _MEMORY):
+        with contextlib.suppress(OSError):
+            os.unlink(f"{directory}/{name}")
+    with contextlib.suppress(OSError):
+        os.rmdir(directory)
 
 
 def _memory_root() -> str | None:
     return _MEMORY_ROOT if os.access(_MEMORY_ROOT, os.W_OK) else None
-
-
-def _read(path: str) -> tuple[str, Region] | None:
-    """The tenant and the region of a description; None when it has just been removed, or cannot be read."""
-    try:
-        with open(path) as file:
-            about: dict[str, Any] = json.load(file)
-        return about.pop("tenant"), Region(**about)
-    except (OSError, ValueError, TypeError, KeyError):
-        return None

@@ -69,6 +69,17 @@ def test_what_one_process_registers_all_have(directory: str, objects: MemoryObje
     assert content(one) == b"abcdefgh"
 
 
+def test_an_object_is_not_taken_for_another_of_its_name(directory: str, objects: MemoryObjects) -> None:
+    store = RegionStore(directory)
+    key = objects.make(b"12345678")
+    first = add(store, key)
+    store.remove("", "r")
+    objects.path(key).unlink()
+    add(store, objects.make(b"abcdefgh"))
+    with pytest.raises(InternalError, match=rf"^Unable to open shared memory region: '{key}'$"):
+        store.open("", first)
+
+
 def test_one_of_many_registers_a_name(directory: str, objects: MemoryObjects) -> None:
     key = objects.make(b"12345678")
 
