@@ -7,6 +7,7 @@ through the log is `charonia.wire`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,23 @@ Parameters = dict[str, ParameterValue]
 LATEST_VERSION = -1
 """An empty version in a request: the numerically highest READY one (I1)."""
 _DIGITS = re.compile(r"-?[0-9]{1,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPart:
+    """A part of a region of its client's shared memory; `offset` counts from where the region begins (H49)."""
+
+    region: str
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionUse:
+    """Which inputs of a request, by their position, and which of its outputs lie in regions."""
+
+    inputs: Mapping[int, RegionPart]
+    outputs: Mapping[str, RegionPart]
 
 
 @dataclass(slots=True)
@@ -49,6 +67,8 @@ class InferenceRequest:
     """By BYTES input whose elements were counted before admission: what is wrong with them, "" for nothing."""
     served: Any = field(default=None, compare=False, repr=False)
     """The `ServedVersion` that a front read it for, None where it was not looked up."""
+    regions: RegionUse | None = None
+    """What of it lies in its client's shared memory; such inputs are empty until the gateway has read them."""
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from protos.model_config_pb2 import ModelConfig
 
     from .lane.express_lane import Lane
+    from .regions.client_regions import ClientRegions
     from .tracing.tracer import Tracer
 
 
@@ -195,6 +196,12 @@ class Handler(Protocol):
 
         Tensors that lie in it travel to executors of this machine without a copy. It is free again with its last view.
         """
+
+    # -- shared memory ------------------------------------------------------------------------------------------------
+
+    @property
+    def regions(self) -> ClientRegions:
+        """What clients have registered. Requests name it in `InferenceRequest.regions`."""
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ from .jobs.jobs import Jobs
 from .lane.counted import CountedWaves
 from .lane.express_lane import Awaited, Lane
 from .metrics import GatewayMetrics
+from .regions.client_regions import ClientRegions, DeliveredInRegions
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
 from .streaming import only, responses_of, wanted_outputs
 from .tracing.trace import answered, failed, left, reported
@@ -87,6 +88,7 @@ class GatewayService:
         if directory is not None:
             self.payloads = Payloads(log, directory, self._catalog.processes, settings.incarnation)
         self._dataplane = DataPlane(log, settings, terms, self.payloads)
+        self.regions = ClientRegions(allowed=settings.allow_client_shm, directory=settings.shm_dir, room=self.room)
         self._tracer = Tracer(settings.tracing, control, traces)
         self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self._tracer)
         self._model_control = ModelControl(control)
@@ -181,6 +183,7 @@ class GatewayService:
         await self._dataplane.close()
         await self._tracer.close()
         self.offload.close()
+        self.regions.close()
 
     def room(self, size_bytes: int, skew: int) -> memoryview | None:
         return self.payloads.room(size_bytes, skew) if self.payloads is not None else None
@@ -221,10 +224,13 @@ class GatewayService:
         options: DeliveryOptions | None = None,
     ) -> InferenceResponse:
         started_ns = monotonic_ns()
+        in_regions = None if request.regions is None else await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         counts = entrance.counts
         try:
             record = await self._send(entrance, one)
+            if in_regions is not None:
+                record = await self._coming(in_regions.write(record))
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             if request.trace is not None:
@@ -265,6 +271,13 @@ class GatewayService:
                 return self._in_wave(way, one)
         return self._dataplane.infer(one) if is_plain else self._coming(self.jobs.infer(one))
 
+    async def _read_regions(
+        self, request: InferenceRequest, options: DeliveryOptions | None
+    ) -> DeliveredInRegions | None:
+        """Fill in the inputs that lie in shared memory. Raises H49's errors, and `ResourceExhausted`."""
+        tenant = options.caller.tenant if options is not None else ""
+        return await self.regions.read(request, tenant, self._requester.hold, self._requester.release)
+
     async def _in_wave(self, way: Awaited, one: AdmittedRequest) -> ResponseRecord:
         """The answer to a request that shares a wave, or goes by itself where the wave cannot leave."""
         request = one.request
@@ -287,6 +300,7 @@ class GatewayService:
         options: DeliveryOptions | None = None,
     ) -> AsyncGenerator[InferenceResponse]:
         started_ns = monotonic_ns()
+        in_regions = None if request.regions is None else await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         if not one.served.interface.decoupled:
             records = only(self._send(entrance, one))
@@ -294,6 +308,8 @@ class GatewayService:
             records = self._dataplane.stream(one)
         else:
             records = self.jobs.stream(one)
+        if in_regions is not None:
+            records = in_regions.each(records)
         ensemble = one.served.interface.scheduling == ENSEMBLE_SCHEDULING
         coming = responses_of(records, request, entrance.counts, started_ns, ensemble=ensemble)
         with self._requester.coming():
@@ -311,6 +327,10 @@ class GatewayService:
         return ANYONE if self._tenants is None else self._tenants.identify(headers)
 
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
+        if request.regions is not None:
+            if request.regions.outputs:
+                raise InvalidArgument("outputs of a request that is answered later cannot be in shared memory")
+            await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, monotonic_ns(), options)
         try:
             return await self._coming(self.jobs.submit(one))

@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 BY_REFERENCE_BYTES = 32 * 1024
 """Smaller payloads travel in the record: a file costs more than copying them."""
 
+REGIONS = "regions"
+"""Not the directory of a process: there gateways keep which memory of clients is registered (`gateway.regions`)."""
 _TOKEN = "token"
 _SOCKET = "replies"
 _LONGEST_SOCKET_PATH = 100
@@ -295,7 +297,10 @@ class PayloadDirectory:
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._root):
                 with contextlib.suppress(OSError):
-                    if entry.name != self._incarnation and time.time() - entry.stat().st_mtime >= min_age_s:
+                    if (
+                        entry.name not in (self._incarnation, REGIONS)
+                        and time.time() - entry.stat().st_mtime >= min_age_s
+                    ):
                         found.append(entry.name)
         return found
 

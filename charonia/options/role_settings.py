@@ -100,6 +100,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         drain_delay_secs=values["drain_delay_secs"],
         shm_dir=values["shm_dir"],
         express_lane=values["express_lane"],
+        allow_client_shm=values["allow_client_shm"],
         stream_buffer_size_bytes=values["stream_buffer_bytes"],
         allow_webhooks=values["allow_webhooks"],
         webhook_allow=values["webhook_allow"],

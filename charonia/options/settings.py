@@ -129,6 +129,7 @@ class GatewaySettings:
     coalesce_size_bytes: int = 65_536
     grpc_flush_interval_us: int = 1000
     express_lane: bool = True
+    allow_client_shm: bool = False
     max_pending_requests: int = 100_000
     max_pending_bytes: int = 4 * 1024**3
     max_pending_per_gateway_bytes: int = 1024**3

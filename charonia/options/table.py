@@ -213,6 +213,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("grpc-max-connection-age", "int", 0, _G, "ms, 0 for unlimited"),
     Option("grpc-max-connection-age-grace", "int", 0, _G, "ms, 0 for unlimited"),
     Option("drain-delay-secs", "float", 0.0, _G, "how long a gateway that stops still serves, not ready, for proxies"),
+    Option(
+        "allow-client-shm",
+        "bool",
+        False,
+        _G,
+        "clients may register shared memory of the machine for inputs and outputs, and so have it read and written",
+    ),
     Option("express-lane", "bool", True, _G, "recognise small requests by their bytes and send them in waves"),
     Option("stream-buffer-bytes", "int", 16 * 1024**2, _G, "responses held for the reader of one stream"),
     # jobs, journal and tenants
@@ -302,7 +309,6 @@ OPTIONS: tuple[Option, ...] = (
     # known, for later
     _later("min-supported-compute-capability"),
     _later("model-load-gpu-limit"),
-    _later("allow-client-shm"),
     _later("log-file"),
     _later("allow-sagemaker"),
     _later("sagemaker-port"),

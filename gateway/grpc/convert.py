@@ -14,15 +14,14 @@ import numpy as np
 
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
-from charonia.errors import InvalidArgument, Unsupported
-from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters
+from charonia.errors import InvalidArgument
+from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters, RegionPart, RegionUse
 from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
 from gateway.requests.classification import classified
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
     MAX_DEADLINE_NS,
     NO_DEADLINE,
-    SHARED_MEMORY_DISABLED,
     check_dimensions,
     check_parameter_name,
     check_request_id,
@@ -66,6 +65,7 @@ _FINAL, _NOT_FINAL = (
     for final in (True, False)
 )
 _SIGNATURES_REMEMBERED = 1024
+_UNSIGNED = 2**64
 _LARGE_BYTES = 65_536
 """Up to here copying a tensor costs less than sending it by itself."""
 
@@ -82,14 +82,23 @@ def infer_request(
     raw = raw or message.raw_input_contents
     model = message.model_name
     tensors: list[Tensor] = []
-    for position, item in enumerate(message.inputs):
+    read: dict[int, RegionPart] = {}
+    position = 0
+    for at, item in enumerate(message.inputs):
         shape = tuple(item.shape)
         check_dimensions(item.name, len(shape))
-        if item.parameters and "shared_memory_region" in item.parameters:
-            raise Unsupported(SHARED_MEMORY_DISABLED)
+        part = _region_part(item) if item.parameters else None
         datatype = DataType.of(item.datatype)
         data: Buffer
-        if raw:
+        if part is not None:
+            if item.HasField("contents"):
+                raise InvalidArgument(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{item.name}' for model "
+                    f"'{model}'"
+                )
+            read[at] = part
+            data = b""
+        elif raw:
             if item.HasField("contents"):
                 raise InvalidArgument(
                     f"contents field must not be specified when using raw_input_contents for '{item.name}' for model "
@@ -100,12 +109,14 @@ def infer_request(
                     f"unable to find data for input tensor '{item.name}' for model '{model}' in request."
                 )
             data = raw[position]
+            position += 1
         else:
             data = _typed(item, datatype, shape, model)
         tensors.append(Tensor(item.name, datatype, shape, data))
-    if len(raw) > len(tensors):
+    given = len(tensors) - len(read)
+    if len(raw) > given:
         raise InvalidArgument(
-            f"at most {len(tensors)} raw_input_contents expected for model '{model}', one per input, got {len(raw)}"
+            f"at most {given} raw_input_contents expected for model '{model}', one per input, got {len(raw)}"
         )
     request = InferenceRequest(model, version, tensors, id=message.id)
     if message.id:
@@ -113,9 +124,42 @@ def infer_request(
     if message.parameters:
         _parameters(request, message.parameters)
     classes: Classes = {}
+    written: dict[str, RegionPart] = {}
     if message.outputs:
-        request.outputs = _outputs(message, classes)
+        request.outputs = _outputs(message, classes, written)
+    if read or written:
+        request.regions = RegionUse(read, written)
     return request, classes
+
+
+def _region_part(item: Any) -> RegionPart | None:
+    """Where a tensor lies in shared memory, by its parameters (H49); None where it does not.
+
+    Negative numbers are those of 64 bits without a sign, so that they are out of bounds.
+    """
+    parameters = item.parameters
+    if "shared_memory_region" in parameters:
+        region = _tensor_parameter(item, "shared_memory_region", "string_param")
+        offset = _tensor_parameter(item, "shared_memory_offset", "int64_param") or 0
+        size = _tensor_parameter(item, "shared_memory_byte_size", "int64_param") or 0
+        return RegionPart(region, offset % _UNSIGNED, size % _UNSIGNED)
+    for key in ("shared_memory_offset", "shared_memory_byte_size"):
+        if key in parameters:
+            raise InvalidArgument(
+                f"'{key}' can not be specified without 'shared_memory_region' parameter for tensor '{item.name}'"
+            )
+    return None
+
+
+def _tensor_parameter(item: Any, key: str, expected: str) -> Any:
+    if key not in item.parameters:
+        return None
+    parameter = item.parameters[key]
+    if parameter.WhichOneof("parameter_choice") != expected:
+        raise InvalidArgument(
+            f"invalid value type for '{key}' parameter for tensor '{item.name}', expected {expected}."
+        )
+    return getattr(parameter, expected)
 
 
 def _typed(item: Any, datatype: DataType, shape: tuple[int, ...], model: str) -> bytes:
@@ -190,17 +234,15 @@ def _typed_parameter(key: str, kind: str | None, value: Any, expected: str) -> A
     return value
 
 
-def _outputs(message: pb.ModelInferRequest, classes: Classes) -> tuple[str, ...]:
+def _outputs(message: pb.ModelInferRequest, classes: Classes, written: dict[str, RegionPart]) -> tuple[str, ...]:
+    """The requested outputs; the classes wanted of some, and where in shared memory others are to be written."""
     names: list[str] = []
     for item in message.outputs:
         names.append(item.name)
         parameters = item.parameters
         if not parameters:
             continue
-        if "shared_memory_region" in parameters:
-            if "classification" in parameters:
-                raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
-            raise Unsupported(SHARED_MEMORY_DISABLED)
+        part = _region_part(item)
         if "classification" in parameters:
             parameter = parameters["classification"]
             kind = parameter.WhichOneof("parameter_choice")
@@ -210,6 +252,10 @@ def _outputs(message: pb.ModelInferRequest, classes: Classes) -> tuple[str, ...]
                 raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
             if parameter.int64_param:
                 classes[item.name] = parameter.int64_param
+        if part is not None:
+            if "classification" in parameters:
+                raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
+            written[item.name] = part
     return tuple(names)
 
 

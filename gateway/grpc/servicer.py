@@ -26,7 +26,7 @@ from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE
 from gateway.requests.large_tensors import check_elements, classify_large
 from gateway.requests.preferences import earlier
-from gateway.requests.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED
+from gateway.requests.request_rules import MAX_DEADLINE_NS
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 from protos import health
@@ -37,6 +37,7 @@ from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, head
 from .convert import Classes, ResponseEncoder, infer_request
 from .job_calls import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
 from .large_messages import CountedTensors, read_ahead, read_large
+from .region_calls import RegionCall, RegionCalls
 from .standard_services import StandardServices
 from .statuses import INTERNAL, Refusal, Status, refusal
 from .stream_calls import SHUTTING_DOWN, StreamCalls
@@ -69,6 +70,7 @@ class Servicer:
         self._flush_interval_s = settings.grpc_flush_interval_us / 1e6
         self.encoder = ResponseEncoder()
         self._jobs = JobCalls(handler, self.encoder, self._flush_interval_s)
+        self._regions = RegionCalls(handler)
         self._identifies = handler.identifies
         self._tracer = handler.tracer
         self._forwarding = HeaderForwarding(settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
@@ -107,14 +109,17 @@ class Servicer:
             prefix + "ModelInfer": Unary(self._model_infer, takes_views=True),
             prefix + "ModelStreamInfer": Streaming(self._model_stream_infer),
         }
-        for name, (group, call) in self._control_calls().items():
+        calls = {name: (group, _of_anyone(call)) for name, (group, call) in self._control_calls().items()}
+        for name, region_call in self._regions.calls().items():
+            calls[name] = ("shared-memory", self._of_tenant(region_call))
+        for name, (group, call) in calls.items():
             methods[prefix + name] = self._unary(
                 group,
                 partial(parse, getattr(pb, f"{name}Request")),
                 call,
                 getattr(pb, f"{name}Response").SerializeToString,
             )
-        check = self._unary("health", _parse_health, self._health_check, health.serialize_response)
+        check = self._unary("health", _parse_health, _of_anyone(self._health_check), health.serialize_response)
         methods[f"/{health.SERVICE_NAME}/Check"] = check
         standard = StandardServices((SERVICE,), self._status, lambda: self.draining, self._allow)
         return methods | standard.methods()
@@ -269,7 +274,7 @@ class Servicer:
         self,
         group: str,
         parse: Callable[[bytes], Any],
-        call: Callable[[Any], Awaitable[Any]],
+        call: Callable[[Any, Context], Awaitable[Any]],
         serialize: Callable[[Any], bytes],
     ) -> Unary:
         """A control call with its restriction and its errors."""
@@ -278,7 +283,7 @@ class Servicer:
             try:
                 if self._restrictions:
                     self._restrictions.check(group, headers_of(context))
-                return serialize(await call(parse(bytes(data))))
+                return serialize(await call(parse(bytes(data)), context))
             except CharoniaError as error:
                 return refusal(error)
             except Exception:
@@ -286,6 +291,15 @@ class Servicer:
                 return _OURS
 
         return Unary(answer)
+
+    def _of_tenant(self, call: RegionCall) -> Callable[[Any, Context], Awaitable[Any]]:
+        """A call that is answered by what its tenant has."""
+
+        def of_tenant(message: Any, context: Context) -> Awaitable[Any]:
+            identify = self._handler.identify
+            return call(message, identify(headers_of(context)).tenant if self._identifies else "")
+
+        return of_tenant
 
     def _control_calls(self) -> dict[str, tuple[str, Callable[[Any], Awaitable[Any]]]]:
         """Method to (restriction group, call)."""
@@ -300,12 +314,6 @@ class Servicer:
             "RepositoryIndex": ("model-repository", self._repository_index),
             "RepositoryModelLoad": ("model-repository", self._load),
             "RepositoryModelUnload": ("model-repository", self._unload),
-            "SystemSharedMemoryStatus": ("shared-memory", self._system_shared_memory_status),
-            "SystemSharedMemoryRegister": ("shared-memory", self._no_shared_memory),
-            "SystemSharedMemoryUnregister": ("shared-memory", self._no_shared_memory),
-            "CudaSharedMemoryStatus": ("shared-memory", self._cuda_shared_memory_status),
-            "CudaSharedMemoryRegister": ("shared-memory", self._no_shared_memory),
-            "CudaSharedMemoryUnregister": ("shared-memory", self._no_shared_memory),
             "TraceSetting": ("trace", self._trace_setting),
             "LogSettings": ("logging", self._log_settings),
         }
@@ -354,15 +362,6 @@ class Servicer:
         await self._handler.unload_model(message.model_name, unload_dependents=dependents)
         return pb.RepositoryModelUnloadResponse()
 
-    async def _system_shared_memory_status(self, _message: Any) -> pb.SystemSharedMemoryStatusResponse:
-        return pb.SystemSharedMemoryStatusResponse()
-
-    async def _cuda_shared_memory_status(self, _message: Any) -> pb.CudaSharedMemoryStatusResponse:
-        return pb.CudaSharedMemoryStatusResponse()
-
-    async def _no_shared_memory(self, _message: Any) -> Any:
-        raise Unsupported(SHARED_MEMORY_DISABLED)
-
     async def _trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         wanted = {name: list(setting.value) for name, setting in message.settings.items()}
         change, ask = self._handler.update_trace_settings, self._handler.trace_settings
@@ -376,6 +375,11 @@ class Servicer:
             switches = switches.changed(wanted)
             log_settings.apply(switches)
         return control.log_settings(switches)
+
+
+def _of_anyone(call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    """A call that is answered alike for all callers."""
+    return lambda message, _context: call(message)
 
 
 def _parse_health(data: bytes) -> str:

@@ -6,6 +6,7 @@ Routes of jobs are `job_routes`'.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any
 
@@ -13,13 +14,13 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
-from charonia.errors import CharoniaError, NotFound, Unsupported
+from charonia.errors import CharoniaError, Unsupported
 from charonia.models.json_form import to_json
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from gateway.control import log_settings
 from gateway.handler import Handler
-from gateway.requests.request_rules import SHARED_MEMORY_DISABLED
+from gateway.regions.region_store import RegionKind
 
 from .bodies import AsgiApp, check_declared, read_body
 from .codec import control_json
@@ -47,7 +48,7 @@ def control_app(settings: GatewaySettings, handler: Handler) -> AsgiApp:
     _add_logging(app, settings)
     _add_tracing(app, settings, handler)
     add_jobs(app, handler)
-    _add_unbuilt(app)
+    _add_shared_memory(app, settings, handler)
     return app
 
 
@@ -188,26 +189,41 @@ def _add_tracing(app: FastAPI, settings: GatewaySettings, handler: Handler) -> N
         return _json(control_json.trace_settings(await handler.update_trace_settings(model, wanted)))
 
 
-def _add_unbuilt(app: FastAPI) -> None:
-    """Client shared memory is off, as by Triton's newest default (H51)."""
+def _add_shared_memory(app: FastAPI, settings: GatewaySettings, handler: Handler) -> None:
+    """The regions of clients' shared memory (H46-H51). A tenant sees its own."""
     tags: list[str | Enum] = ["shared-memory"]
+    regions = handler.regions
 
-    async def status() -> Response:
-        return _json([])
+    def tenant(request: Request) -> str:
+        return handler.identify(request.scope["headers"]).tenant if handler.identifies else ""
 
-    async def system_region_status(region: str) -> Response:
-        raise NotFound(f"Unable to find system shared memory region: '{region}'")
+    async def register_system(request: Request, region: str = "") -> Response:
+        whose = tenant(request)
+        regions.check_name(region, "system")
+        wanted = control_json.read_system_region(await _body(request, settings))
+        regions.register_system(region, *wanted, whose)
+        return Response(status_code=200)
 
-    async def cuda_region_status(region: str) -> Response:
-        raise NotFound(f"Unable to find cuda shared memory region: '{region}'")
+    async def register_cuda(request: Request, region: str = "") -> Response:
+        regions.register_cuda(region, tenant(request))
+        return Response(status_code=200)
 
-    async def change() -> Response:
-        raise Unsupported(SHARED_MEMORY_DISABLED)
+    def add(kind: RegionKind, register: Callable[..., Awaitable[Response]]) -> None:
+        async def status(request: Request, region: str = "") -> Response:
+            return _json(control_json.region_list(await regions.status(kind, region, tenant(request))))
 
-    for kind, region_status in (("system", system_region_status), ("cuda", cuda_region_status)):
+        async def unregister(request: Request, region: str = "") -> Response:
+            await regions.unregister(kind, region, tenant(request))
+            return Response(status_code=200)
+
         root = f"/v2/{kind}sharedmemory"
-        app.get(root + "/status", tags=tags, summary="Registered regions: none")(status)
-        app.get(root + "/region/{region}/status", tags=tags, summary="One region")(region_status)
-        app.post(root + "/region/{region}/register", tags=tags, summary="Disabled")(change)
-        app.post(root + "/region/{region}/unregister", tags=tags, summary="Disabled")(change)
-        app.post(root + "/unregister", tags=tags, summary="Disabled")(change)
+        one = root + "/region/{region}"
+        app.get(root + "/status", tags=tags, summary="All registered regions")(status)
+        app.get(one + "/status", tags=tags, summary="One region")(status)
+        app.post(one + "/register", tags=tags, summary="Register a region")(register)
+        app.post(root + "/register", include_in_schema=False)(register)
+        app.post(one + "/unregister", tags=tags, summary="Unregister a region")(unregister)
+        app.post(root + "/unregister", tags=tags, summary="Unregister all regions")(unregister)
+
+    add("system", register_system)
+    add("cuda", register_cuda)

@@ -112,7 +112,7 @@ class Lane:
 
     def door_for(self, request: InferenceRequest) -> Door | None:
         """The door for requests like this one, to be recognised by their bytes; None where each has to be read."""
-        if self._tracer.on or request.deadline_ns or request.sequence_id or not request.inputs:
+        if self._tracer.on or request.deadline_ns or request.sequence_id or request.regions or not request.inputs:
             return None
         if sum([len(tensor.data) for tensor in request.inputs]) > MAX_REQUEST_BYTES:
             return None

@@ -8,9 +8,6 @@ from __future__ import annotations
 from charonia.errors import InvalidArgument
 from charonia.wire import MAX_CLIENT_ID_BYTES
 
-SHARED_MEMORY_DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-"""Refuses the registration of shared memory (H51)."""
-
 MAX_DIMENSIONS = 64
 """No array library takes more; bounding it keeps the product of a hostile shape cheap."""
 

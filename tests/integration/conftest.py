@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 from grpc_fronts import FRONTS, MakeFront
+from memory_objects import objects
+
+__all__ = ["objects"]
 
 
 @pytest.fixture(params=FRONTS)

@@ -16,11 +16,13 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from grpc_calls import LIMIT_S, infer_stub, raw, request, status_of, stream_stub
 from grpc_fronts import MakeFront
+from memory_objects import MemoryObjects
 
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.options.settings import GatewaySettings
 from gateway.app import Front
 from gateway.grpc.statuses import STATUS
+from gateway.regions.client_regions import ClientRegions
 from protos import grpc_service_pb2 as pb
 from protos import health
 
@@ -92,6 +94,29 @@ class TestStockClients:
         assert handler.loads == [("simple", "{}", {"1/model.onnx": b"\0bytes"})]
         assert handler.unloads == [("simple", True)]
         assert handler.trace_changes == [("simple", {"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": []})]
+
+    async def test_tenants_have_regions_of_their_own(
+        self, settings: GatewaySettings, handler: Any, make_front: MakeFront, objects: MemoryObjects
+    ) -> None:
+        handler.tenants = {"key-a": "a", "key-b": "b"}
+        handler.regions = ClientRegions(allowed=True)
+        front = make_front(settings, handler)
+        await front.start()
+        key = objects.make(b"1")
+        async with triton_aio.InferenceServerClient(f"127.0.0.1:{front.port}") as client:
+            for name, refused in (("none", "API key"), ("key-a", ""), ("key-a", "already in manager"), ("key-b", "")):
+                register = client.register_system_shared_memory("r", key, 1, headers={"x-api-key": name})
+                if refused:
+                    with pytest.raises(triton.InferenceServerException, match=refused):
+                        await register
+                else:
+                    await register
+            await client.unregister_system_shared_memory(headers={"x-api-key": "key-b"})
+            for name, count in (("key-a", 1), ("key-b", 0)):
+                status = await client.get_system_shared_memory_status(headers={"x-api-key": name})
+                assert len(status.regions) == count
+        await front.close(1.0)
+        handler.regions.close()
 
     @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
     async def test_inference(self, front: Front, handler: Any, compression: str | None) -> None:

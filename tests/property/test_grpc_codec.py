@@ -23,6 +23,7 @@ from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer
 from gateway.grpc.job_calls import CANCEL, JOB_ID, WAIT
 from gateway.grpc.servicer import Servicer
 from gateway.grpc.statuses import Refusal, Status
+from gateway.regions.client_regions import ClientRegions
 from gateway.requests.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobReceipt, JobView
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
@@ -55,6 +56,7 @@ class Echo:
     lane = None
     tracer = None
     offload = Offload()
+    regions = ClientRegions()
 
     def served_model(self, name: str, version: str) -> ServedVersion:
         return SERVED
@@ -260,7 +262,8 @@ VALUES = st.one_of(
 NAMES = st.sampled_from(
     [
         "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "charonia_deadline_us", "headers",
-        "classification", "binary_data", "binary_data_output", "shared_memory_region", "triton_x", "own",
+        "classification", "binary_data", "binary_data_output", "shared_memory_region", "shared_memory_offset",
+        "shared_memory_byte_size", "triton_x", "own",
         "triton_enable_empty_final_response",
     ]
 )  # fmt: skip

@@ -84,10 +84,17 @@ VALID = {
         {"name": "A", "shape": [1, 2], "datatype": "INT32", "data": [[1, 2]]},
         {"name": "B", "shape": [4], "datatype": "UINT8", "parameters": {"binary_data_size": 4}},
         {"name": "C", "shape": [1], "datatype": "BYTES", "data": ["text"]},
+        {
+            "name": "D",
+            "shape": [2],
+            "datatype": "INT8",
+            "parameters": {"shared_memory_region": "r", "shared_memory_offset": 1, "shared_memory_byte_size": 2},
+        },
     ],
     "outputs": [
         {"name": "A", "parameters": {"binary_data": False}},
         {"name": "B", "parameters": {"classification": 2}},
+        {"name": "D", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 2}},
     ],
 }
 VALUES = st.recursive(

@@ -31,6 +31,7 @@ from gateway.handler import (
     ServerMetadata,
     TensorMetadata,
 )
+from gateway.regions.client_regions import ClientRegions
 from gateway.requests.delivery import Caller, DeliveryOptions
 from protos.model_config_pb2 import ModelConfig
 
@@ -67,6 +68,7 @@ class EchoHandler(EchoJobs):
     def __init__(self) -> None:
         super().__init__()
         self.failure: BaseException | None = None
+        self.regions = ClientRegions()
         self.gate = asyncio.Event()
         self.gate.set()
         self.waiting = asyncio.Event()

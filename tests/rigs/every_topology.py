@@ -78,17 +78,9 @@ WHOLE = tuple(
 )
 OVER_ONE_SERVER = {
     "of fronts, models and processes, which reach the log by what is tested above": (
-        *("bound", "clients", "hanging_models", "heartbeats", "hostile", "hostile_connections", "instances", "stalls"),
-        *(
-            "large_tensors",
-            "load",
-            "metrics",
-            "namespaces",
-            "processes",
-            "python_features",
-            "python_models",
-            "remote_models",
-        ),
+        *("bound", "client_shm", "clients", "hanging_models", "heartbeats", "hostile", "hostile_connections"),
+        *("instances", "large_tensors", "load", "metrics", "namespaces", "processes", "python_features"),
+        *("python_models", "remote_models", "stalls"),
         *("response_cache", "scheduling", "sequence_streams", "several_gateways", "stalled_executor", "tracing"),
         "unwanted_runs",
     ),

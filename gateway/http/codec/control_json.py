@@ -18,6 +18,7 @@ from gateway.handler import (
     ServerMetadata,
     TensorMetadata,
 )
+from gateway.regions.region_store import Region
 
 from .jsondata import NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED
 from .jsontext import parse_control
@@ -129,6 +130,35 @@ def read_trace_settings(body: bytes) -> dict[str, list[str] | None]:
 def trace_settings(settings: dict[str, list[str]]) -> dict[str, Any]:
     """H44's reply."""
     return {name: values if name == "trace_level" else values[0] for name, values in settings.items()}
+
+
+def read_system_region(body: bytes) -> tuple[str, int, int]:
+    """Key, offset and size of a registration (H47). Raises `InvalidArgument` and `InternalError` (E4)."""
+    document = parse_control(body) if body else {}
+    members = document if isinstance(document, dict) else {}
+    if "key" not in members:
+        raise InvalidArgument("Shared memory register request has no 'key' field")
+    key, offset = members["key"], members.get("offset", 0)
+    if not isinstance(key, str):
+        raise InternalError(NOT_STRING)
+    if type(offset) is not int or not 0 <= offset < 2**64:
+        raise InternalError(NOT_UNSIGNED)
+    if "byte_size" not in members:
+        raise InvalidArgument("Shared memory register request has no 'byte_size' field")
+    size = members["byte_size"]
+    if type(size) is not int or not 0 <= size < 2**64:
+        raise InternalError(NOT_UNSIGNED)
+    return key, offset, size
+
+
+def region_list(regions: list[Region]) -> list[dict[str, Any]]:
+    """Registered regions (H46)."""
+    return [
+        {"name": r.name, "key": r.key, "offset": r.offset, "byte_size": r.size_bytes}
+        if r.kind == "system"
+        else {"name": r.name, "device_id": r.device_id, "byte_size": r.size_bytes}
+        for r in regions
+    ]
 
 
 def _parameters(body: bytes) -> dict[str, Any]:

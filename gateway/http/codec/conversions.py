@@ -13,7 +13,7 @@ from typing import Any
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
-from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.inference import InferenceRequest, InferenceResponse, RegionPart, RegionUse
 from charonia.models.interface import ModelInterface
 from charonia.offload.pool import Task
 from charonia.tensors import Buffer, Tensor
@@ -91,25 +91,44 @@ def _packed(template: Template) -> tuple[Any, Sequence[Buffer]]:
     ]
     note = [
         *(slots, scalars, template.outputs, template.parameters),
-        [reply.binary_by_default, reply.listed, reply.classes, reply.delivery],
+        [reply.binary_by_default, reply.listed, reply.classes, list(reply.in_regions), reply.delivery],
+        _region_note(template.regions),
     ]
     return note, [slot.data for slot in template.inputs if slot.data is not None]
 
 
+def _region_note(regions: RegionUse | None) -> list[list[Any]] | None:
+    """The parts of regions that inputs, by position, and outputs, by name, lie in."""
+    if regions is None:
+        return None
+    uses: tuple[Mapping[Any, RegionPart], ...] = (regions.inputs, regions.outputs)
+    return [[(of, part.region, part.offset, part.size_bytes) for of, part in parts.items()] for parts in uses]
+
+
+def _regions(note: list[list[Any]] | None) -> RegionUse | None:
+    if note is None:
+        return None
+    read, written = ({of: RegionPart(*part) for of, *part in parts} for parts in note)
+    return RegionUse(read, written)
+
+
 def read_template(result: Result) -> Template:
     """What a worker read; the tensors of the JSON are views of the memory that it wrote them to."""
-    (slots, scalars, outputs, parameters, reply), buffers = result
+    (slots, scalars, outputs, parameters, reply, noted), buffers = result
     data = iter(buffers)
+    regions = _regions(noted)
+    parts = regions.inputs if regions is not None else {}
     inputs = [
-        InputSlot(name, DataType(datatype), tuple(shape), size, next(data) if written else None)
-        for name, datatype, shape, size, written in slots
+        InputSlot(name, DataType(datatype), tuple(shape), size, next(data) if written else None, parts.get(position))
+        for position, (name, datatype, shape, size, written) in enumerate(slots)
     ]
-    form = ReplyForm(reply[0], reply[1], reply[2], False, reply[3])
+    by_default, listed, classes, in_regions, delivery = reply
+    form = ReplyForm(by_default, listed, classes, set(in_regions), False, delivery)
     form.settle()
     size, request_id, priority, timeout_us, deadline_ns, sequence_id, start, end = scalars
     return Template(
         *(inputs, size, request_id, tuple(outputs), parameters, priority, timeout_us, deadline_ns),
-        *(sequence_id, start, end, form),
+        *(sequence_id, start, end, form, regions),
     )
 
 

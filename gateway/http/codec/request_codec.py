@@ -163,6 +163,7 @@ def assemble(
         template.sequence_id,
         template.sequence_start,
         template.sequence_end,
+        regions=template.regions,
     )
 
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from charonia.datatypes import DataType
-from charonia.errors import InternalError, InvalidArgument, Unsupported
-from charonia.inference import Parameters, ParameterValue
+from charonia.errors import InternalError, InvalidArgument
+from charonia.inference import Parameters, ParameterValue, RegionPart, RegionUse
 from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes, shape_text
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
     MAX_DEADLINE_NS,
     NO_DEADLINE,
-    SHARED_MEMORY_DISABLED,
     check_dimensions,
     check_parameter_name,
     check_request_id,
@@ -39,13 +38,17 @@ _INT64_MIN = -(2**63)
 
 @dataclass(slots=True)
 class InputSlot:
-    """One input as the JSON part describes it: `data` from JSON, or `size_bytes` of the bytes that follow."""
+    """One input as the JSON part describes it: `data` from JSON, or `size_bytes` of the bytes that follow.
+
+    One in shared memory has no data here (H49).
+    """
 
     name: str
     datatype: DataType
     shape: tuple[int, ...]
     size_bytes: int
     data: Buffer | None = None
+    part: RegionPart | None = None
 
 
 @dataclass(slots=True)
@@ -64,11 +67,12 @@ class Template:
     sequence_start: bool = False
     sequence_end: bool = False
     reply: ReplyForm = field(default_factory=ReplyForm)
+    regions: RegionUse | None = None
 
     @property
     def repeats(self) -> bool:
         """Whether the text may come again: tensors written out in it hardly do."""
-        return all(slot.data is None for slot in self.inputs)
+        return all(slot.data is None or slot.part is not None for slot in self.inputs)
 
 
 def parse_template(document: Any, *, binary: bool, max_input_size_bytes: int) -> Template:
@@ -85,8 +89,10 @@ def parse_template(document: Any, *, binary: bool, max_input_size_bytes: int) ->
         template.inputs.append(slot)
         if slot.data is None:
             template.binary_bytes += slot.size_bytes
-    if "outputs" in document:
-        _outputs(template, _array(document, "outputs"))
+    written = _outputs(template, _array(document, "outputs")) if "outputs" in document else {}
+    read = {at: slot.part for at, slot in enumerate(template.inputs) if slot.part is not None}
+    if read or written:
+        template.regions = RegionUse(read, written)
     return template
 
 
@@ -143,7 +149,7 @@ def _input(item: Any, binary: bool, max_input_size_bytes: int) -> InputSlot:
     count = element_count(name, shape)
     parameters = _members(item["parameters"]) if "parameters" in item else {}
     if "shared_memory_region" in parameters:
-        raise Unsupported(SHARED_MEMORY_DISABLED)
+        return InputSlot(name, datatype, shape, 0, b"", _region_part(parameters))
     if "binary_data_size" in parameters:
         size = _unsigned(parameters["binary_data_size"], "binary_data_size")
         if not binary and size:
@@ -170,6 +176,14 @@ def _check_fields(item: Any) -> None:
         raise InvalidArgument(f"{_ONE_FIELD}. But{which}")
 
 
+def _region_part(parameters: dict[str, Any]) -> RegionPart:
+    return RegionPart(
+        _string(parameters["shared_memory_region"], "shared_memory_region"),
+        _unsigned(parameters.get("shared_memory_offset", 0), "shared_memory_offset"),
+        _unsigned(parameters.get("shared_memory_byte_size", 0), "shared_memory_byte_size"),
+    )
+
+
 def _check_json_size(name: str, size_bytes: int, limit_bytes: int) -> None:
     if size_bytes > limit_bytes:
         raise InvalidArgument(
@@ -189,7 +203,9 @@ def _shape(name: str, dims: list[Any]) -> tuple[int, ...]:
     return shape
 
 
-def _outputs(template: Template, items: list[Any]) -> None:
+def _outputs(template: Template, items: list[Any]) -> dict[str, RegionPart]:
+    """Take in the requested outputs; those that are to be written to shared memory."""
+    written: dict[str, RegionPart] = {}
     names: dict[str, None] = {}
     reply = template.reply
     for item in items:
@@ -200,14 +216,18 @@ def _outputs(template: Template, items: list[Any]) -> None:
         parameters = _members(item["parameters"]) if "parameters" in item else {}
         classes = _unsigned(parameters.get("classification", 0), "classification")
         if "shared_memory_region" in parameters:
-            if classes:
+            if "classification" in parameters:
                 raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
-            raise Unsupported(SHARED_MEMORY_DISABLED)
+            if parameters.get("binary_data") is True:
+                raise InvalidArgument("Output can't set both 'shared_memory_region' and 'binary_data'")
+            written[name] = _region_part(parameters)
+            reply.in_regions.add(name)
         reply.listed[name] = _boolean(parameters.get("binary_data", False), "binary_data")
         if classes:
             reply.classes[name] = classes
     template.outputs = tuple(names)
     reply.settle()
+    return written
 
 
 # -- typed access, with E4's texts -------------------------------------------------------------------------------------

@@ -37,20 +37,22 @@ class ReplyForm:
     """How a request wants its outputs written (H12, H13, H19).
 
     `listed` maps each output named in the request to whether it is binary; `binary_by_default` counts for outputs that
-    are not listed; `classes` maps outputs to the number of best classes wanted. `all_binary` is derived by `settle`.
+    are not listed; `classes` maps outputs to the number of best classes wanted; of those `in_regions` only shape and
+    type are written (H49). `all_binary` is derived by `settle`.
     `delivery` holds what the request's parameters say about delivery (`gateway.requests.preferences`).
     """
 
     binary_by_default: bool = False
     listed: dict[str, bool] = field(default_factory=dict)
     classes: dict[str, int] = field(default_factory=dict)
+    in_regions: set[str] = field(default_factory=set)
     all_binary: bool = False
     delivery: Parameters = field(default_factory=dict)
 
     def settle(self) -> None:
         """Note whether the answer is binary throughout: the form that is fast."""
         binary = all(self.listed.values()) if self.listed else self.binary_by_default
-        self.all_binary = binary and not self.classes
+        self.all_binary = binary and not self.classes and not self.in_regions
 
     def is_binary(self, name: str) -> bool:
         return self.listed.get(name, self.binary_by_default)
@@ -124,11 +126,13 @@ class ResponseEncoder:
         parts: list[bytes] = []
         rendered: list[bytes] = []
         for tensor in outputs:
-            if form.is_binary(tensor.name):
-                rendered.append(_describe(tensor, b'"parameters":{"binary_data_size":%d}' % len(tensor.data)))
+            if tensor.name in form.in_regions:
+                rendered.append(_describe(tensor))
+            elif form.is_binary(tensor.name):
+                rendered.append(_describe(tensor, b',"parameters":{"binary_data_size":%d}' % len(tensor.data)))
                 parts.append(bytes(tensor.data))
             else:
-                rendered.append(_describe(tensor, b'"data":' + render_elements(tensor)))
+                rendered.append(_describe(tensor, b',"data":' + render_elements(tensor)))
         # a raw request's answer is binary even when it has no outputs at all
         is_binary = bool(parts) or form.all_binary
         text = _document(response, rendered)
@@ -180,7 +184,7 @@ class ResponseEncoder:
         )
 
     def _remember(self, key: tuple[object, ...], response: InferenceResponse) -> _Signature:
-        rendered = [_describe(t, b'"parameters":{"binary_data_size":%d}' % len(t.data)) for t in response.outputs]
+        rendered = [_describe(t, b',"parameters":{"binary_data_size":%d}' % len(t.data)) for t in response.outputs]
         anonymous = InferenceResponse(response.model, response.version, [])
         text = _document(anonymous, rendered)
         known = _Signature(text, [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))])
@@ -199,9 +203,9 @@ def _document(response: InferenceResponse, rendered: list[bytes]) -> bytes:
     return b"{%b}" % b",".join(members)
 
 
-def _describe(tensor: Tensor, rest: bytes) -> bytes:
+def _describe(tensor: Tensor, rest: bytes = b"") -> bytes:
     shape = ",".join(map(str, tensor.shape)).encode()
-    return b'{"name":%b,"datatype":"%b","shape":[%b],%b}' % (
+    return b'{"name":%b,"datatype":"%b","shape":[%b]%b}' % (
         quote(tensor.name),
         tensor.datatype.name.encode(),
         shape,

@@ -7,8 +7,11 @@ from typing import Any
 
 import echo_handler
 import pytest
+from memory_objects import objects
 
 from charonia.options.settings import GatewaySettings
+
+__all__ = ["objects"]
 
 
 @pytest.fixture

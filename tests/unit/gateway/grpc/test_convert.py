@@ -9,14 +9,28 @@ import numpy as np
 import pytest
 
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InvalidArgument, Unsupported
-from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.errors import CharoniaError, InvalidArgument
+from charonia.inference import InferenceRequest, InferenceResponse, RegionPart, RegionUse
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.wire import MAX_CLIENT_ID_BYTES
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer, stream_error
 from protos import grpc_service_pb2 as pb
 
-SHARED_MEMORY = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+REGION: dict[str, Any] = {"shared_memory_region": {"string_param": "r"}}
+WRONG_REGIONS: list[tuple[dict[str, Any], str]] = [
+    ({"shared_memory_region": {"int64_param": 1}},
+     "invalid value type for 'shared_memory_region' parameter for tensor 'I', expected string_param."),
+    *(
+        ({**given, f"shared_memory_{key}": value}, text)
+        for key in ("offset", "byte_size")
+        for given, value, text in (
+            (REGION, {"uint64_param": 1},
+             f"invalid value type for 'shared_memory_{key}' parameter for tensor 'I', expected int64_param."),
+            ({}, {"int64_param": 1},
+             f"'shared_memory_{key}' can not be specified without 'shared_memory_region' parameter for tensor 'I'"),
+        )
+    ),
+]  # fmt: skip
 
 
 def message(**members: Any) -> pb.ModelInferRequest:
@@ -125,9 +139,42 @@ class TestContents:
         assert "of type 'FP32', expected datatype 'INT32'" in refusal(message(inputs=[given])).message
 
     def test_shared_memory(self) -> None:
-        region = parameters(shared_memory_region={"string_param": "r"})
-        error = refusal(message(inputs=[tensor(parameters=region)]))
-        assert (type(error), error.message) == (Unsupported, SHARED_MEMORY)
+        def region(offset: int, size: int) -> Any:
+            given = {"shared_memory_offset": {"int64_param": offset}, "shared_memory_byte_size": {"int64_param": size}}
+            return parameters(**REGION, **given)
+
+        request, _ = infer_request(
+            message(
+                inputs=[
+                    tensor("A", parameters=region(8, 16)), tensor("B"), tensor("C", parameters=region(-1, -(2**63))),
+                ],
+                outputs=[
+                    pb.ModelInferRequest.InferRequestedOutputTensor(name="O", parameters=parameters(**REGION)),
+                    pb.ModelInferRequest.InferRequestedOutputTensor(name="P"),
+                ],
+                raw_input_contents=[b"12345678"],
+            )
+        )  # fmt: skip
+        assert [bytes(tensor.data) for tensor in request.inputs] == [b"", b"12345678", b""]
+        assert request.outputs == ("O", "P")
+        # negative numbers are read as Triton reads them: they are beyond every region
+        read = {0: RegionPart("r", 8, 16), 2: RegionPart("r", 2**64 - 1, 2**63)}
+        assert request.regions == RegionUse(read, {"O": RegionPart("r", 0, 0)})
+
+    def test_shared_memory_and_other_data(self) -> None:
+        given = tensor(parameters=parameters(**REGION), contents=contents(int_contents=[1, 2]))
+        assert refusal(message(inputs=[given])).message == (
+            "unexpected 'content' provided when using shared memory for input tensor 'I' for model 'm'"
+        )
+        surplus = message(inputs=[tensor(parameters=parameters(**REGION))], raw_input_contents=[b"1"])
+        assert refusal(surplus).message == ("at most 0 raw_input_contents expected for model 'm', one per input, got 1")
+
+    @pytest.mark.parametrize(("values", "text"), WRONG_REGIONS)
+    def test_wrong_words_about_shared_memory(self, values: dict[str, Any], text: str) -> None:
+        output = pb.ModelInferRequest.InferRequestedOutputTensor(name="I", parameters=parameters(**values))
+        for wrong in (message(inputs=[tensor(parameters=parameters(**values))]), message(outputs=[output])):
+            error = refusal(wrong)
+            assert (type(error), error.message) == (InvalidArgument, text)
 
     def test_an_unknown_datatype(self) -> None:
         assert refusal(message(inputs=[tensor(datatype="FP8")])).message.startswith("invalid datatype 'FP8'")
@@ -236,9 +283,8 @@ class TestOutputs:
              "invalid value type for 'classification' parameter, expected int64_param."),
             ({"classification": {"int64_param": -1}}, InvalidArgument,
              "invalid value for 'classification' parameter, expected >= 0"),
-            ({"shared_memory_region": {"string_param": "r"}}, Unsupported, SHARED_MEMORY),
-            ({"shared_memory_region": {"string_param": "r"}, "classification": {"int64_param": 1}}, InvalidArgument,
-             "Output can't set both 'shared_memory_region' and 'classification'"),
+            ({**REGION, "classification": {"int64_param": 1}}, InvalidArgument,
+             "output can't set both 'shared_memory_region' and 'classification'"),
         ],
     )  # fmt: skip
     def test_refusals(self, values: dict[str, Any], error: type[CharoniaError], text: str) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from memory_objects import MemoryObjects
 
 from charonia.errors import InternalError
-from charonia.options.settings import EXTENSIONS
+from charonia.options.settings import EXTENSIONS, GatewaySettings
+from gateway.http.fastpath import HttpApplication
+from gateway.regions.client_regions import ClientRegions
 
 
 async def test_server_metadata(client: httpx2.AsyncClient) -> None:
@@ -189,6 +192,21 @@ class TestSettings:
         reply = await client.post("/v2/logging", json={"log_error": False, **wanted})
         assert (reply.status_code, reply.json()) == (status, {"error": error})
         assert (await client.get("/v2/logging")).json() == before
+
+    async def test_tenants_have_regions_of_their_own(self, handler: Any, objects: MemoryObjects) -> None:
+        handler.tenants = {"key-a": "a", "key-b": "b"}
+        handler.regions = ClientRegions(allowed=True)
+        application = HttpApplication(GatewaySettings(incarnation="test"), handler)
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://g") as client:
+            path, body = "/v2/systemsharedmemory/region/r/register", {"key": objects.make(b"1"), "byte_size": 1}
+            for key, status in (("none", 401), ("key-a", 200), ("key-a", 400), ("key-b", 200)):
+                reply = await client.post(path, json=body, headers={"x-api-key": key})
+                assert reply.status_code == status
+            await client.post("/v2/systemsharedmemory/unregister", headers={"x-api-key": "key-b"})
+            for key, count in (("key-a", 1), ("key-b", 0)):
+                reply = await client.get("/v2/systemsharedmemory/status", headers={"x-api-key": key})
+                assert len(reply.json()) == count
+        handler.regions.close()
 
     @pytest.mark.parametrize("kind", ["system", "cuda"])
     async def test_no_shared_memory_regions(self, client: httpx2.AsyncClient, kind: str) -> None:

@@ -12,7 +12,7 @@ from lane_bench import GATEWAY, MODEL, LaneBench
 from charonia.clock import monotonic_ns
 from charonia.errors import EPOCH_CHANGED, SERVER_EXITING
 from charonia.facts.events import ProcessJoined, ProcessLeft, VersionUnloaded
-from charonia.inference import InferenceRequest
+from charonia.inference import InferenceRequest, RegionPart, RegionUse
 from charonia.traces.trace_settings import LEVELS, TraceOptions, TraceSettings
 from gateway.lane.door import Door
 from gateway.lane.gathering import SLOW_NS
@@ -61,8 +61,20 @@ def test_requests_that_differ_in_anything_else_have_doors_of_their_own(
         lambda bench: bench.request(width=4097),
         lambda bench: bench.text_request(b"\0\0\0\0"),
         lambda bench: bench.request(parameters={"k": 1.5}, outputs=("z",)),
+        lambda bench: bench.request(regions=RegionUse({}, {"y": RegionPart("r", 0, 16)})),
     ],
-    ids=["deadline", "sequence", "no inputs", "no model", "no version", "refused", "large", "other type", "no output"],
+    ids=[
+        "deadline",
+        "sequence",
+        "no inputs",
+        "no model",
+        "no version",
+        "refused",
+        "large",
+        "other type",
+        "no output",
+        "shared memory",
+    ],
 )
 def test_what_has_to_be_read_each_time_has_no_door(
     bench: LaneBench, request_: Callable[[LaneBench], InferenceRequest]

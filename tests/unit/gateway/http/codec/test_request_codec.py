@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unsupported
-from charonia.inference import InferenceRequest
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from charonia.inference import InferenceRequest, RegionPart, RegionUse
 from gateway.http.codec.request_codec import RequestDecoder
 from gateway.http.codec.response_codec import ReplyForm
 
@@ -201,14 +201,61 @@ def test_semantic_errors_are_invalid_arguments(decode: Decode, document: Any, te
     assert error.message == text
 
 
-@pytest.mark.parametrize("place", ["inputs", "outputs"])
-def test_client_shared_memory_is_disabled(decode: Decode, place: str) -> None:
-    tensor = {**FP32, "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 64}}
-    error = decode.error({"inputs": [], place: [tensor]})
-    assert isinstance(error, Unsupported)
-    assert error.message == (
-        "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-    )
+def region(name: str = "r", **named: Any) -> dict[str, Any]:
+    return {"shared_memory_region": name, **{f"shared_memory_{key}": value for key, value in named.items()}}
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_tensors_in_shared_memory(decode: Decode, header: bool) -> None:
+    document = {
+        "inputs": [
+            {**FP32, "name": "A", "parameters": region(byte_size=64, offset=128)},
+            {**FP32, "name": "B", "parameters": {"binary_data_size": 64}} if header else {**FP32, "data": [[1] * 16]},
+            {**FP32, "name": "C", "parameters": region("s")},
+        ],
+        "outputs": [
+            {"name": "O", "parameters": {**region(byte_size=2**64 - 1), "binary_data": False}},
+            {"name": "P", "parameters": {"binary_data": True}},
+        ],
+    }
+    for _ in range(2):  # the second time from memory
+        request, form = decode(document, b"x" * 64 if header else b"")
+        assert [len(tensor.data) for tensor in request.inputs] == [0, 64, 0]
+        assert request.regions == RegionUse(
+            {0: RegionPart("r", 128, 64), 2: RegionPart("s", 0, 0)}, {"O": RegionPart("r", 0, 2**64 - 1)}
+        )
+        assert (form.in_regions, form.all_binary) == ({"O"}, False)
+    assert decode({"inputs": [{**FP32, "data": [[1] * 16]}]})[0].regions is None
+
+
+@pytest.mark.parametrize(
+    ("place", "members", "kind", "text"),
+    [
+        ("inputs", {"parameters": region(1)}, InternalError,
+         "Unable to parse 'shared_memory_region': attempt to access JSON non-string as string"),
+        *(
+            (place, {"parameters": region(**{key: value})}, InternalError,
+             f"Unable to parse 'shared_memory_{key}': attempt to access JSON non-unsigned-integer as unsigned-integer")
+            for place in ("inputs", "outputs") for key in ("offset", "byte_size")
+            for value in (-1, 2**64, 1.5, "1", True, None)
+        ),
+        ("inputs", {"parameters": region(), "data": [1]}, InvalidArgument,
+         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+         "'shared_memory_region' in 'parameters'. But set 'data' 'shared_memory_region'"),
+        ("inputs", {"parameters": {**region(), "binary_data_size": 4}, "data": [1]}, InvalidArgument,
+         "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+         "'shared_memory_region' in 'parameters'. But set 'data' 'binary_data_size' 'shared_memory_region'"),
+        ("outputs", {"parameters": {**region(), "classification": 0}}, InvalidArgument,
+         "Output can't set both 'shared_memory_region' and 'classification'"),
+        ("outputs", {"parameters": {**region(), "binary_data": True}}, InvalidArgument,
+         "Output can't set both 'shared_memory_region' and 'binary_data'"),
+    ],
+)  # fmt: skip
+def test_wrong_words_about_shared_memory(
+    decode: Decode, place: str, members: dict[str, Any], kind: type[CharoniaError], text: str
+) -> None:
+    error = decode.error({"inputs": [], place: [{**FP32, **members}]})
+    assert (type(error), error.message) == (kind, text)
 
 
 @pytest.mark.parametrize(

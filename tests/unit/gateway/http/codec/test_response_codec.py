@@ -106,3 +106,13 @@ def test_memory_stays_bounded(served: Callable[[str], Any]) -> None:
     for i in range(3000):
         encoder.encode(InferenceResponse(f"m{i}", 1, [FLOATS]), ALL_BINARY, served("identity"))
     assert len(encoder._signatures) <= 1024
+
+
+def test_outputs_in_shared_memory_are_described_only(served: Callable[[str], Any]) -> None:
+    outputs = [Tensor("O", DataType.FP32, (1, 2), b""), INTS]
+    wanted = form(listed={"O": False, "P": True}, in_regions={"O"})
+    _, body = ResponseEncoder().encode(InferenceResponse("m", 1, outputs), wanted, served("identity"))
+    assert body == (
+        b'{"model_name":"m","model_version":"1","outputs":[{"name":"O","datatype":"FP32","shape":[1,2]},'
+        b'{"name":"P","datatype":"INT32","shape":[1],"parameters":{"binary_data_size":4}}]}\3\0\0\0'
+    )

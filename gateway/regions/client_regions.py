@@ -1,0 +1,281 @@
+"""Shared memory of clients: registering regions, and the tensors of requests that lie in them (H46-H51).
+
+A request's inputs are copied out of their regions before it is admitted, and its outputs into theirs when its answer
+has come; in between it is like any other. What is registered is `region_store`'s, how bytes are copied
+`region_memory`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+from charonia.errors import AlreadyExists, CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported, shed
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.inference import InferenceRequest, RegionPart
+from charonia.tensors import Buffer, Tensor
+from charonia.wire import ResponseRecord
+
+from .region_memory import RegionMemory
+from .region_store import Region, RegionKind, RegionStore, Stamp, open_object
+
+DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+"""Answers who would change what is registered, unless the server allows it (H51)."""
+
+MAX_NAME_BYTES = 1024
+MAX_KEY_BYTES = 255
+"""The longest name of a file, and so of a shared memory object."""
+_MAX_SIZE = 2**64 - 1
+"""Sizes are unsigned numbers of 64 bits, and texts say so."""
+_RESERVED = ("triton_python_backend_shm_region_", "charonia-")
+"""What Triton keeps for its python backend, and where this server's own tensors lie."""
+_IN_LOOP_BYTES = 256 * 1024
+"""Copying so much takes less time than handing it to a thread."""
+
+Room = Callable[[int, int], memoryview | None]
+
+
+class DeliveredInRegions:
+    """The regions that one request reads from and writes to: they stay open until it is dropped."""
+
+    __slots__ = ("_inputs", "_outputs")
+
+    def __init__(
+        self, inputs: list[tuple[int, RegionMemory, RegionPart]], outputs: dict[str, tuple[RegionMemory, RegionPart]]
+    ) -> None:
+        self._inputs = inputs
+        self._outputs = outputs
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(part.size_bytes for _, _, part in self._inputs)
+
+    async def read(self, request: InferenceRequest, room: Room) -> None:
+        """Fill in the inputs. Raises `InvalidArgument` for a region that has become smaller."""
+        wanted: list[tuple[int, RegionMemory, RegionPart, Buffer]] = []
+        for position, memory, part in self._inputs:
+            size = part.size_bytes
+            # a tensor in a slot travels to executors of this machine without another copy
+            view = room(size, 0) if size >= BY_REFERENCE_BYTES else None
+            wanted.append((position, memory, part, bytearray(size) if view is None else view))
+
+        def copy() -> None:
+            for _, memory, part, data in wanted:
+                memory.read(part.offset, memoryview(data))
+
+        # what comes after a request of a sequence must not overtake it while it waits for a thread
+        await _copied(copy, 0 if request.sequence_id else self.input_bytes)
+        for position, _, _, data in wanted:
+            tensor = request.inputs[position]
+            request.inputs[position] = Tensor(tensor.name, tensor.datatype, tensor.shape, data)
+
+    async def write(self, record: ResponseRecord) -> ResponseRecord:
+        """The answer as its caller sees it: outputs that were written to their regions have no bytes.
+
+        The record of a failure instead when that cannot be done.
+        """
+        if record.error is not None or not self._outputs:
+            return record
+        outputs: list[Tensor] = []
+        writes: list[tuple[RegionMemory, RegionPart, Buffer]] = []
+        try:
+            for tensor in record.outputs:
+                found = self._outputs.get(tensor.name)
+                if found is not None:
+                    memory, part = found
+                    if len(tensor.data) > part.size_bytes:
+                        raise InternalError(
+                            f"shared memory size specified with the request for output '{tensor.name}' "
+                            f"({part.size_bytes} bytes) should be at least {len(tensor.data)} bytes to hold the results"
+                        )
+                    writes.append((memory, part, tensor.data))
+                    tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, b"")
+                outputs.append(tensor)
+
+            def copy() -> None:
+                for memory, part, data in writes:
+                    memory.write(part.offset, data)
+
+            await _copied(copy, sum(len(data) for _, _, data in writes))
+        except CharoniaError as error:
+            return replace(record, outputs=[], parameters={}, error=shed(error))
+        return replace(record, outputs=outputs)
+
+    async def each(self, records: AsyncGenerator[ResponseRecord]) -> AsyncGenerator[ResponseRecord]:
+        """As `write`, of each response of a stream."""
+        try:
+            async for record in records:
+                yield await self.write(record)
+                del record  # the next one may be long in coming
+        finally:
+            await records.aclose()
+
+
+class ClientRegions:
+    """Of one gateway; gateways of one machine with the same `directory` share what is registered.
+
+    `room` gives memory for large tensors. Each tenant has names of its own.
+    """
+
+    def __init__(
+        self, *, allowed: bool = False, directory: str = "", room: Room = lambda _size_bytes, _skew: None
+    ) -> None:
+        self._allowed = allowed
+        self._room = room
+        self._store = RegionStore(directory)
+        self._open: WeakValueDictionary[tuple[str, str, Stamp], RegionMemory] = WeakValueDictionary()
+        """Those that requests use now: a region that is unregistered must not be kept from going."""
+
+    def close(self) -> None:
+        self._store.close()
+
+    # -- registering --------------------------------------------------------------------------------------------------
+
+    def register_system(self, name: str, key: str, offset: int, size_bytes: int, tenant: str = "") -> None:
+        """Register a part of a shared memory object (H47)."""
+        self.check_name(name, "system")
+        _check_key(name, key)
+        if self._store.find(tenant, name) is not None:
+            raise _already(name)
+        descriptor = open_object(key)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise InternalError(f"Unable to open shared memory region: '{key}'")
+            if offset + size_bytes > status.st_size:
+                raise InvalidArgument(f"failed to register shared memory region '{name}': invalid args")
+            if not size_bytes:
+                raise InvalidArgument(
+                    f"failed to register shared memory region '{name}': unable to process address spaceInvalid argument"
+                )
+            region = Region(name, "system", size_bytes, key, offset, status.st_dev, status.st_ino)
+            self._store.add(tenant, region, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def register_cuda(self, name: str, tenant: str = "") -> None:
+        """Refuse to register memory of a GPU (H50)."""
+        self.check_name(name, "cuda")
+        if self._store.find(tenant, name) is not None:
+            raise _already(name)
+        raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+
+    async def unregister(self, kind: RegionKind, name: str, tenant: str = "") -> None:
+        """Forget a region, or with "" all of a kind (H48). Requests under way still read from it and write to it."""
+        self._check_allowed()
+        if not name:
+            await asyncio.to_thread(self._unregister_all, kind, tenant)
+            return
+        found = self._store.find(tenant, name)
+        if found is not None and found[1].kind == kind:
+            self._store.remove(tenant, name)
+
+    def _unregister_all(self, kind: RegionKind, tenant: str) -> None:
+        for region in self._store.all(tenant, kind):
+            self._store.remove(tenant, region.name)
+
+    async def status(self, kind: RegionKind, name: str = "", tenant: str = "") -> list[Region]:
+        """A region, or with "" all of a kind (H46). Raises `NotFound`."""
+        if not name:
+            return await asyncio.to_thread(self._store.all, tenant, kind)
+        found = self._store.find(tenant, name)
+        if found is None:
+            raise NotFound(f"Unable to find {kind} shared memory region: '{name}'")
+        if found[1].kind != kind:
+            other = {"system": "system", "cuda": "CUDA"}
+            raise NotFound(
+                f"The region named '{name}' is registered as {other[found[1].kind]} shared memory, not {other[kind]} "
+                "shared memory"
+            )
+        return [found[1]]
+
+    def _check_allowed(self) -> None:
+        if not self._allowed:
+            raise Unsupported(DISABLED)
+
+    def check_name(self, name: str, kind: RegionKind) -> None:
+        """Raise what refuses a registration by its name alone."""
+        self._check_allowed()
+        if not name:
+            raise InvalidArgument(f"'region name' is necessary to register {kind} shared memory region")
+        if len(name.encode(errors="surrogatepass")) > MAX_NAME_BYTES:
+            raise InvalidArgument(f"shared memory region names are at most {MAX_NAME_BYTES} bytes long")
+
+    # -- use ----------------------------------------------------------------------------------------------------------
+
+    async def read(
+        self, request: InferenceRequest, tenant: str, hold: Callable[[int], None], release: Callable[[int], None]
+    ) -> DeliveredInRegions | None:
+        """Copy a request's inputs out of their regions; what keeps the regions of its outputs. None: it uses none.
+
+        `hold` counts the bytes while they are copied, and refuses too many. Raises H49's errors.
+        """
+        use = request.regions
+        if use is None:
+            return None
+        delivered = DeliveredInRegions(
+            [(position, self._opened(tenant, part), part) for position, part in use.inputs.items()],
+            {name: (self._opened(tenant, part), part) for name, part in use.outputs.items()},
+        )
+        size = delivered.input_bytes
+        if not size:
+            return delivered
+        hold(size)
+        try:
+            await delivered.read(request, self._room)
+        finally:
+            release(size)
+        return delivered
+
+    def _opened(self, tenant: str, part: RegionPart) -> RegionMemory:
+        """The region of a part that lies within it. Raises H49's errors."""
+        name = part.region
+        found = self._store.find(tenant, name) if self._allowed else None
+        if found is None:
+            raise NotFound(f"Unable to find shared memory region: '{name[:MAX_NAME_BYTES]}'")
+        stamp, region = found
+        if part.offset >= region.size_bytes:
+            raise InvalidArgument(f"Invalid offset for shared memory region: '{name}'")
+        if part.size_bytes > _MAX_SIZE - part.offset:
+            raise InvalidArgument(
+                f"Integer overflow detected: byte_size ({part.size_bytes}) + offset ({part.offset}) exceeds maximum "
+                f"value ({_MAX_SIZE}) for region '{name}'"
+            )
+        if part.offset + part.size_bytes > region.size_bytes:
+            raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{name}'")
+        memory = self._open.get((tenant, name, stamp))
+        if memory is None:
+            memory = self._open[tenant, name, stamp] = RegionMemory(region, self._store.open(tenant, region))
+        return memory
+
+
+def _already(name: str) -> CharoniaError:
+    return AlreadyExists(f"shared memory region '{name}' already in manager")
+
+
+def _check_key(name: str, key: str) -> None:
+    """Raises `InvalidArgument` for a key of nothing, or of what is not the client's."""
+    bare = key.lstrip("/")
+    if not bare:
+        raise InvalidArgument(
+            f"cannot register shared memory region '{name}' - invalid shm key '{key[:MAX_KEY_BYTES]}'"
+        )
+    for prefix in _RESERVED:
+        if bare.startswith(prefix):
+            raise InvalidArgument(
+                f"cannot register shared memory region '{name}' with key '{key[:MAX_KEY_BYTES]}' as the key contains "
+                f"the reserved prefix '{prefix}'"
+            )
+    if len(bare.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
+        raise InternalError(f"Unable to open shared memory region: '{key[:MAX_KEY_BYTES]}'")
+
+
+async def _copied(copy: Callable[[], None], size_bytes: int) -> None:
+    if size_bytes <= _IN_LOOP_BYTES:
+        copy()
+    else:
+        await asyncio.to_thread(copy)
