@@ -17,9 +17,9 @@ from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable
 from charonia.inference import InferenceRequest
 
 from .dataplane.dataplane import AdmittedRequest
-from .dataplane.deadlines import check_deadline
 from .metrics import GatewayMetrics, RequestCounts
 from .requests.delivery import DeliveryOptions
+from .requests.request_rules import check_deadline
 from .tracing.trace import Trace, failed
 
 _log = logging.getLogger(__name__)

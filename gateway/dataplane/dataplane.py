@@ -11,15 +11,25 @@ from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from charonia import keys
 from charonia.calls.admission import Admitted
 from charonia.calls.payload_transfer import Payloads
-from charonia.calls.queue_entrance import AppendCounts, Terms
+from charonia.calls.queue_entrance import AppendCounts, Spawn, Terms
+from charonia.calls.request_endings import EXPIRED, end_requests
 from charonia.calls.requester import Requester
-from charonia.calls.splicing import Visible
-from charonia.calls.waiters import StreamWaiter, Waiter
+from charonia.calls.waiters import StreamWaiter, Visible, Waiter
 from charonia.catalog.catalog import ServedVersion
-from charonia.errors import OUTCOME_UNKNOWN, CharoniaError, LogUnavailable, NotFound, shed
-from charonia.eventlog.port import RequestLog
+from charonia.clock import wall_ns
+from charonia.errors import (
+    DEADLINE_EXCEEDED,
+    OUTCOME_UNKNOWN,
+    CharoniaError,
+    DeadlineExceeded,
+    LogUnavailable,
+    NotFound,
+    shed,
+)
+from charonia.eventlog.port import RequestLog, Work
 from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOURNALLED, ResponseRecord
@@ -27,7 +37,6 @@ from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
 from gateway.requests.delivery import DeliveryOptions
 
 from .coalescing import Coalescer
-from .deadlines import Deadlines
 from .job_outcomes import job_outcome
 
 _MOST_DOORS = 10_000
@@ -220,3 +229,66 @@ class DataPlane:
         else:
             if outcome is not None and waiter.answered(outcome):
                 self.rechecks += 1
+
+
+_LOG_PATIENCE_S = 1.0
+_ASK_AGAIN_S = 0.02
+
+
+class Deadlines:
+    """The timers of one gateway's waiting callers, who are answered at their deadline however busy the executors are.
+
+    At the instant the request is settled as expired; only when that is won is the caller told so. When a completion was
+    first, its reply is on its way and is the answer. When the log cannot say, the outcome is unknown.
+    """
+
+    def __init__(self, log: Work, spawn: Spawn, *, journal_jobs: bool, journal_all: bool) -> None:
+        self._log = log
+        self._spawn = spawn
+        self._journal_jobs = journal_jobs
+        self._journal_all = journal_all
+        self.expired = 0
+        """Requests this gateway ended at their deadline."""
+
+    def arm(self, waiter: Waiter, deadline_ns: int, served: ServedVersion) -> asyncio.TimerHandle:
+        """A timer, to be cancelled once the waiter has its answer."""
+        armed_ns = wall_ns()
+        delay_s = max(0.0, (deadline_ns - armed_ns) / 1e9)
+        return asyncio.get_running_loop().call_later(delay_s, self._fire, waiter, served, armed_ns)
+
+    def _fire(self, waiter: Waiter, served: ServedVersion, armed_ns: int) -> None:
+        if not waiter.sent or waiter.follows:
+            waiter.withdrawn = True
+            self._answer_expired(waiter)
+            return
+        statistics = keys.statistics(served.model, served.version, served.content_hash)
+        self._spawn(self._expire(waiter, statistics, armed_ns))
+
+    async def _expire(self, waiter: Waiter, statistics: bytes, armed_ns: int) -> None:
+        journalled = self._journal_jobs if waiter.is_job else self._journal_all
+        increments = {"fail_count": 1, "fail_ns": max(0, wall_ns() - armed_ns), "fail_REJECTED": 1}
+        try:
+            async with asyncio.timeout(_LOG_PATIENCE_S):
+                while not waiter.future.done():
+                    won = await end_requests(
+                        self._log,
+                        waiter.model,
+                        [waiter.id],
+                        EXPIRED.state,
+                        journalled=[journalled],
+                        ends=EXPIRED.of_jobs([waiter.id]) if waiter.is_job else None,
+                        statistics=(statistics, increments),
+                    )
+                    if won[0] or waiter.follows:
+                        self._answer_expired(waiter)
+                    elif waiter.accepted:
+                        return  # a completion was first: its reply is the answer
+                    else:
+                        await asyncio.sleep(_ASK_AGAIN_S)  # still on its way into the log
+        except (CharoniaError, TimeoutError):
+            waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
+
+    def _answer_expired(self, waiter: Waiter) -> None:
+        if not waiter.future.done():
+            self.expired += 1
+            waiter.failed(DeadlineExceeded(DEADLINE_EXCEEDED))

@@ -32,7 +32,8 @@ _FETCHING = frozenset((JOB_ID, WAIT, CANCEL, AFTER_INDEX, EMPTY_FINAL))
 
 
 def asks_for_job(message: pb.ModelInferRequest) -> bool:
-    return bool(message.parameters) and JOB_ID in message.parameters
+    """Whether its parameters do."""
+    return JOB_ID in message.parameters
 
 
 def words_of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Parameters:
@@ -102,9 +103,6 @@ class JobCalls:
             call_deadline_ns=call_deadline_ns,
         )
 
-    def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> bytes:
-        return self._encoder.encode(response, classes, served)
-
     def describe(self, accepted: Accepted, request_id: str, version: int) -> bytes:
         return _accepted(accepted.receipt, accepted.state, request_id, version)
 
@@ -130,7 +128,7 @@ class JobCalls:
                     yield stream_error(response.error.message, message)
                 elif empty_final or not response.is_flag:
                     response.parameters |= placed(response)
-                    yield stream_answer(self.encode(response, classes, served), final=response.final)
+                    yield stream_answer(self._encoder.encode(response, classes, served), final=response.final)
 
     async def fetch(self, message: pb.ModelInferRequest, caller: Caller) -> bytes:
         """The serialised result of the job that is asked for, or its state while it has none.

@@ -1,8 +1,7 @@
 """The calls of `GRPCInferenceService` and `grpc.health.v1.Health` over the gateway's handler (G1, G17, G22-G28).
 
 Each call translates, asks the handler and translates back. Methods are over bytes, so that inference replies are the
-bytes that `convert` writes. What a server owes them is in `calling`; who waits for whom within a stream in
-`answer_streams`.
+bytes that `convert` writes. What a server owes them is in `calling`; streams are `stream_calls`'.
 """
 
 from __future__ import annotations
@@ -22,21 +21,19 @@ from gateway.access.restrictions import HeaderForwarding, Restrictions
 from gateway.control import log_settings
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE
-from gateway.requests.preferences import earlier
-from gateway.requests.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED
+from gateway.requests.request_rules import MAX_DEADLINE_NS, SHARED_MEMORY_DISABLED, earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 from protos import health
 
 from . import control_messages as control
-from .answer_streams import AnswerStream
-from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, headers_of, metadata_of, parse
-from .convert import Classes, ResponseEncoder, infer_request
+from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, headers_of, metadata_of
+from .convert import Classes, ResponseEncoder, infer_request, parse
 from .envelope import NoEnvelope, split
 from .job_calls import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
 from .standard_services import StandardServices
 from .statuses import INTERNAL, Refusal, Status, refusal
-from .stream_calls import SHUTTING_DOWN, StreamCalls
+from .stream_calls import SHUTTING_DOWN, AnswerStream, StreamCalls
 from .trace_metadata import SEND_START, begin_trace, sent
 
 _log = logging.getLogger(__name__)
@@ -63,9 +60,9 @@ class Servicer:
     def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
         self._handler = handler
         # stock clients send one call at a time, and grpcio delivers one at a time (docs/adr/0003)
-        self._flush_interval_s = settings.grpc_flush_interval_us / 1e6
+        self.flush_interval_s = settings.grpc_flush_interval_us / 1e6
         self.encoder = ResponseEncoder()
-        self._jobs = JobCalls(handler, self.encoder, self._flush_interval_s)
+        self._jobs = JobCalls(handler, self.encoder, self.flush_interval_s)
         self._identifies = handler.identifies
         self._tracer = handler.tracer
         self._forwarding = HeaderForwarding(settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
@@ -170,7 +167,7 @@ class Servicer:
         its requests. `raw` are the request's raw tensors when they are not in the message.
         """
         caller = self._handler.identify(headers_of(context)) if self._identifies else ANYONE
-        if asks_for_job(message):
+        if message.parameters and asks_for_job(message):
             return await self._jobs.fetch(message, caller)
         served = self._handler.served_model(message.model_name, message.model_version)
         words = words_of_metadata(metadata)
@@ -185,7 +182,7 @@ class Servicer:
             refusal_text = DECOUPLED if served.interface.decoupled else ""
             return await self._jobs.answer(request, classes, served, words, caller, deadline_ns, refusal_text)
         request.deadline_ns = earlier(request.deadline_ns, deadline_ns)
-        response = await self._handler.infer(request, flush_interval_s=self._flush_interval_s)
+        response = await self._handler.infer(request, flush_interval_s=self.flush_interval_s)
         return self.encoder.reply(response, classes, served)
 
     async def infer_traced(
