@@ -322,7 +322,7 @@ class Catalog:
 
         Raises E5's `NotFound` or `Unavailable`, `InvalidArgument` for a name that several models have (R2).
         """
-        if self._namespaces:
+        if self._namespaces.any:
             model = self.resolve(model)
         served = self.served(model)
         if served:

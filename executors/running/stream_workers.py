@@ -299,6 +299,8 @@ class StreamWorker(Worker):
                 for index, request in zip(sent, requests, strict=True):
                     steps.prepare(index, request)
                 await execute_steps(instance, steps, sent, requests, run)
+            if not any(map(streamed.is_open, sent)):
+                return
             failure = InternalError(f"model '{interface.name}' ended without a final response")
         except InstanceDied:
             raise

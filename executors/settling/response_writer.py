@@ -26,7 +26,7 @@ from executors.batches.batch_payloads import Payloads
 from executors.running.streamed_batch import Outgoing, StreamedBatch
 from executors.running.submitted_batch import SettlePart, SubmittedBatch
 
-from .batch_reports import OwnerReports
+from .settler import OwnerReports
 
 _log = logging.getLogger(__name__)
 

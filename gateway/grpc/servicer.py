@@ -79,12 +79,12 @@ class Servicer:
     @property
     def may_ride(self) -> bool:
         """Whether calls can be told by their bytes alone: not where headers decide about each."""
-        return not (self._identifies or self._forwarding)
+        return not (self._identifies or self._forwarding.any)
 
     def says_nothing(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
         """Whether the metadata of a call has no word about delivery, and no restriction forbids the call."""
         try:
-            if self._restrictions:
+            if self._restrictions.any:
                 headers = [
                     (n.encode("latin-1", "replace"), v if isinstance(v, bytes) else v.encode()) for n, v in metadata
                 ]
@@ -122,7 +122,7 @@ class Servicer:
 
     async def _model_infer(self, data: bytes | memoryview, context: Context) -> bytes | LargeReply | Refusal:
         try:
-            if self._restrictions:
+            if self._restrictions.any:
                 self._restrictions.check("inference", headers_of(context))
             metadata = context.invocation_metadata() or ()
             came_ns = wall_ns() if self._tracer is not None and self._tracer.on else 0
@@ -223,7 +223,7 @@ class Servicer:
         version = LATEST_VERSION if message.model_version in _LATEST else served.version
         request, classes = infer_request(message, version, raw)
         request.served = served
-        if self._forwarding:
+        if self._forwarding.any:
             self._forwarding.forward(headers_of(context), request.parameters)
         remaining_s = context.time_remaining()
         deadline_ns = 0 if remaining_s is None else min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
@@ -237,7 +237,7 @@ class Servicer:
             return Status.UNAVAILABLE, SHUTTING_DOWN, ()
         calls = StreamCalls(self, self._handler, self._jobs, context)
         try:
-            if self._restrictions:
+            if self._restrictions.any:
                 self._restrictions.check("inference", headers_of(context))
             error = await AnswerStream(calls.answer, write).run(messages)
         except CharoniaError as known:
@@ -260,7 +260,7 @@ class Servicer:
 
         async def answer(data: bytes | memoryview, context: Context) -> bytes | Refusal:
             try:
-                if self._restrictions:
+                if self._restrictions.any:
                     self._restrictions.check(group, headers_of(context))
                 return serialize(await call(parse(bytes(data))))
             except CharoniaError as error:

@@ -73,7 +73,7 @@ class Generation:
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         request, template = decode_generate(route.model, version, body, served.interface, self._max_input_size_bytes)
         del body
-        if self._forwarding:
+        if self._forwarding.any:
             self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
         handler = self._handler
         caller = handler.identify(scope["headers"]) if handler.identifies else ANYONE

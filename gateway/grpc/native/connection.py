@@ -103,8 +103,8 @@ class Connection(asyncio.Protocol):
         """Headers whose continuation is awaited: stream, whether they end it, what there is of them, in how many."""
         self._patience = Patience(self._loop.time())
         self._strikes = PingStrikes(serving.keep_alive)
-        self.out = Outbox(self._loop, self._strikes)
-        self.calls = Calls(serving, self.out, self._strikes)
+        self.out = Outbox(self._loop)
+        self.calls = Calls(serving, self.out)
         self.ending = Ending(self.out, self.calls, lambda: self.last_id)
         self._life = Life(self, serving.keep_alive)
         self._large: Stream | None = None
@@ -578,7 +578,8 @@ class Connection(asyncio.Protocol):
         if flags & ACK:
             self.ending.answered(payload)
             return
-        if self._strikes.is_enough(self._loop.time(), has_calls=self.has_calls):
+        sent_data, self.out.sent_data = self.out.sent_data, False
+        if self._strikes.is_enough(self._loop.time(), has_calls=self.has_calls, sent_data=sent_data):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self.out.put(frame(PING, ACK, 0, payload))
 

@@ -8,7 +8,8 @@ import pytest
 from charonia.eventlog.redis.records.statistics import amounts_of, statistics_of
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
-from executors.batches.accounting import Executed, Execution, increments
+from executors.batches.accounting import Executed, Execution
+from executors.settling.settlement import increments
 
 
 def of_a_run(rows: int = 3, start_ns: int = 5_000_000) -> dict[str, int]:
