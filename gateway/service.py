@@ -19,13 +19,13 @@ from charonia.calls.payload_transfer import Payloads
 from charonia.calls.refused import RefusedRequests, failure_reason
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
-from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unavailable
+from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unavailable, shed
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import LanesWeighed
 from charonia.facts.jobs import JobEvent
-from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version
+from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version, wanted_outputs
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
@@ -49,10 +49,10 @@ from .handler import (
 from .jobs.jobs import Jobs
 from .lane.counted import CountedWaves
 from .lane.express_lane import Awaited, Lane
-from .metrics import GatewayMetrics
+from .metrics import GatewayMetrics, RequestCounts
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
-from .streaming import only, responses_of, wanted_outputs
-from .tracing.trace import answered, failed, left, reported
+from .tracing.trace import answered, left, reported
+from .tracing.trace import failed as trace_failed
 from .tracing.tracer import Tracer
 from .tracing.writer import TraceWriter
 
@@ -224,7 +224,7 @@ class GatewayService:
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             if request.trace is not None:
-                failed(request.trace, error)
+                trace_failed(request.trace, error)
             raise
         except asyncio.CancelledError:
             counts.failures["CANCELED"] += 1
@@ -281,18 +281,60 @@ class GatewayService:
         flush_interval_s: float = 0.0,
         options: DeliveryOptions | None = None,
     ) -> AsyncGenerator[InferenceResponse]:
+        # a request fails or succeeds by the last response that said anything, as in statistics (M1)
         started_ns = monotonic_ns()
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         if not one.served.interface.decoupled:
-            records = only(self._send(entrance, one))
+            records = _only(self._send(entrance, one))
         elif options is None or not is_job(options):
             records = self._dataplane.stream(one)
         else:
             records = self.jobs.stream(one)
+        counts = entrance.counts
         with self._requester.coming():
-            async with contextlib.aclosing(responses_of(records, request, entrance.counts, started_ns)) as responses:
-                async for response in responses:
-                    yield response
+            failed: CharoniaError | None = None
+            counted = False
+            seen = 0
+            try:
+                async with contextlib.aclosing(records):
+                    async for record in records:
+                        if not _is_flag(record):
+                            failed = record.error
+                            if not seen and counts.latencies is not None:
+                                counts.latencies.responded(monotonic_ns() - started_ns)
+                        if record.final:  # before it is given: its reader may not come again
+                            counted = True
+                            _count_end(counts, failed, started_ns)
+                            if request.trace is not None:
+                                answered(request.trace, record)
+                        yield InferenceResponse(
+                            request.model,
+                            record.version,
+                            wanted_outputs(record.outputs, request.outputs),
+                            request.id,
+                            record.parameters,
+                            record.error,
+                            record.final,
+                            record.place or (0, seen),
+                        )
+                        seen += 1
+                        del record  # the next one may be long in coming
+            except CharoniaError as error:
+                if counted:
+                    return
+                counts.failures[failure_reason(error, executed=False)] += 1
+                if request.trace is not None:
+                    trace_failed(request.trace, error)
+                ended = InferenceResponse(request.model, request.version, [], request.id, error=shed(error))
+            except (asyncio.CancelledError, GeneratorExit):
+                if not counted:
+                    counts.failures["CANCELED"] += 1
+                    if request.trace is not None:
+                        left(request.trace)
+                raise
+            else:
+                return
+            yield ended
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------
 
@@ -400,3 +442,19 @@ class GatewayService:
     def _refuse_when_draining(self) -> None:
         if self._draining:
             raise Unavailable(SERVER_EXITING)
+
+
+async def _only(coming: Awaitable[ResponseRecord]) -> AsyncGenerator[ResponseRecord]:
+    """The one answer of a request as a stream of it."""
+    yield await coming
+
+
+def _is_flag(record: ResponseRecord) -> bool:
+    return record.final and not record.outputs and not record.parameters and record.error is None
+
+
+def _count_end(counts: RequestCounts, failed: CharoniaError | None, started_ns: int) -> None:
+    if failed is not None:
+        counts.failures[failure_reason(failed, executed=True)] += 1
+        return
+    counts.succeeded(monotonic_ns() - started_ns)

@@ -26,7 +26,6 @@ from charonia.errors import (
     CharoniaError,
     DeadlineExceeded,
     LogUnavailable,
-    NotFound,
     shed,
 )
 from charonia.eventlog.port import RequestLog, Work
@@ -37,7 +36,6 @@ from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
 from gateway.requests.delivery import DeliveryOptions
 
 from .coalescing import Coalescer
-from .job_outcomes import job_outcome
 
 _MOST_DOORS = 10_000
 _DEFAULTS = DeliveryOptions()
@@ -83,10 +81,7 @@ class DataPlane:
             max_size_bytes=settings.max_pending_per_gateway_bytes,
             max_stream_bytes=settings.stream_buffer_size_bytes,
         )
-        self.requester.answer_job = self._answer_from_record
         self.spawn = self.requester.spawn
-        self.rechecks = 0
-        """Answers that were read from a job's record because the reply did not come."""
         self.deadlines = Deadlines(
             log,
             self.spawn,
@@ -215,20 +210,6 @@ class DataPlane:
         door.max_requests = max(1, min(cap // 2, cap if door.in_order else batch // 2))
         door.max_quick_requests = door.max_requests if door.in_order else max(1, min(cap, batch))
         return door
-
-    async def _answer_from_record(self, waiter: Waiter) -> None:
-        """Answer a job that has ended, for which no reply will come."""
-        try:
-            outcome = await job_outcome(self._log, waiter.model, waiter.id)
-        except NotFound:
-            waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
-        except LogUnavailable:
-            raise
-        except CharoniaError as error:
-            waiter.failed(error)  # one record that cannot be read must not keep the others waiting
-        else:
-            if outcome is not None and waiter.answered(outcome):
-                self.rechecks += 1
 
 
 _LOG_PATIENCE_S = 1.0
