@@ -17,6 +17,7 @@ from charonia.calls.reporting import replies_of, reports_to_gateways
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.local_link import LocalLink
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import Fields, Reply, SettlementLog, Streams
 from charonia.facts.jobs import OUTCOME_CODES, JobState
 from charonia.tasks import Tasks, insist
@@ -110,7 +111,7 @@ class Settler:
             answers = with_reports(batch, executed, answers, self._executor)
         whole = answers
         if batch.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
-            answers = self._payloads.refer(records, answers) if batch.referred is None else batch.referred
+            answers = self._referred(batch, answers)
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
         # in one entry: an owner that read only the batch's end would take rescheduled requests for ended
         fields = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
@@ -156,7 +157,7 @@ class Settler:
         answers: Sequence[bytes] = executed.answers
         if batch.flags & FLAG_REPLY_BY_REFERENCE:
             # if this settlement fails, `settle` must not store them again: no reader would remove those
-            answers = batch.referred = self._payloads.refer(records, answers)
+            answers = batch.referred = self._referred(batch, answers)
 
         here = not header.report_to
         fields = (batch_finished_here if here else batch_finished)(self._executor, header.batch_id)
@@ -235,6 +236,12 @@ class Settler:
             return finished(self._executor, header.batch_id)
         answered = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
         return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in answered))
+
+    def _referred(self, batch: SubmittedBatch, answers: Sequence[bytes]) -> Sequence[bytes]:
+        """The answers, with large ones stored out of band, unless these are already."""
+        if batch.referred is not None or max(map(len, answers), default=0) < BY_REFERENCE_BYTES:
+            return answers if batch.referred is None else batch.referred
+        return [self._payloads.refer(record, answer) for record, answer in zip(batch.records, answers, strict=True)]
 
     async def _write(
         self,

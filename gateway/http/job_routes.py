@@ -134,8 +134,8 @@ class _Jobs:
         form = ReplyForm.of_note(view.form, binary)
         headers, reply = self._encoder.encode(only(responses), form, served)
         plain = {name.decode(): value.decode() for name, value in headers}
-        encoding = choose_encoding(request.headers.get("accept-encoding", "").encode("latin-1"))
-        if encoding != IDENTITY:
+        accepts = request.headers.get("accept-encoding")
+        if accepts and (encoding := choose_encoding(accepts.encode("latin-1"))) != IDENTITY:
             reply = await deflate(encoding, reply)
             plain["content-encoding"] = encoding
         return Response(reply, 200, plain)
