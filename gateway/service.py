@@ -50,7 +50,17 @@ from .jobs.jobs import Jobs
 from .lane.counted import CountedWaves
 from .lane.express_lane import Awaited, Lane
 from .metrics import GatewayMetrics, RequestCounts
-from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
+from .requests.delivery import (
+    ANYONE,
+    AS_USUAL,
+    Caller,
+    DeliveryOptions,
+    JobFilter,
+    JobPage,
+    JobReceipt,
+    JobView,
+    is_job,
+)
 from .tracing.trace import answered, left, reported
 from .tracing.trace import failed as trace_failed
 from .tracing.tracer import Tracer
@@ -247,14 +257,14 @@ class GatewayService:
     def _send(self, entrance: Entrance, one: AdmittedRequest) -> Awaitable[ResponseRecord]:
         """The one answer to an admitted request."""
         request, options, rules = one.request, one.options, entrance.admission.caching
-        is_plain = options is None or not is_job(options)
+        is_plain = options is AS_USUAL or not is_job(options)
         if self._cache is not None and rules is not None and is_plain and is_cachable(request):
             send: Callable[[], Awaitable[ResponseRecord]] = partial(self._dataplane.infer, one)
             if request.trace is not None:
                 send = partial(reported, request.trace, send)
-            tenant = one.delivery.caller.tenant
+            tenant = options.caller.tenant
             return self._coming(self._cache.answer(request, one.served, rules, tenant, send, entrance.counts))
-        if options is None and request.trace is None and rules is None and not request.sequence_id:
+        if options is AS_USUAL and request.trace is None and rules is None and not request.sequence_id:
             way = self.lane.way(one.served, entrance.counts, one.admitted, one.level, request.timeout_us)
             if way is not None:
                 return self._in_wave(way, one)
@@ -286,7 +296,7 @@ class GatewayService:
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         if not one.served.interface.decoupled:
             records = _only(self._send(entrance, one))
-        elif options is None or not is_job(options):
+        elif one.options is AS_USUAL or not is_job(one.options):
             records = self._dataplane.stream(one)
         else:
             records = self.jobs.stream(one)

@@ -33,12 +33,11 @@ from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOURNALLED, ResponseRecord
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
-from gateway.requests.delivery import DeliveryOptions
+from gateway.requests.delivery import AS_USUAL, DeliveryOptions
 
 from .coalescing import Coalescer
 
 _MOST_DOORS = 10_000
-_DEFAULTS = DeliveryOptions()
 
 
 @dataclass(slots=True)
@@ -52,13 +51,8 @@ class AdmittedRequest:
     served: ServedVersion
     admitted: Admitted
     level: int
-    options: DeliveryOptions | None = None
+    options: DeliveryOptions = AS_USUAL
     min_interval_s: float = 0.0
-
-    @property
-    def delivery(self) -> DeliveryOptions:
-        """`options`, or the defaults."""
-        return self.options or _DEFAULTS
 
 
 class DataPlane:
@@ -149,7 +143,7 @@ class DataPlane:
     def _begin(self, one: AdmittedRequest, visible: Visible | None = None) -> Coroutine[Any, Any, Waiter]:
         """Send a request on its way into the log; with `visible` its waiter reads a stream. `Requester.end` it."""
         served, options = one.served, one.options
-        terms = self._terms.default if options is None else self._terms.of(options)
+        terms = self._terms.default if options is AS_USUAL else self._terms.of(options)
         door = self._doors.get((served.model, one.level, terms))
         if door is None or door.served is not served:
             door = self._door(served, one.level, terms)
@@ -166,10 +160,11 @@ class DataPlane:
             waiter = Waiter(served.model, door.next_id())
         else:
             waiter = StreamWaiter(served.model, door.next_id(), visible, requester.held)
-        tenant = options.caller.tenant if options is not None else ""
         try:
             await requester.pack(
-                waiter, request, one.admitted, one.level, served, self._flags, tenant=tenant, is_durable=door.is_durable
+                *(waiter, request, one.admitted, one.level, served, self._flags),
+                tenant=options.caller.tenant,
+                is_durable=door.is_durable,
             )
             requester.add(waiter, waiter.size_bytes)
         except BaseException:
@@ -182,9 +177,9 @@ class DataPlane:
             waiter.timer = self.deadlines.arm(waiter, request.deadline_ns, served)
         return waiter
 
-    def _withdraw(self, waiter: Waiter, options: DeliveryOptions | None) -> None:
+    def _withdraw(self, waiter: Waiter, options: DeliveryOptions) -> None:
         """Its caller has gone."""
-        if options is None or options.on_disconnect != "keep":
+        if options.on_disconnect != "keep":
             self.requester.withdraw(waiter)
         else:
             waiter.withdrawn = True

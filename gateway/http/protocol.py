@@ -1,8 +1,8 @@
 """The wire side of one HTTP connection, over the parser of `httptools`.
 
-Parses requests into exchanges, which a pipeline has the application answer (`asgi`). Also here: the way into the express
-lane, large bodies that bypass the parser, limits on slow, large and finely chopped requests (H16, H17, H24), and the
-refusal of what is not HTTP (E2).
+Parses requests into exchanges, which a pipeline has the application answer (`asgi`). Also here: the way into the
+express lane, large bodies that bypass the parser, limits on slow, large and finely chopped requests (H16, H17, H24),
+and the refusal of what is not HTTP (E2).
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class Jobs:
         try:
             return await waiter.future
         except asyncio.CancelledError:
-            leaving = not waiter.follows and one.delivery.on_disconnect == "cancel"
+            leaving = not waiter.follows and one.options.on_disconnect == "cancel"
             if leaving:
                 self._dataplane.spawn(self._abandon(served.model, job.new.id, entering))
             raise
@@ -220,7 +220,7 @@ class Jobs:
         finally:
             self._requester.end(waiter)
             waiter.close()
-            if not waiter.follows and not complete and one.delivery.on_disconnect == "cancel":
+            if not waiter.follows and not complete and one.options.on_disconnect == "cancel":
                 self._dataplane.spawn(self._abandon(model, job.new.id, accepting))
             else:
                 accepting.cancel()
@@ -255,7 +255,7 @@ class Jobs:
                 self.counts.rechecks += 1
 
     async def _prepare(self, one: AdmittedRequest, endpoint: bytes) -> _Prepared:
-        request, served, options = one.request, one.served, one.delivery
+        request, served, options = one.request, one.served, one.options
         terms = self._terms.of(options)
         if options.webhook is not None:
             if not self._webhooks:
