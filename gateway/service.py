@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from charonia import failpoints, keys
+from charonia import keys
 from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.response_cache import ResponseCache
 from charonia.calls.model_control import ModelControl
@@ -24,12 +24,10 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import LanesWeighed
-from charonia.facts.jobs import JobEvent
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version, wanted_outputs
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
-from charonia.traces.trace_settings import Wanted
 from charonia.wire import ResponseRecord
 
 from .access.restrictions import RawHeaders
@@ -55,10 +53,7 @@ from .requests.delivery import (
     AS_USUAL,
     Caller,
     DeliveryOptions,
-    JobFilter,
-    JobPage,
     JobReceipt,
-    JobView,
     is_job,
 )
 from .tracing.trace import answered, left, reported
@@ -90,13 +85,19 @@ class GatewayService:
         self._catalog = control.catalog
         self._settings = settings
         self._tenants = Tenants.of(settings)
+        self.identifies = self._tenants is not None
         terms = TermsBook(settings, self._tenants.bounds if self._tenants is not None else None)
         self.payloads: Payloads | None = None
         if directory is not None:
             self.payloads = Payloads(log, directory, self._catalog.processes, settings.incarnation)
         self._dataplane = DataPlane(log, settings, terms, self.payloads)
-        self._tracer = Tracer(settings.tracing, control, traces)
-        self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self._tracer)
+        self.tracer = Tracer(settings.tracing, control, traces)
+        jobs = self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self.tracer)
+        # what `Handler` says about jobs and trace settings, done by those parts themselves
+        self.job, self.job_timeline, self.list_jobs = jobs.queries.view, jobs.queries.timeline, jobs.queries.page
+        self.job_result, self.job_responses = jobs.queries.result, jobs.queries.responses
+        self.job_events, self.cancel_job, self.cancel_jobs = jobs.queries.events, jobs.cancel, jobs.cancel_all
+        self.trace_settings, self.update_trace_settings = self.tracer.settings, self.tracer.update
         self._model_control = ModelControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False
@@ -109,7 +110,7 @@ class GatewayService:
             caches=bool(settings.response_cache_size_bytes),
             joint=bool(settings.metrics_socket),
         )
-        self.metrics.tracer = self._tracer
+        self.metrics.tracer = self.tracer
         self._cache: ResponseCache | None = None
         if settings.response_cache_size_bytes:
             self._cache = ResponseCache(
@@ -118,7 +119,7 @@ class GatewayService:
             self.metrics.cache = self._cache.store
         self._entrances = Entrances(self._catalog, self.metrics, self._refused, caches=self._cache is not None)
         self.lane = Lane(
-            *(log, self._catalog, self._dataplane, self._entrances, terms, self._tracer, settings.incarnation),
+            *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
             is_on=settings.express_lane,
         )
@@ -127,7 +128,7 @@ class GatewayService:
         requester = self._requester = self._dataplane.requester
         requester.on_facts = self._counted.on_facts
         requester.on_wave = self.lane.waves.on_reply
-        requester.on_stray = lambda response: self.lane.waves.on_response(response) or self._tracer.report_for(response)
+        requester.on_stray = lambda response: self.lane.waves.on_response(response) or self.tracer.report_for(response)
 
     async def start(self) -> None:
         await self._dataplane.start()
@@ -162,7 +163,7 @@ class GatewayService:
             self._cache.store.forget()
         self.jobs.begin_anew()
         self._control.begin_anew()
-        self._tracer.begin_anew()
+        self.tracer.begin_anew()
 
     def leave_rotation(self) -> None:
         """From now on readiness is false, so that proxies look elsewhere; what comes all the same is served."""
@@ -186,7 +187,7 @@ class GatewayService:
         await self.jobs.close()
         await self.lane.close()
         await self._dataplane.close()
-        await self._tracer.close()
+        await self.tracer.close()
 
     def room(self, size_bytes: int, skew: int) -> memoryview | None:
         return self.payloads.room(size_bytes, skew) if self.payloads is not None else None
@@ -348,10 +349,6 @@ class GatewayService:
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------
 
-    @property
-    def identifies(self) -> bool:
-        return self._tenants is not None
-
     def identify(self, headers: RawHeaders) -> Caller:
         return ANYONE if self._tenants is None else self._tenants.identify(headers)
 
@@ -362,52 +359,6 @@ class GatewayService:
         except CharoniaError as error:
             entrance.counts.failures[failure_reason(error, executed=False)] += 1
             raise
-
-    async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
-        return await self.jobs.queries.view(job_id, caller)
-
-    async def job_result(
-        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
-    ) -> tuple[JobView, list[InferenceResponse] | None]:
-        answer = await self.jobs.queries.result(job_id, caller, wait_s)
-        failpoints.hit("gateway.read")
-        return answer
-
-    def job_responses(
-        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
-    ) -> AsyncGenerator[InferenceResponse]:
-        return self.jobs.queries.responses(job_id, caller, after_index)
-
-    async def job_events(
-        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
-    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
-        return await self.jobs.queries.events(job_id, caller, after_number, after_index)
-
-    async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
-        return await self.jobs.queries.timeline(job_id, caller)
-
-    async def cancel_job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
-        return await self.jobs.cancel(job_id, caller)
-
-    async def cancel_jobs(self, which: JobFilter, caller: Caller = ANYONE) -> int:
-        return await self.jobs.cancel_all(which, caller)
-
-    async def list_jobs(
-        self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
-    ) -> JobPage:
-        return await self.jobs.queries.page(which, caller, cursor, limit)
-
-    # -- tracing ------------------------------------------------------------------------------------------------------
-
-    @property
-    def tracer(self) -> Tracer:
-        return self._tracer
-
-    async def trace_settings(self, model: str) -> dict[str, list[str]]:
-        return await self._tracer.settings(model)
-
-    async def update_trace_settings(self, model: str, wanted: Wanted) -> dict[str, list[str]]:
-        return await self._tracer.update(model, wanted)
 
     # -- statistics and repository ------------------------------------------------------------------------------------
 

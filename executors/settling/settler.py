@@ -351,8 +351,6 @@ class Settler:
         await insist(lambda: self._log.append(reply.stream, reply.fields), "the end of a batch cannot be written")
 
 
-_log = logging.getLogger(__name__)
-
 _DELAY_S = 0.01
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 
-from charonia import keys
+from charonia import failpoints, keys
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, NotFound
@@ -25,8 +25,7 @@ from gateway.webhooks.deliveries import Delivery, called, delivery_of
 
 from .job_streams import JobStreams
 from .job_views import Cursor, Outlook, job_view, matches, running_reason, visible, wait_reason
-from .job_watches import JobWatches
-from .overdue import OverdueJobs, overdue_in_s
+from .job_watches import JobWatches, OverdueJobs, overdue_in_s
 
 MAX_LIMIT = 1000
 _MAX_ID = 2048
@@ -72,10 +71,10 @@ class JobQueries:
 
     # -- one job ------------------------------------------------------------------------------------------------------
 
-    async def view(self, job_id: str, caller: Caller) -> JobView:
+    async def view(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         return await self.view_of(await self.record(job_id, caller))
 
-    async def timeline(self, job_id: str, caller: Caller) -> tuple[JobView, tuple[JobEvent, ...]]:
+    async def timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
         record = await self.record(job_id, caller)
         return await self.view_of(record), record.events
 
@@ -130,7 +129,7 @@ class JobQueries:
         return place.owner in self._catalog.processes
 
     async def result(
-        self, job_id: str, caller: Caller, wait_s: float
+        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
     ) -> tuple[JobView, list[InferenceResponse] | None]:
         record = await self.record(job_id, caller)
         if not record.state.terminal and wait_s > 0 and not self._hurried:
@@ -144,6 +143,7 @@ class JobQueries:
             finally:
                 self._waits.discard(patience)
         outcome = await outcome_of(self._log, record)
+        failpoints.hit("gateway.read")
         if outcome is None:
             return await self.view_of(record), None
         if outcome.error is not None:
@@ -155,7 +155,9 @@ class JobQueries:
             found = [_response(record, response) async for response in responses]
         return view, [response for response in found if not response.is_flag]
 
-    async def responses(self, job_id: str, caller: Caller, after_index: int) -> AsyncGenerator[InferenceResponse]:
+    async def responses(
+        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
+    ) -> AsyncGenerator[InferenceResponse]:
         """What a job answers above an index, as it comes. Raises what the job ended with, if not with success."""
         record = await self.record(job_id, caller)
         async with contextlib.aclosing(self._streams.responses(record, caller, after_index)) as responses:
@@ -189,7 +191,7 @@ class JobQueries:
                     return watch.record
 
     async def events(
-        self, job_id: str, caller: Caller, after_number: int, after_index: int = -1
+        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
     ) -> AsyncGenerator[JobEvent | InferenceResponse]:
         record = await self.record(job_id, caller)
         if not record.state.terminal:
@@ -225,7 +227,7 @@ class JobQueries:
             await self._overdue.end(model, overdue)
         return {record.id for record in overdue}
 
-    async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
+    async def page(self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100) -> JobPage:
         """One page: the active jobs of all models by name, then the ended ones."""
         if not 1 <= limit <= MAX_LIMIT:
             raise InvalidArgument(f"limit must be between 1 and {MAX_LIMIT}")

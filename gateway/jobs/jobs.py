@@ -39,7 +39,7 @@ from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failur
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
 from gateway.dataplane.dataplane import AdmittedRequest, DataPlane
 from gateway.metrics import JobCounts, count
-from gateway.requests.delivery import Caller, JobFilter, JobReceipt, JobView
+from gateway.requests.delivery import ANYONE, Caller, JobFilter, JobReceipt, JobView
 from gateway.requests.idempotency import check_key, key_digest, request_digest
 from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
@@ -47,8 +47,7 @@ from gateway.webhooks.addresses import Allowed, check_url
 
 from .job_queries import JobQueries
 from .job_views import about_of, job_outcome
-from .job_watches import JobWatches
-from .overdue import OverdueJobs
+from .job_watches import JobWatches, OverdueJobs
 
 BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
 BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
@@ -312,7 +311,7 @@ class Jobs:
 
     # -- cancelling ---------------------------------------------------------------------------------------------------
 
-    async def cancel(self, job_id: str, caller: Caller) -> JobView:
+    async def cancel(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         """Cancel a job, unless it has ended; its view afterwards."""
         record = await self.queries.record(job_id, caller)
         if not record.state.terminal:
@@ -320,7 +319,7 @@ class Jobs:
             record = await self.queries.record(job_id, caller)
         return await self.queries.view_of(record)
 
-    async def cancel_all(self, which: JobFilter, caller: Caller) -> int:
+    async def cancel_all(self, which: JobFilter, caller: Caller = ANYONE) -> int:
         """Cancel every active job that matches; how many this call cancelled."""
         cancelled = 0
         if which.state is not None and which.state.terminal:
