@@ -1,8 +1,8 @@
 """Watches jobs: callers that wait for one read what happened to it, and one whose deadline has passed is ended.
 
 There is one watch for each job, however many wait. The model's journal is the wake-up, the job's record the truth, read
-again slowly in between because the journal is followed from "now" only and does not carry every event. Without a journal
-the record is polled.
+again slowly in between because the journal is followed from "now" only and does not carry every event. Without a
+journal the record is polled.
 """
 
 from __future__ import annotations
