@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
             if self._rest:
                 if (
                     self._lane is not None
-                    and self._lane.is_open
+                    and self._lane.count
                     and self._large is None
                     and len(self._rest) < _JOINED_BYTES
                 ):
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
                         self._read_large_from_now(memoryview(data)[at:])
                         return
             self._read(data, at)
-            if self._lane is not None:
+            if self._lane is not None and self._lane.touched:
                 self._lane.ready()
         except ConnectionFault as fault:
             self.ending.give_up(fault.code, str(fault))
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
     def _read(self, data: bytes, at: int) -> None:
         size = len(data)
         while size - at >= HEAD_BYTES:
-            if self._lane is not None and self._lane.is_open and self._may_ride:
+            if self._lane is not None and self._lane.count and self._may_ride:
                 at = self._lane.read(self, data, at)
                 if size - at < HEAD_BYTES:
                     break

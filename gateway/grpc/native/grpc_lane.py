@@ -230,7 +230,10 @@ class GrpcLane:
         self._takes = takes
         self._by_head: dict[bytes, tuple[int, dict[bytes, CallHeaders] | None, list[GrpcSignature]]] = {}
         """First five bytes of a frame to its whole size and, for HEADERS, the blocks known, for DATA, signatures."""
-        self._count = 0
+        self.count = 0
+        """How many signatures are known; without one no call can be recognised."""
+        self.touched, self.ready = lane.waves.touched, lane.waves.ready
+        """The doors that calls came to, and what is called when a connection has read what there was."""
         self._blocks = 0
         lane.fronts.append(self._forget)
 
@@ -283,14 +286,14 @@ class GrpcLane:
         layout = layout.behind(prefix)
         if any(found.layout == layout for found in signatures):
             return
-        if self._count >= _MOST_SIGNATURES:
+        if self.count >= _MOST_SIGNATURES:
             self._by_head = {first: found for first, found in self._by_head.items() if found[1] is not None}
-            self._count, signatures = 0, []
+            self.count, signatures = 0, []
             self._by_head[head] = (HEAD_BYTES + size, None, signatures)
         elif len(signatures) >= _MOST_ALIKE:
-            self._count -= len(signatures)
+            self.count -= len(signatures)
             signatures.clear()
-        self._count += 1
+        self.count += 1
         signatures.insert(0, GrpcSignature(door, layout, self._encoder))
 
     def _forget(self, door: Door) -> None:
@@ -298,20 +301,10 @@ class GrpcLane:
             if blocks is None and signatures:
                 before = len(signatures)
                 signatures[:] = [found for found in signatures if found.door is not door]
-                self._count -= before - len(signatures)
+                self.count -= before - len(signatures)
         self._by_head = {first: found for first, found in self._by_head.items() if found[1] is not None or found[2]}
 
     # -- recognising --------------------------------------------------------------------------------------------------
-
-    @property
-    def is_open(self) -> bool:
-        """Whether any call may be recognised."""
-        return self._count > 0
-
-    def ready(self) -> None:
-        """A connection has read what there was."""
-        if self._waves.touched:
-            self._waves.ready()
 
     def read(self, connection: Connection, data: bytes, at: int) -> int:
         """Take the frames from `at` on that are recognised; where the first begins that is not."""
@@ -328,7 +321,7 @@ class GrpcLane:
         used = now_ns = earliest_ns = 0
         timed: list[LaneCall] = []
         begun = at
-        touched = self._waves.touched
+        touched = self.touched
         while size - at >= HEAD_BYTES:
             found = by_head.get(data[at : at + 5])
             if found is None:
