@@ -52,7 +52,7 @@ from .codec.http2_frames import (
 from .codec.limits import MANY_FIELDS, MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
 from .connection_calls import STREAM_WINDOW, Calls
 from .ending import Ending
-from .grpc_lane import LaneCall
+from .grpc_lane import LANE_HEAD_BYTES, LaneCall
 from .life import Life
 from .outbox import Outbox
 from .receiving import WORTH_SWITCHING_BYTES, LargeReader
@@ -204,8 +204,9 @@ class Connection(asyncio.Protocol):
     def _read(self, data: bytes, at: int) -> None:
         size = len(data)
         while size - at >= HEAD_BYTES:
-            if self._lane is not None and self._lane.count and self._may_ride:
-                at = self._lane.read(self, data, at)
+            lane = self._lane
+            if lane is not None and lane.count and data[at : at + LANE_HEAD_BYTES] in lane.by_head and self._may_ride:
+                at = lane.read(self, data, at)
                 if size - at < HEAD_BYTES:
                     break
             high, low, kind, flags, number = HEAD.unpack_from(data, at)
