@@ -107,3 +107,11 @@ def parse_version(version: str) -> int:
     if number < 1:
         raise InvalidArgument(f"invalid model version specified '{version}' , version should be an integral value > 0")
     return number
+
+
+def wanted_outputs(outputs: list[Tensor], wanted: tuple[str, ...]) -> list[Tensor]:
+    """The outputs in the order they were asked for (H12)."""
+    if not wanted or len(outputs) < 2:
+        return outputs
+    by_name = {t.name: t for t in outputs}
+    return [by_name[name] for name in wanted if name in by_name]

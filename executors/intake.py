@@ -39,12 +39,11 @@ from .batches.wave_execution import ExecutedWaves
 from .metrics import ExecutorMetrics
 from .running.instance_pool import LoadedVersion
 from .running.submitted_batch import Responses, SubmittedBatch, decode_entry
-from .settling.batch_reports import JournalledStarts, OwnerReports
 from .settling.checkpoints import is_late, restore
 from .settling.reply_sockets import ReplySockets
 from .settling.response_writer import ResponseWriter
 from .settling.settlement import batch_died
-from .settling.settler import Outcome, Settler
+from .settling.settler import JournalledStarts, Outcome, OwnerReports, Settler
 from .settling.wave_settler import WaveSettler
 
 _log = logging.getLogger(__name__)

@@ -154,8 +154,7 @@ class ExecutorMetrics(Collector):
         else:
             totals.unawaited += 1
             totals.unawaited_ns += duration_ns
-            latencies = self._latencies.of(model, version)
-            if latencies is not None:
+            if self._latencies.measures and (latencies := self._latencies.of(model, version)) is not None:
                 latencies.observe("request", duration_ns, monotonic_ns())
 
     def returned(self, model: str, version: int) -> None:

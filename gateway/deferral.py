@@ -22,7 +22,8 @@ from protos.model_config_pb2 import ModelConfig
 
 from .handler import Handler
 from .requests.delivery import Caller, DeliveryOptions, JobReceipt, JobView
-from .requests.preferences import Wish, earlier, read_wish
+from .requests.preferences import Wish, read_wish
+from .requests.request_rules import earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Deferral:
         response = await self._handler.infer(request, flush_interval_s=flush_interval_s, options=wish.options)
         return Answered(response)
 
-    async def stream(
+    def stream(
         self,
         request: InferenceRequest,
         words: Parameters,
@@ -96,16 +97,14 @@ class Deferral:
             request.deadline_ns = earlier(request.deadline_ns, wish.deadline_ns)
             options = wish.options
             if options.respond_async:
-                accepted = await self._submit(request, _at_once(wish))
-                assert isinstance(accepted, Accepted)
-                yield accepted
-                return
+                return self._accepted(request, _at_once(wish))
         request.deadline_ns = earlier(request.deadline_ns, call_deadline_ns)
-        responses = handler.stream(request, flush_interval_s=flush_interval_s, options=options)
-        async with contextlib.aclosing(responses):
-            async for response in responses:
-                yield response
-                del response  # the next one may be long in coming
+        return handler.stream(request, flush_interval_s=flush_interval_s, options=options)
+
+    async def _accepted(self, request: InferenceRequest, wish: Wish) -> AsyncGenerator[InferenceResponse | Accepted]:
+        accepted = await self._submit(request, wish)
+        assert isinstance(accepted, Accepted)
+        yield accepted
 
     async def _submit(self, request: InferenceRequest, wish: Wish) -> Answered | Accepted:
         handler, options = self._handler, wish.options

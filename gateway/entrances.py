@@ -17,9 +17,9 @@ from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable
 from charonia.inference import InferenceRequest
 
 from .dataplane.dataplane import AdmittedRequest
-from .dataplane.deadlines import check_deadline
 from .metrics import GatewayMetrics, RequestCounts
-from .requests.delivery import DeliveryOptions
+from .requests.delivery import AS_USUAL, DeliveryOptions
+from .requests.request_rules import check_deadline
 from .tracing.trace import Trace, failed
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Entrances:
                 check_deadline(request.deadline_ns, wall_ns())
             admitted = admission.admit(request)
             level = admission.level(request.priority)
-            return known, AdmittedRequest(request, served, admitted, level, options, min_interval_s)
+            return known, AdmittedRequest(request, served, admitted, level, options or AS_USUAL, min_interval_s)
         except CharoniaError as error:
             reason = failure_reason(error, executed=False)
             known.counts.failures[reason] += 1

@@ -102,6 +102,8 @@ class JobCounts:
     accepted: dict[str, int] = field(default_factory=dict)
     cancelled: dict[str, int] = field(default_factory=dict)
     replays: dict[str, int] = field(default_factory=dict)
+    rechecks: int = 0
+    """Answers that were read from a job's record because the reply did not come."""
 
 
 def count(counts: dict[str, int], model: str, amount: int = 1) -> None:
@@ -268,7 +270,7 @@ class GatewayMetrics(Collector):
         yield CounterMetricFamily(
             "charonia_rechecks",
             "Answers read from a job's record because the reply was lost",
-            value=self._dataplane.rechecks,
+            value=self._jobs.rechecks,
         )
 
 

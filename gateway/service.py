@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from charonia import failpoints, keys
+from charonia import keys
 from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.response_cache import ResponseCache
 from charonia.calls.model_control import ModelControl
@@ -19,18 +19,16 @@ from charonia.calls.payload_transfer import Payloads
 from charonia.calls.refused import RefusedRequests, failure_reason
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
-from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unavailable
+from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unavailable, shed
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import LanesWeighed
-from charonia.facts.jobs import JobEvent
-from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version
+from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version, wanted_outputs
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
 from charonia.offload.pool import Offload
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
-from charonia.traces.trace_settings import Wanted
 from charonia.wire import ResponseRecord
 
 from .access.restrictions import RawHeaders
@@ -52,9 +50,16 @@ from .lane.counted import CountedWaves
 from .lane.express_lane import Awaited, Lane
 from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
-from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView, is_job
-from .streaming import only, responses_of, wanted_outputs
-from .tracing.trace import answered, failed, left, reported
+from .requests.delivery import (
+    ANYONE,
+    AS_USUAL,
+    Caller,
+    DeliveryOptions,
+    JobReceipt,
+    is_job,
+)
+from .tracing.trace import answered, left, reported
+from .tracing.trace import failed as trace_failed
 from .tracing.tracer import Tracer
 from .tracing.writer import TraceWriter
 
@@ -83,14 +88,20 @@ class GatewayService:
         self._catalog = control.catalog
         self._settings = settings
         self._tenants = Tenants.of(settings)
+        self.identifies = self._tenants is not None
         terms = TermsBook(settings, self._tenants.bounds if self._tenants is not None else None)
         self.payloads: Payloads | None = None
         if directory is not None:
             self.payloads = Payloads(log, directory, self._catalog.processes, settings.incarnation)
         self._dataplane = DataPlane(log, settings, terms, self.payloads)
         self.regions = ClientRegions(allowed=settings.allow_client_shm, directory=settings.shm_dir, room=self.room)
-        self._tracer = Tracer(settings.tracing, control, traces)
-        self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self._tracer)
+        self.tracer = Tracer(settings.tracing, control, traces)
+        jobs = self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self.tracer)
+        # what `Handler` says about jobs and trace settings, done by those parts themselves
+        self.job, self.job_timeline, self.list_jobs = jobs.queries.view, jobs.queries.timeline, jobs.queries.page
+        self.job_result, self.job_responses = jobs.queries.result, jobs.queries.responses
+        self.job_events, self.cancel_job, self.cancel_jobs = jobs.queries.events, jobs.cancel, jobs.cancel_all
+        self.trace_settings, self.update_trace_settings = self.tracer.settings, self.tracer.update
         self._model_control = ModelControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False
@@ -103,7 +114,7 @@ class GatewayService:
             caches=bool(settings.response_cache_size_bytes),
             joint=bool(settings.metrics_socket),
         )
-        self.metrics.tracer = self._tracer
+        self.metrics.tracer = self.tracer
         self.metrics.offload = self.offload
         self._cache: ResponseCache | None = None
         if settings.response_cache_size_bytes:
@@ -113,7 +124,7 @@ class GatewayService:
             self.metrics.cache = self._cache.store
         self._entrances = Entrances(self._catalog, self.metrics, self._refused, caches=self._cache is not None)
         self.lane = Lane(
-            *(log, self._catalog, self._dataplane, self._entrances, terms, self._tracer, settings.incarnation),
+            *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
             is_on=settings.express_lane,
         )
@@ -122,7 +133,7 @@ class GatewayService:
         requester = self._requester = self._dataplane.requester
         requester.on_facts = self._counted.on_facts
         requester.on_wave = self.lane.waves.on_reply
-        requester.on_stray = lambda response: self.lane.waves.on_response(response) or self._tracer.report_for(response)
+        requester.on_stray = lambda response: self.lane.waves.on_response(response) or self.tracer.report_for(response)
 
     async def start(self) -> None:
         await self._dataplane.start()
@@ -157,7 +168,7 @@ class GatewayService:
             self._cache.store.forget()
         self.jobs.begin_anew()
         self._control.begin_anew()
-        self._tracer.begin_anew()
+        self.tracer.begin_anew()
 
     def leave_rotation(self) -> None:
         """From now on readiness is false, so that proxies look elsewhere; what comes all the same is served."""
@@ -181,7 +192,7 @@ class GatewayService:
         await self.jobs.close()
         await self.lane.close()
         await self._dataplane.close()
-        await self._tracer.close()
+        await self.tracer.close()
         self.offload.close()
         self.regions.close()
 
@@ -234,7 +245,7 @@ class GatewayService:
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             if request.trace is not None:
-                failed(request.trace, error)
+                trace_failed(request.trace, error)
             raise
         except asyncio.CancelledError:
             counts.failures["CANCELED"] += 1
@@ -258,14 +269,14 @@ class GatewayService:
     def _send(self, entrance: Entrance, one: AdmittedRequest) -> Awaitable[ResponseRecord]:
         """The one answer to an admitted request."""
         request, options, rules = one.request, one.options, entrance.admission.caching
-        is_plain = options is None or not is_job(options)
+        is_plain = options is AS_USUAL or not is_job(options)
         if self._cache is not None and rules is not None and is_plain and is_cachable(request):
             send: Callable[[], Awaitable[ResponseRecord]] = partial(self._dataplane.infer, one)
             if request.trace is not None:
                 send = partial(reported, request.trace, send)
-            tenant = one.delivery.caller.tenant
+            tenant = options.caller.tenant
             return self._coming(self._cache.answer(request, one.served, rules, tenant, send, entrance.counts))
-        if options is None and request.trace is None and rules is None and not request.sequence_id:
+        if options is AS_USUAL and request.trace is None and rules is None and not request.sequence_id:
             way = self.lane.way(one.served, entrance.counts, one.admitted, one.level, request.timeout_us)
             if way is not None:
                 return self._in_wave(way, one)
@@ -299,29 +310,69 @@ class GatewayService:
         flush_interval_s: float = 0.0,
         options: DeliveryOptions | None = None,
     ) -> AsyncGenerator[InferenceResponse]:
+        # a request fails or succeeds by the last response that said anything, as in statistics (M1)
         started_ns = monotonic_ns()
         in_regions = None if request.regions is None else await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         if not one.served.interface.decoupled:
-            records = only(self._send(entrance, one))
-        elif options is None or not is_job(options):
+            records = _only(self._send(entrance, one))
+        elif one.options is AS_USUAL or not is_job(one.options):
             records = self._dataplane.stream(one)
         else:
             records = self.jobs.stream(one)
         if in_regions is not None:
             records = in_regions.each(records)
-        ensemble = one.served.interface.scheduling == ENSEMBLE_SCHEDULING
-        coming = responses_of(records, request, entrance.counts, started_ns, ensemble=ensemble)
+        is_ensemble = one.served.interface.scheduling == ENSEMBLE_SCHEDULING
+        counts = entrance.counts
         with self._requester.coming():
-            async with contextlib.aclosing(coming) as responses:
-                async for response in responses:
-                    yield response
+            failed: CharoniaError | None = None
+            counted = False
+            seen = 0
+            try:
+                async with contextlib.aclosing(records):
+                    async for record in records:
+                        if not _is_flag(record):
+                            failed = record.error
+                            if not seen and counts.latencies is not None:
+                                counts.latencies.responded(monotonic_ns() - started_ns)
+                        if record.final:  # before it is given: its reader may not come again
+                            counted = True
+                            if failed is not None:
+                                counts.failed(failed, ensemble=is_ensemble)
+                            else:
+                                counts.succeeded(monotonic_ns() - started_ns)
+                            if request.trace is not None:
+                                answered(request.trace, record)
+                        yield InferenceResponse(
+                            request.model,
+                            record.version,
+                            wanted_outputs(record.outputs, request.outputs),
+                            request.id,
+                            record.parameters,
+                            record.error,
+                            record.final,
+                            record.place or (0, seen),
+                        )
+                        seen += 1
+                        del record  # the next one may be long in coming
+            except CharoniaError as error:
+                if counted:
+                    return
+                counts.failures[failure_reason(error, executed=False)] += 1
+                if request.trace is not None:
+                    trace_failed(request.trace, error)
+                ended = InferenceResponse(request.model, request.version, [], request.id, error=shed(error))
+            except (asyncio.CancelledError, GeneratorExit):
+                if not counted:
+                    counts.failures["CANCELED"] += 1
+                    if request.trace is not None:
+                        left(request.trace)
+                raise
+            else:
+                return
+            yield ended
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------
-
-    @property
-    def identifies(self) -> bool:
-        return self._tenants is not None
 
     def identify(self, headers: RawHeaders) -> Caller:
         return ANYONE if self._tenants is None else self._tenants.identify(headers)
@@ -337,52 +388,6 @@ class GatewayService:
         except CharoniaError as error:
             entrance.counts.failures[failure_reason(error, executed=False)] += 1
             raise
-
-    async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
-        return await self.jobs.queries.view(job_id, caller)
-
-    async def job_result(
-        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
-    ) -> tuple[JobView, list[InferenceResponse] | None]:
-        answer = await self.jobs.queries.result(job_id, caller, wait_s)
-        failpoints.hit("gateway.read")
-        return answer
-
-    def job_responses(
-        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
-    ) -> AsyncGenerator[InferenceResponse]:
-        return self.jobs.queries.responses(job_id, caller, after_index)
-
-    async def job_events(
-        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
-    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
-        return await self.jobs.queries.events(job_id, caller, after_number, after_index)
-
-    async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
-        return await self.jobs.queries.timeline(job_id, caller)
-
-    async def cancel_job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
-        return await self.jobs.cancel(job_id, caller)
-
-    async def cancel_jobs(self, which: JobFilter, caller: Caller = ANYONE) -> int:
-        return await self.jobs.cancel_all(which, caller)
-
-    async def list_jobs(
-        self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
-    ) -> JobPage:
-        return await self.jobs.queries.page(which, caller, cursor, limit)
-
-    # -- tracing ------------------------------------------------------------------------------------------------------
-
-    @property
-    def tracer(self) -> Tracer:
-        return self._tracer
-
-    async def trace_settings(self, model: str) -> dict[str, list[str]]:
-        return await self._tracer.settings(model)
-
-    async def update_trace_settings(self, model: str, wanted: Wanted) -> dict[str, list[str]]:
-        return await self._tracer.update(model, wanted)
 
     # -- statistics and repository ------------------------------------------------------------------------------------
 
@@ -427,3 +432,12 @@ class GatewayService:
     def _refuse_when_draining(self) -> None:
         if self._draining:
             raise Unavailable(SERVER_EXITING)
+
+
+async def _only(coming: Awaitable[ResponseRecord]) -> AsyncGenerator[ResponseRecord]:
+    """The one answer of a request as a stream of it."""
+    yield await coming
+
+
+def _is_flag(record: ResponseRecord) -> bool:
+    return record.final and not record.outputs and not record.parameters and record.error is None

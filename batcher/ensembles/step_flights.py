@@ -8,8 +8,7 @@ from batcher.entries.carriers import carrier_of
 from batcher.scheduling.ensembles.ensemble_planner import SubmitStep
 from batcher.scheduling.ensembles.ensemble_run import Path
 from batcher.scheduling.observations import QueuedRequest
-from charonia.calls.splicing import Visible
-from charonia.calls.waiters import OpenRequest
+from charonia.calls.waiters import OpenRequest, Visible
 from charonia.clock import monotonic_ns
 from charonia.wire import Reference, SequenceMark
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from batcher.entries.bursting import burst_wave
 from batcher.entries.carriers import carrier_of, requests_of, work_of
-from batcher.entries.interrupted import visible_requests
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.observations import RequestQueued
+from batcher.takeover.recovery import visible_requests
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InternalError
 from charonia.eventlog.port import START

@@ -18,15 +18,15 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from batcher.entries.carriers import RETRY_S, carrier_of
-from batcher.entries.interrupted import jobs_cut_short
 from batcher.entries.refusals import Refusals
-from batcher.scheduling.decisions import DispatchBatch
+from batcher.scheduling.decisions import DispatchBatch, RejectRequest
 from batcher.scheduling.observations import RequestQueued
+from batcher.scheduling.queues.ledger import CUT_SHORT
 from charonia import failpoints, keys
 from charonia.clock import monotonic_ns
-from charonia.errors import Cancelled, CharoniaError, InvalidRecord
+from charonia.errors import Cancelled, CharoniaError, ErrorCode, InvalidRecord, StreamInterrupted
 from charonia.eventlog.local_link import LocalLink
-from charonia.eventlog.port import START, RequestLog
+from charonia.eventlog.port import START, Jobs, RequestLog
 from charonia.facts.events import FIELD_FACT, ExecutionUnwanted, Fact, ResponsesWanted, VersionWanted, pack_fact
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_HEADER, FIELD_WAVE, FLAG_JOB, FLAG_JOURNALLED, BatchHeader, record_fields
@@ -387,3 +387,16 @@ class DispatchedBatches:
 
 def _is_news(request: RequestQueued, attempt: int) -> bool:
     return carrier_of(request).begun < attempt
+
+
+async def jobs_cut_short(log: Jobs, model: str, decision: DispatchBatch) -> list[RejectRequest]:
+    """The jobs of a batch that were begun before and have kept responses, as refusals. Raises what the log raises."""
+    cut: list[RejectRequest] = []
+    places = decision.sequences.places if decision.sequences is not None else (None,) * len(decision.requests)
+    for request, attempt, place in zip(decision.requests, decision.attempts, places, strict=True):
+        if place is not None and place.again:
+            continue  # what it has had is of this very attempt
+        if attempt > 1 and carrier_of(request).record.is_job and await log.job_responses(model, request.id, count=1):
+            message = StreamInterrupted(CUT_SHORT.format(why="what ran it was lost")).message
+            cut.append(RejectRequest(request, ErrorCode.UNAVAILABLE, message, "BACKEND"))
+    return cut

@@ -4,7 +4,7 @@ A queue entry stays in the log until every request it carries is settled; so the
 recovers from, and deleting an entry is only tidying. Batches and replies are appended, never awaited in line.
 
 What was read, what was dispatched and what is settled must agree at every await, so the facts and decisions about them
-meet here. Each is kept by a part with an interface: `carriers` (the queue), `fact_stream`, `dispatched_batches`,
+meet here. Each is kept by a part with an interface: `carriers` (the queue and the facts), `dispatched_batches`,
 `refusals`, and `scheduling`, where all is decided. What a new owner reads is `recovery`'s, what it repairs `upkeep`'s.
 """
 
@@ -19,9 +19,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from batcher.entries.bursting import Bursting
-from batcher.entries.carriers import RETRY_S, CarrierEntry, Deletions, Windows, carrier_of
+from batcher.entries.carriers import RETRY_S, CarrierEntry, Deletions, FactStream, Windows, carrier_of
 from batcher.entries.early_cancels import EarlyCancels
-from batcher.entries.fact_stream import FactStream
 from batcher.entries.refusals import Refusals, Refused
 from batcher.scheduling import observations as seen
 from batcher.scheduling.decisions import (

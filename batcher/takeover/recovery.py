@@ -14,14 +14,13 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from batcher.entries.bursting import burst_wave
-from batcher.entries.carriers import RETRY_S, requests_of, work_of
-from batcher.entries.interrupted import jobs_unseen, visible_requests
+from batcher.entries.carriers import RETRY_S, carrier_of, requests_of, work_of
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.observations import BatchRunning, QueueHeld, RequestQueued, ResponsesSeen, SequenceFound
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.port import START, Entry, EventLog, Streams
+from charonia.eventlog.port import START, Entry, EventLog, Jobs, Streams
 from charonia.facts.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChanged, ProcessJoined, pack_fact
 from charonia.facts.sequence_states import SequenceAbout
 from charonia.tasks import insist
@@ -29,6 +28,8 @@ from charonia.wire import FIELD_HEADER, FIELD_WAVE, BatchHeader, Wave
 
 _log = logging.getLogger(__name__)
 _PAGE = 500
+_ALL_US = 1 << 52
+_MOST_MARKED = 10_000
 
 
 async def newcomers(control: ControlPlane) -> set[str]:
@@ -192,3 +193,28 @@ async def ask_for_streams(log: Streams, owned: OwnedModel) -> None:
     fact = pack_fact(OwnerChanged(owned.model))
     for executor in owned.dispatched.older_than(0):
         await log.append(keys.batches(executor), [FIELD_FACT, fact])
+
+
+async def visible_requests(log: EventLog, model: str, until_us: int = _ALL_US) -> frozenset[bytes]:
+    """The unsettled requests that had responses, as executors have marked them until then in the log; marks of others
+    are removed. Raises what the log raises.
+    """
+    ids = await log.due(keys.visible(model), until_us, _MOST_MARKED)
+    attempts = await log.unsettled(model, ids)
+    over = [i for i, attempt in zip(ids, attempts, strict=True) if attempt < 0]
+    if over:
+        await log.drop_times(keys.visible(model), over)
+    return frozenset(ids) - frozenset(over)
+
+
+async def jobs_unseen(
+    log: Jobs, model: str, marked: Collection[bytes], queued: Mapping[bytes, RequestQueued]
+) -> set[bytes]:
+    """The jobs among those marked of which nothing is kept: their executor was lost in between, they may run again."""
+    unseen: set[bytes] = set()
+    for request_id in marked:
+        request = queued.get(request_id)
+        is_job = request is not None and carrier_of(request).record.is_job
+        if is_job and not await log.job_responses(model, request_id, count=1):
+            unseen.add(request_id)
+    return unseen

@@ -33,8 +33,7 @@ from .admission import Admissions, Admitted
 from .payload_transfer import Payloads
 from .queue_entrance import QueueEntrance
 from .requester import Requester
-from .splicing import Visible
-from .waiters import StreamWaiter
+from .waiters import StreamWaiter, Visible
 
 _log = logging.getLogger(__name__)
 

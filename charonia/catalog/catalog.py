@@ -323,7 +323,7 @@ class Catalog:
         Raises E5's `NotFound` or `Unavailable`, `InvalidArgument` for a name that several models have (R2). While no
         executor has ended its first loads, any model may come: `Unavailable` then says what is loading.
         """
-        if self._namespaces:
+        if self._namespaces.any:
             model = self.resolve(model)
         served = self.served(model)
         if served:

@@ -79,12 +79,11 @@ class Namespaces:
         self._is_meant = is_meant
         self._keys: dict[str, set[str]] = {}
         self._resolved: dict[tuple[str, str], str] = {}
-
-    def __bool__(self) -> bool:
+        self.any = False
         """Whether there are any: without them a name is a key."""
-        return bool(self._keys)
 
     def clear(self) -> None:
+        self.any = False
         self._keys.clear()
         self._resolved.clear()
 
@@ -92,6 +91,7 @@ class Namespaces:
         """Something is said of a model."""
         if is_namespaced(key):
             self._keys.setdefault(name_of(key), set()).add(key)
+            self.any = True
 
     def changed(self) -> None:
         """What `is_meant` says may be another now."""

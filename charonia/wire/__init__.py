@@ -28,8 +28,21 @@ from __future__ import annotations
 from charonia.errors import InvalidRecord
 
 from .batches import BatchHeader
-from .entries import FIELD_HEADER, FIELD_RECORD, FIELD_RECORDS, FIELD_WAVE, record_fields, records_of
 from .lineages import Lineage
+from .records import (
+    BLOB,
+    FIELD_HEADER,
+    FIELD_RECORD,
+    FIELD_RECORDS,
+    FIELD_WAVE,
+    FILE,
+    MAX_CACHED_META_BYTES,
+    WIRE_VERSION,
+    Reference,
+    TensorPlace,
+    record_fields,
+    records_of,
+)
 from .requests import (
     FLAG_JOB,
     FLAG_JOURNALLED,
@@ -65,7 +78,6 @@ from .responses import (
     unpack_response,
 )
 from .sequence_fields import MAX_CORRELATION_ID_BYTES, BatchPlaces, SequenceMark, SequencePlace
-from .tensor_places import BLOB, FILE, MAX_CACHED_META_BYTES, WIRE_VERSION, Reference, TensorPlace
 from .waves import (
     MAX_WAVE_REQUESTS,
     PREFIX_BYTES,

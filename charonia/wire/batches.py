@@ -9,8 +9,8 @@ import msgpack
 from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer
 
+from .records import WIRE_VERSION
 from .sequence_fields import BatchPlaces
-from .tensor_places import WIRE_VERSION
 
 
 @dataclass(slots=True)

@@ -19,19 +19,22 @@ from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.contexts import Context, Traced
 
-from .entries import FIELD_RECORD, FIELD_RECORDS, FIELD_WAVE, lengths_of
 from .lineages import Lineage
-from .sequence_fields import SequenceMark
-from .tensor_places import (
+from .records import (
+    FIELD_RECORD,
+    FIELD_RECORDS,
+    FIELD_WAVE,
     MAX_CACHED_META_BYTES,
     META_CACHE_LIMIT,
     WIRE_VERSION,
     Reference,
     TensorPlace,
+    lengths_of,
     parameters_of,
     places_of,
     total_size_bytes,
 )
+from .sequence_fields import SequenceMark
 
 # version, flags, endpoint length, client id length, sequence length, meta length, rows, id, accepted ns, deadline ns,
 # timeout us, level, signature

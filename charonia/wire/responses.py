@@ -19,7 +19,7 @@ from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.reports import Report
 
-from .tensor_places import (
+from .records import (
     MAX_CACHED_META_BYTES,
     META_CACHE_LIMIT,
     WIRE_VERSION,

@@ -23,6 +23,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer, Tensor
 
+from .records import MAX_CACHED_META_BYTES, META_CACHE_LIMIT, WIRE_VERSION, Reference, TensorPlace, places_of
 from .requests import (
     FLAG_REPLY_BY_REFERENCE,
     RequestMeta,
@@ -33,7 +34,6 @@ from .requests import (
     request_meta,
     unpack_request,
 )
-from .tensor_places import MAX_CACHED_META_BYTES, META_CACHE_LIMIT, WIRE_VERSION, Reference, TensorPlace, places_of
 
 MAX_WAVE_REQUESTS = 64
 """More members than this the log's scripts would look at one by one (`docs/adr/0007`)."""

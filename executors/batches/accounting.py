@@ -1,17 +1,14 @@
-"""The results of executed batches, and the increments they add to their model's statistics. Pure.
+"""The results of executed batches. Pure; what they add to statistics is `executors.settling.settlement`'s.
 
-Increments are written once per batch into `s:{m}` and folded by the gateways; times are ns. A batch's durations count
-in full for each of its requests, as in Triton. Requests that were settled elsewhere first are not counted.
+Times are ns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from charonia.errors import CharoniaError
-from charonia.wire import RequestRecord
 
 MAX_COUNTED_RESPONSES = 1000
 """Statistics of single responses stop after this many responses to one request."""
@@ -85,31 +82,6 @@ class Executed:
     """Requests that were cancelled while they ran. They are settled elsewhere, but their responses are counted."""
 
 
-def increments(
-    records: Sequence[RequestRecord], executed: Executed, won: Sequence[bool] | None = None
-) -> dict[str, int]:
-    """Return the increments of a batch; with `won`, only of the requests whose settlement was won.
-
-    Responses of cancelled requests are counted in any case. Empty when there is nothing to count.
-    """
-    totals: dict[str, int] = {}
-    for execution in executed.executions:
-        indices = execution.indices if won is None else [i for i in execution.indices if won[i]]
-        if indices:
-            _add_execution(totals, records, execution, indices)
-    for failure in executed.failures:
-        if won is None or won[failure.index]:
-            waited = failure.end_ns - records[failure.index].accepted_ns
-            _add(totals, "fail_count", 1)
-            _add(totals, "fail_ns", max(0, waited))
-            _add(totals, failure.reason, 1)
-    for index, counts in executed.responses.items():
-        if won is None or won[index] or index in executed.cancelled:
-            for name, value in counts.items():
-                _add(totals, name, value)
-    return totals
-
-
 def count_response(
     counts: dict[str, int], index: int, kind: Literal["success", "fail", "empty"], infer_ns: int, output_ns: int
 ) -> None:
@@ -129,50 +101,6 @@ def count_cancel(counts: dict[str, int], index: int, spent_ns: int) -> None:
     if index < MAX_COUNTED_RESPONSES:
         _add(counts, f"r{index}_cancel_count", 1)
         _add(counts, f"r{index}_cancel_ns", spent_ns)
-
-
-def _add_execution(
-    totals: dict[str, int], records: Sequence[RequestRecord], execution: Execution, indices: Sequence[int]
-) -> None:
-    start, end = execution.start_ns, execution.end_ns
-    count = len(indices)
-    chosen = records if count == len(records) else [records[index] for index in indices]
-    accepted = [record.accepted_ns for record in chosen]
-    if max(accepted) <= start:
-        together = sum(accepted)
-        queued, whole = count * start - together, count * end - together
-    else:  # the clocks of two machines differ: no duration may be negative
-        queued = sum([max(0, start - at) for at in accepted])
-        whole = sum([max(0, end - at) for at in accepted])
-    size = f"b{execution.rows}"
-    added = {
-        "success_count": count,
-        "success_ns": whole,
-        "queue_count": count,
-        "queue_ns": queued,
-        "compute_input_count": count,
-        "compute_input_ns": count * execution.input_ns,
-        "compute_infer_count": count,
-        "compute_infer_ns": count * execution.infer_ns,
-        "compute_output_count": count,
-        "compute_output_ns": count * execution.output_ns,
-        "inference_count": sum([record.rows for record in chosen]),
-        "execution_count": 1,
-        size + "_count": 1,
-        size + "_input_ns": execution.input_ns,
-        size + "_infer_ns": execution.infer_ns,
-        size + "_output_ns": execution.output_ns,
-    }
-    if not execution.first:
-        for name in ("execution_count", size + "_count", size + "_input_ns", size + "_infer_ns", size + "_output_ns"):
-            del added[name]
-    last_ms = max(totals.get("last_inference_ms", 0), start // 1_000_000)
-    if totals:
-        for name, value in added.items():
-            _add(totals, name, value)
-    else:  # nearly always: a batch is one execution
-        totals.update(added)
-    totals["last_inference_ms"] = last_ms
 
 
 def _add(totals: dict[str, int], name: str, value: int) -> None:

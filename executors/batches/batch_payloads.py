@@ -75,12 +75,6 @@ class Payloads:
             if data is not None and len(data) == record.reference.size_bytes:
                 record.data = memoryview(data)
 
-    def refer(self, records: Sequence[RequestRecord], answers: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the answers, with large ones replaced by references where the reader shares the payload directory."""
-        if max(map(len, answers), default=0) < BY_REFERENCE_BYTES:
-            return answers
-        return [self._referred(record, answer) for record, answer in zip(records, answers, strict=True)]
-
     def put(self, record: RequestRecord, answer: bytes, tensors: Sequence[Buffer]) -> bytes | None:
         """Store an answer's large tensors for its reader, in one copy (`answers.Put`). May be called in any thread.
 
@@ -98,7 +92,8 @@ class Payloads:
         reference = self._directory.give(columns, wave.endpoint)
         return self._directory.write(columns, owner=wave.endpoint) if reference is None else reference
 
-    def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
+    def refer(self, record: RequestRecord, answer: bytes) -> bytes:
+        """Return an answer, replaced by a reference where it is large and the reader shares the payload directory."""
         if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE:
             return answer
         data = response_data(answer)

@@ -20,7 +20,6 @@ from charonia.facts.events import ModelRequested, VersionHealthChanged, VersionL
 from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
 from executors.announcing import Announcer
-from executors.batches.accounting import increments
 from executors.loading.composition import Composition, is_ensemble, refuse_all
 from executors.loading.loader import Loader
 from executors.loading.placement_rules import NotPlacedHere, PlacementRules
@@ -30,6 +29,7 @@ from executors.repository.model_directory import ModelDirectory
 from executors.repository.model_repository import ModelRepository
 from executors.running.health import HealthWatch
 from executors.running.instance_pool import Hung, LoadedVersion
+from executors.settling.settlement import increments
 from protos.model_config_pb2 import ModelConfig
 
 from .directories import Directories, Selection

@@ -33,7 +33,6 @@ from charonia.wire import RequestRecord
 from executors.batches.accounting import Death, Executed
 from executors.batches.assembly import Planner
 from executors.batches.execution import Batch
-from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves
 
@@ -99,14 +98,15 @@ class InstancePool:
         places = batch.header.sequences if batch.header is not None else None
         return active[places.instance % len(active) if places is not None else 0]
 
-    def steps(self, batch: SubmittedBatch, generation: int) -> BatchSteps | None:
-        """The sequence steps of a batch for an instance of this generation; None without sequences."""
+    def execution_of(self, batch: SubmittedBatch, generation: int) -> Batch:
+        """A batch of requests, ready to run on an instance of this generation, with the steps of its sequences."""
+        batch.generation = generation
         places = batch.header.sequences if batch.header is not None else None
-        if self.sequences is None or places is None:
-            return None
-        if places.instance >= len(self._workers):
-            generation = 0  # of an instance that has left: no other remembers its sequences
-        return self.sequences.begin(places, batch.records, generation)
+        if self.sequences is not None and places is not None:
+            if places.instance >= len(self._workers):
+                generation = 0  # of an instance that has left: no other remembers its sequences
+            batch.steps = self.sequences.begin(places, batch.records, generation)
+        return Batch(self.planner, self.version, batch.records, batch.unwanted, batch.steps, batch.put)
 
     @property
     def is_stateless(self) -> bool:

@@ -27,7 +27,7 @@ from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
 from executors.batches.accounting import OTHER, Death, Executed
 from executors.batches.assembly import request_inputs
-from executors.batches.execution import Batch, Planned, model_request
+from executors.batches.execution import Planned, model_request
 from executors.batches.sequence_batch import BatchSteps
 
 from .streamed_batch import FlowControl, Outgoing, StreamedBatch, StreamRun
@@ -158,8 +158,7 @@ class StreamWorker(Worker):
 
     async def _begin(self, batch: SubmittedBatch) -> None:
         """Start a batch, and wait until the instance is free or has died."""
-        execution = self._execution_of(batch)
-        assert isinstance(execution, Batch)  # such a pool takes no waves
+        execution = self._pool.execution_of(batch, self.generation)  # such a pool takes no waves
         assert batch.responses is not None
         assert batch.header is not None
         streamed = StreamedBatch(execution, batch.header.attempts, batch.unwanted, self._flow, batch.responses.writer)
@@ -299,6 +298,8 @@ class StreamWorker(Worker):
                 for index, request in zip(sent, requests, strict=True):
                     steps.prepare(index, request)
                 await execute_steps(instance, steps, sent, requests, run)
+            if not any(map(streamed.is_open, sent)):
+                return
             failure = InternalError(f"model '{interface.name}' ended without a final response")
         except InstanceDied:
             raise

@@ -34,7 +34,6 @@ from charonia.wire import RequestRecord
 from executors.batches.accounting import Death, Executed
 from executors.batches.assembly import Planner, Workspace
 from executors.batches.execution import Batch
-from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.host.host_policy import restrict_thread
@@ -134,7 +133,7 @@ class Pool(Protocol):
     @property
     def create(self) -> Callable[[InstanceSpec], Awaitable[Instance]]: ...
 
-    def steps(self, batch: SubmittedBatch, generation: int) -> BatchSteps | None: ...
+    def execution_of(self, batch: SubmittedBatch, generation: int) -> Batch: ...
 
     def all_down(self) -> bool: ...
 
@@ -208,12 +207,10 @@ class Worker(ABC):
         return []
 
     def _execution_of(self, batch: SubmittedBatch) -> Batch | WaveBatch:
-        batch.generation = self.generation
         if batch.waves:
             planner, version = self._pool.planner, self._pool.version
             return WaveBatch(planner, version, batch.waves, batch.put_columns, batch.unwanted, self._soon)
-        batch.steps = self._pool.steps(batch, self.generation)
-        return Batch(self._pool.planner, self._pool.version, batch.records, batch.unwanted, batch.steps, batch.put)
+        return self._pool.execution_of(batch, self.generation)
 
     def _warm_up(self, records: Sequence[RequestRecord]) -> Batch:
         sequences = self._pool.sequences

@@ -17,6 +17,7 @@ from charonia import keys
 from charonia.calls.reporting import replies_of
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
 from charonia.tasks import Tasks, insist
@@ -26,7 +27,7 @@ from executors.batches.batch_payloads import Payloads
 from executors.running.streamed_batch import Outgoing, StreamedBatch
 from executors.running.submitted_batch import SettlePart, SubmittedBatch
 
-from .batch_reports import OwnerReports
+from .settler import OwnerReports
 
 _log = logging.getLogger(__name__)
 
@@ -226,8 +227,8 @@ class ResponseWriter:
         """The record as it is sent; empty when the request is no longer wanted."""
         if not one.batch.wanted(one.index):
             return b""
-        if batch.flags & FLAG_REPLY_BY_REFERENCE:
-            return self._payloads.refer([batch.records[one.index]], [one.record])[0]
+        if batch.flags & FLAG_REPLY_BY_REFERENCE and len(one.record) >= BY_REFERENCE_BYTES:
+            return self._payloads.refer(batch.records[one.index], one.record)
         return one.record
 
     async def _append(self, stream: bytes, fields: Sequence[Buffer]) -> None:

@@ -1,4 +1,4 @@
-"""Makes the log records for the end of a batch: settlements, replies, and facts. Pure.
+"""Makes the log records for the end of a batch: settlements, statistics, replies, and facts. Pure.
 
 Keyless requests are answered in the write that settles them (ADR 0002), jobs only after the settlement was won
 (ADR 0004). Requests without an answer (left out, or their instance died) are in neither.
@@ -133,6 +133,81 @@ def _timing(record: RequestRecord, execution: Execution | None, failure: Failure
         "error": failure.error.message,
         "code": failure.error.code.name,
     }
+
+
+def increments(
+    records: Sequence[RequestRecord], executed: Executed, won: Sequence[bool] | None = None
+) -> dict[str, int]:
+    """Return what a batch adds to its model's statistics; with `won`, only the requests whose settlement was won count.
+
+    A batch's durations count in full for each of its requests, as in Triton. Increments are written once per batch into
+    `s:{m}` and folded by the gateways. Responses of cancelled requests are counted in any case. Empty when there is
+    nothing to count.
+    """
+    totals: dict[str, int] = {}
+    for execution in executed.executions:
+        indices = execution.indices if won is None else [i for i in execution.indices if won[i]]
+        if indices:
+            _add_execution(totals, records, execution, indices)
+    for failure in executed.failures:
+        if won is None or won[failure.index]:
+            waited = failure.end_ns - records[failure.index].accepted_ns
+            _add(totals, "fail_count", 1)
+            _add(totals, "fail_ns", max(0, waited))
+            _add(totals, failure.reason, 1)
+    for index, counts in executed.responses.items():
+        if won is None or won[index] or index in executed.cancelled:
+            for name, value in counts.items():
+                _add(totals, name, value)
+    return totals
+
+
+def _add_execution(
+    totals: dict[str, int], records: Sequence[RequestRecord], execution: Execution, indices: Sequence[int]
+) -> None:
+    start, end = execution.start_ns, execution.end_ns
+    count = len(indices)
+    chosen = records if count == len(records) else [records[index] for index in indices]
+    accepted = [record.accepted_ns for record in chosen]
+    if max(accepted) <= start:
+        together = sum(accepted)
+        queued, whole = count * start - together, count * end - together
+    else:  # the clocks of two machines differ: no duration may be negative
+        queued = sum([max(0, start - at) for at in accepted])
+        whole = sum([max(0, end - at) for at in accepted])
+    size = f"b{execution.rows}"
+    added = {
+        "success_count": count,
+        "success_ns": whole,
+        "queue_count": count,
+        "queue_ns": queued,
+        "compute_input_count": count,
+        "compute_input_ns": count * execution.input_ns,
+        "compute_infer_count": count,
+        "compute_infer_ns": count * execution.infer_ns,
+        "compute_output_count": count,
+        "compute_output_ns": count * execution.output_ns,
+        "inference_count": sum([record.rows for record in chosen]),
+        "execution_count": 1,
+        size + "_count": 1,
+        size + "_input_ns": execution.input_ns,
+        size + "_infer_ns": execution.infer_ns,
+        size + "_output_ns": execution.output_ns,
+    }
+    if not execution.first:
+        for name in ("execution_count", size + "_count", size + "_input_ns", size + "_infer_ns", size + "_output_ns"):
+            del added[name]
+    last_ms = max(totals.get("last_inference_ms", 0), start // 1_000_000)
+    if totals:
+        for name, value in added.items():
+            _add(totals, name, value)
+    else:  # nearly always: a batch is one execution
+        totals.update(added)
+    totals["last_inference_ms"] = last_ms
+
+
+def _add(totals: dict[str, int], name: str, value: int) -> None:
+    totals[name] = totals.get(name, 0) + value
 
 
 def replies(records: Sequence[RequestRecord], answers: Sequence[Buffer], indices: Sequence[int]) -> list[Reply]:

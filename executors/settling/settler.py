@@ -1,5 +1,5 @@
-"""Settles executed batches in the log, repeating until the log takes it. `executors.settling.settlement` makes the
-records.
+"""Settles executed batches in the log, repeating until the log takes it, and reports on them to owners and journals.
+`executors.settling.settlement` makes the records.
 
 One write settles a batch, answers its keyless requests, adds to the statistics and frees the slot (ADR 0002). Jobs are
 answered afterwards, if their settlement was won (ADR 0004). A lost settlement (another attempt, a cancellation or a
@@ -8,32 +8,36 @@ deadline was faster) is only counted.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from charonia import keys
 from charonia.calls.reporting import replies_of, reports_to_gateways
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.port import Reply, SettlementLog
+from charonia.eventlog.local_link import LocalLink
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.eventlog.port import Fields, Reply, SettlementLog, Streams
 from charonia.facts.jobs import OUTCOME_CODES, JobState
-from charonia.tasks import insist
-from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED
-from executors.batches.accounting import Executed, increments
+from charonia.tasks import Tasks, insist
+from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED, BatchHeader
+from executors.batches.accounting import Executed
 from executors.batches.batch_payloads import Payloads
 from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
 
-from .batch_reports import JournalledStarts, OwnerReports
 from .settlement import (
     Settlement,
     batch_died,
     batch_finished,
     batch_finished_here,
+    increments,
     replies,
     requests_rescheduled,
     settlement,
+    start_entry,
     with_durations,
 )
 from .trace_reports import with_reports
@@ -107,7 +111,7 @@ class Settler:
             answers = with_reports(batch, executed, answers, self._executor)
         whole = answers
         if batch.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
-            answers = self._payloads.refer(records, answers) if batch.referred is None else batch.referred
+            answers = self._referred(batch, answers)
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
         # in one entry: an owner that read only the batch's end would take rescheduled requests for ended
         fields = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
@@ -153,7 +157,7 @@ class Settler:
         answers: Sequence[bytes] = executed.answers
         if batch.flags & FLAG_REPLY_BY_REFERENCE:
             # if this settlement fails, `settle` must not store them again: no reader would remove those
-            answers = batch.referred = self._payloads.refer(records, answers)
+            answers = batch.referred = self._referred(batch, answers)
 
         here = not header.report_to
         fields = (batch_finished_here if here else batch_finished)(self._executor, header.batch_id)
@@ -232,6 +236,12 @@ class Settler:
             return finished(self._executor, header.batch_id)
         answered = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
         return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in answered))
+
+    def _referred(self, batch: SubmittedBatch, answers: Sequence[bytes]) -> Sequence[bytes]:
+        """The answers, with large ones stored out of band, unless these are already."""
+        if batch.referred is not None or max(map(len, answers), default=0) < BY_REFERENCE_BYTES:
+            return answers if batch.referred is None else batch.referred
+        return [self._payloads.refer(record, answer) for record, answer in zip(batch.records, answers, strict=True)]
 
     async def _write(
         self,
@@ -341,3 +351,102 @@ class Settler:
 
     async def _append(self, reply: Reply) -> None:
         await insist(lambda: self._log.append(reply.stream, reply.fields), "the end of a batch cannot be written")
+
+
+_DELAY_S = 0.01
+
+
+class OwnerReports:
+    """Sends one executor's reports to owners through the log, or over `link` to the batcher in this process."""
+
+    def __init__(self, log: Streams, link: LocalLink | None) -> None:
+        self._log = log
+        self._link = link
+
+    async def send(self, header: BatchHeader, fields: Fields) -> None:
+        """Report facts, given as fields of an entry, repeating until the log takes them."""
+        if header.report_to:
+            await insist(lambda: self._log.append(header.report_to, fields), "the report of a batch cannot be written")
+        else:
+            self.hand(header, fields)
+
+    def hand(self, header: BatchHeader, fields: Fields) -> None:
+        """Report facts at once to an owner in this process. Does nothing for a forged header that names no owner."""
+        if self._link is not None:
+            self._link.reports[header.model].hand(fields)
+
+
+class JournalledStarts:
+    """Reports the starts of one executor's batches that have journalled requests: long ones separately, short ones
+    together with their end. Used in the event loop only.
+
+    Nearly every batch ends within milliseconds, and a separate write for each would cost more than it tells. Until the
+    start is recorded, the attempt is known from the `batched` entry that the owner wrote before the dispatch.
+    """
+
+    def __init__(self, log: Streams, executor: str) -> None:
+        self._log = log
+        self._executor = executor
+        self._watched: dict[SubmittedBatch, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = Tasks()
+
+    def watch(self, batch: SubmittedBatch) -> None:
+        """Report the start of a batch 10 to 20 ms after it starts, unless it has ended by then."""
+        batch.start_unreported = True
+        self._watched[batch] = None
+        self._arm()
+
+    def forget(self, batch: SubmittedBatch) -> None:
+        """Stop watching a batch that has ended or was returned."""
+        self._watched.pop(batch, None)
+
+    def reported_with(self, batch: SubmittedBatch, ending: Collection[int]) -> tuple[str, str] | None:
+        """Return (executor, batch id) to write with the end of these requests if that reports every start, else None.
+
+        `ending` are the indices of the requests that end.
+        """
+        if not batch.start_unreported or batch.header is None:
+            return None
+        began = _journalled(batch)
+        if not began or began != [index for index in sorted(ending) if batch.records[index].journalled]:
+            return None
+        batch.start_unreported = False
+        return self._executor, batch.header.batch_id
+
+    async def report(self, batch: SubmittedBatch) -> None:
+        """Report the start of a batch now, once. Skipped when the log is unavailable: later would be after the end."""
+        if not batch.start_unreported or batch.header is None:
+            return
+        batch.start_unreported = False
+        indices = _journalled(batch)
+        if not indices:
+            return
+        try:
+            entry = start_entry(self._executor, batch.header, batch.records, indices)
+            await self._log.append(keys.journal(batch.header.model), entry)
+        except LogUnavailable as error:
+            _log.warning("the beginning of a batch is not in its journal: %s", error)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._watched.clear()
+        self._tasks.cancel()
+
+    def _arm(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_DELAY_S, self._report_begun)
+
+    def _report_begun(self) -> None:
+        self._timer = None
+        for batch in [batch for batch in self._watched if batch.planned]:
+            del self._watched[batch]
+            self._tasks.spawn(self.report(batch))
+        if self._watched:
+            self._arm()
+
+
+def _journalled(batch: SubmittedBatch) -> list[int]:
+    """The indices of a batch's journalled requests that have started, in order."""
+    return [index for index, _ in batch.planned if batch.records[index].journalled]

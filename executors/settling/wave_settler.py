@@ -23,9 +23,9 @@ from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
 
-from .batch_reports import OwnerReports
 from .reply_sockets import ReplySockets
 from .settlement import batch_died, batch_finished, batch_finished_here
+from .settler import OwnerReports
 
 _log = logging.getLogger(__name__)
 

@@ -60,9 +60,7 @@ class Restrictions:
                 if group in self._keys:
                     raise StartupError(f"{word} '{group}' can not be specified in multiple config groups")
                 self._keys[group] = (name, name.lower().encode("latin-1"), value.encode())
-
-    def __bool__(self) -> bool:
-        return bool(self._keys)
+        self.any = bool(self._keys)
 
     def check(self, group: str, headers: RawHeaders) -> None:
         """Raise the front's refusal (E9) unless `headers` (names in lower case) hold the group's key."""
@@ -85,6 +83,8 @@ class HeaderForwarding:
 
     def __init__(self, pattern: str, option: str) -> None:
         self._pattern: re.Pattern[str] | None = None
+        self.any = bool(pattern)
+        """Whether any headers are forwarded."""
         if not pattern:
             return
         flags = re.IGNORECASE
@@ -95,9 +95,6 @@ class HeaderForwarding:
             self._pattern = re.compile(pattern, flags)
         except re.error as error:
             raise StartupError(f"invalid {option} '{written}': {error}") from None
-
-    def __bool__(self) -> bool:
-        return self._pattern is not None
 
     def forward(self, headers: RawHeaders, parameters: Parameters) -> None:
         """Add the matching headers to `parameters`. Raises `InvalidArgument` for a reserved name."""

@@ -11,27 +11,33 @@ from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from charonia import keys
 from charonia.calls.admission import Admitted
 from charonia.calls.payload_transfer import Payloads
-from charonia.calls.queue_entrance import AppendCounts, Terms
+from charonia.calls.queue_entrance import AppendCounts, Spawn, Terms
+from charonia.calls.request_endings import EXPIRED, end_requests
 from charonia.calls.requester import Requester
-from charonia.calls.splicing import Visible
-from charonia.calls.waiters import StreamWaiter, Waiter
+from charonia.calls.waiters import StreamWaiter, Visible, Waiter
 from charonia.catalog.catalog import ServedVersion
-from charonia.errors import OUTCOME_UNKNOWN, CharoniaError, LogUnavailable, NotFound, shed
-from charonia.eventlog.port import RequestLog
+from charonia.clock import wall_ns
+from charonia.errors import (
+    DEADLINE_EXCEEDED,
+    OUTCOME_UNKNOWN,
+    CharoniaError,
+    DeadlineExceeded,
+    LogUnavailable,
+    shed,
+)
+from charonia.eventlog.port import RequestLog, Work
 from charonia.inference import InferenceRequest
 from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOURNALLED, ResponseRecord
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
-from gateway.requests.delivery import DeliveryOptions
+from gateway.requests.delivery import AS_USUAL, DeliveryOptions
 
 from .coalescing import Coalescer
-from .deadlines import Deadlines
-from .job_outcomes import job_outcome
 
 _MOST_DOORS = 10_000
-_DEFAULTS = DeliveryOptions()
 
 
 @dataclass(slots=True)
@@ -45,13 +51,8 @@ class AdmittedRequest:
     served: ServedVersion
     admitted: Admitted
     level: int
-    options: DeliveryOptions | None = None
+    options: DeliveryOptions = AS_USUAL
     min_interval_s: float = 0.0
-
-    @property
-    def delivery(self) -> DeliveryOptions:
-        """`options`, or the defaults."""
-        return self.options or _DEFAULTS
 
 
 class DataPlane:
@@ -74,10 +75,7 @@ class DataPlane:
             max_size_bytes=settings.max_pending_per_gateway_bytes,
             max_stream_bytes=settings.stream_buffer_size_bytes,
         )
-        self.requester.answer_job = self._answer_from_record
         self.spawn = self.requester.spawn
-        self.rechecks = 0
-        """Answers that were read from a job's record because the reply did not come."""
         self.deadlines = Deadlines(
             log,
             self.spawn,
@@ -145,7 +143,7 @@ class DataPlane:
     def _begin(self, one: AdmittedRequest, visible: Visible | None = None) -> Coroutine[Any, Any, Waiter]:
         """Send a request on its way into the log; with `visible` its waiter reads a stream. `Requester.end` it."""
         served, options = one.served, one.options
-        terms = self._terms.default if options is None else self._terms.of(options)
+        terms = self._terms.default if options is AS_USUAL else self._terms.of(options)
         door = self._doors.get((served.model, one.level, terms))
         if door is None or door.served is not served:
             door = self._door(served, one.level, terms)
@@ -162,10 +160,11 @@ class DataPlane:
             waiter = Waiter(served.model, door.next_id())
         else:
             waiter = StreamWaiter(served.model, door.next_id(), visible, requester.held)
-        tenant = options.caller.tenant if options is not None else ""
         try:
             await requester.pack(
-                waiter, request, one.admitted, one.level, served, self._flags, tenant=tenant, is_durable=door.is_durable
+                *(waiter, request, one.admitted, one.level, served, self._flags),
+                tenant=options.caller.tenant,
+                is_durable=door.is_durable,
             )
             requester.add(waiter, waiter.size_bytes)
         except BaseException:
@@ -178,9 +177,9 @@ class DataPlane:
             waiter.timer = self.deadlines.arm(waiter, request.deadline_ns, served)
         return waiter
 
-    def _withdraw(self, waiter: Waiter, options: DeliveryOptions | None) -> None:
+    def _withdraw(self, waiter: Waiter, options: DeliveryOptions) -> None:
         """Its caller has gone."""
-        if options is None or options.on_disconnect != "keep":
+        if options.on_disconnect != "keep":
             self.requester.withdraw(waiter)
         else:
             waiter.withdrawn = True
@@ -207,16 +206,65 @@ class DataPlane:
         door.max_quick_requests = door.max_requests if door.in_order else max(1, min(cap, batch))
         return door
 
-    async def _answer_from_record(self, waiter: Waiter) -> None:
-        """Answer a job that has ended, for which no reply will come."""
+
+_LOG_PATIENCE_S = 1.0
+_ASK_AGAIN_S = 0.02
+
+
+class Deadlines:
+    """The timers of one gateway's waiting callers, who are answered at their deadline however busy the executors are.
+
+    At the instant the request is settled as expired; only when that is won is the caller told so. When a completion was
+    first, its reply is on its way and is the answer. When the log cannot say, the outcome is unknown.
+    """
+
+    def __init__(self, log: Work, spawn: Spawn, *, journal_jobs: bool, journal_all: bool) -> None:
+        self._log = log
+        self._spawn = spawn
+        self._journal_jobs = journal_jobs
+        self._journal_all = journal_all
+        self.expired = 0
+        """Requests this gateway ended at their deadline."""
+
+    def arm(self, waiter: Waiter, deadline_ns: int, served: ServedVersion) -> asyncio.TimerHandle:
+        """A timer, to be cancelled once the waiter has its answer."""
+        armed_ns = wall_ns()
+        delay_s = max(0.0, (deadline_ns - armed_ns) / 1e9)
+        return asyncio.get_running_loop().call_later(delay_s, self._fire, waiter, served, armed_ns)
+
+    def _fire(self, waiter: Waiter, served: ServedVersion, armed_ns: int) -> None:
+        if not waiter.sent or waiter.follows:
+            waiter.withdrawn = True
+            self._answer_expired(waiter)
+            return
+        statistics = keys.statistics(served.model, served.version, served.content_hash)
+        self._spawn(self._expire(waiter, statistics, armed_ns))
+
+    async def _expire(self, waiter: Waiter, statistics: bytes, armed_ns: int) -> None:
+        journalled = self._journal_jobs if waiter.is_job else self._journal_all
+        increments = {"fail_count": 1, "fail_ns": max(0, wall_ns() - armed_ns), "fail_REJECTED": 1}
         try:
-            outcome = await job_outcome(self._log, waiter.model, waiter.id)
-        except NotFound:
+            async with asyncio.timeout(_LOG_PATIENCE_S):
+                while not waiter.future.done():
+                    won = await end_requests(
+                        self._log,
+                        waiter.model,
+                        [waiter.id],
+                        EXPIRED.state,
+                        journalled=[journalled],
+                        ends=EXPIRED.of_jobs([waiter.id]) if waiter.is_job else None,
+                        statistics=(statistics, increments),
+                    )
+                    if won[0] or waiter.follows:
+                        self._answer_expired(waiter)
+                    elif waiter.accepted:
+                        return  # a completion was first: its reply is the answer
+                    else:
+                        await asyncio.sleep(_ASK_AGAIN_S)  # still on its way into the log
+        except (CharoniaError, TimeoutError):
             waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
-        except LogUnavailable:
-            raise
-        except CharoniaError as error:
-            waiter.failed(error)  # one record that cannot be read must not keep the others waiting
-        else:
-            if outcome is not None and waiter.answered(outcome):
-                self.rechecks += 1
+
+    def _answer_expired(self, waiter: Waiter) -> None:
+        if not waiter.future.done():
+            self.expired += 1
+            waiter.failed(DeadlineExceeded(DEADLINE_EXCEEDED))

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
-from charonia.errors import InternalError
 from charonia.tensors import Buffer
 
 from .statuses import Refusal
@@ -59,14 +56,6 @@ class Streaming:
 
 Methods = dict[str, Unary | Streaming]
 """By path: `/service/method`."""
-
-
-def parse(kind: Any, data: bytes | memoryview) -> Any:
-    """The message in `data`. Raises `InternalError`, the code of gRPC's own servers for it, as for JSON (E4)."""
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        raise InternalError(f"failed to parse the {kind.DESCRIPTOR.name} message") from None
 
 
 def metadata_of(context: Context) -> list[tuple[str, str | bytes]]:

@@ -33,7 +33,8 @@ _FETCHING = frozenset((JOB_ID, WAIT, CANCEL, AFTER_INDEX, EMPTY_FINAL))
 
 
 def asks_for_job(message: pb.ModelInferRequest) -> bool:
-    return bool(message.parameters) and JOB_ID in message.parameters
+    """Whether its parameters do."""
+    return JOB_ID in message.parameters
 
 
 def words_of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Parameters:

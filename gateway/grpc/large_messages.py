@@ -19,8 +19,7 @@ from charonia.tensors import Buffer
 from gateway.requests.large_tensors import complaint
 from protos import grpc_service_pb2 as pb
 
-from .calling import parse
-from .convert import infer_request
+from .convert import infer_request, parse
 from .envelope import NoEnvelope, split
 
 _MAX_MEMBERS = 10_000

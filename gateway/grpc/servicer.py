@@ -1,8 +1,7 @@
 """The calls of `GRPCInferenceService` and `grpc.health.v1.Health` over the gateway's handler (G1, G17, G22-G28).
 
 Each call translates, asks the handler and translates back. Methods are over bytes, so that inference replies are the
-bytes that `convert` writes. What a server owes them is in `calling`; who waits for whom within a stream in
-`answer_streams`.
+bytes that `convert` writes. What a server owes them is in `calling`; streams are `stream_calls`'.
 """
 
 from __future__ import annotations
@@ -25,22 +24,20 @@ from gateway.control import log_settings
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE
 from gateway.requests.large_tensors import check_elements, classify_large
-from gateway.requests.preferences import earlier
-from gateway.requests.request_rules import MAX_DEADLINE_NS
+from gateway.requests.request_rules import MAX_DEADLINE_NS, earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 from protos import health
 
 from . import control_messages as control
-from .answer_streams import AnswerStream
-from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, headers_of, metadata_of, parse
-from .convert import Classes, ResponseEncoder, infer_request
+from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, headers_of, metadata_of
+from .convert import Classes, ResponseEncoder, infer_request, parse
 from .job_calls import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
 from .large_messages import CountedTensors, read_ahead, read_large
 from .region_calls import RegionCall, RegionCalls
 from .standard_services import StandardServices
 from .statuses import INTERNAL, Refusal, Status, refusal
-from .stream_calls import SHUTTING_DOWN, StreamCalls
+from .stream_calls import SHUTTING_DOWN, AnswerStream, StreamCalls
 from .trace_metadata import SEND_START, begin_trace, sent
 
 _log = logging.getLogger(__name__)
@@ -67,9 +64,9 @@ class Servicer:
     def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
         self._handler = handler
         # stock clients send one call at a time, and grpcio delivers one at a time (docs/adr/0003)
-        self._flush_interval_s = settings.grpc_flush_interval_us / 1e6
+        self.flush_interval_s = settings.grpc_flush_interval_us / 1e6
         self.encoder = ResponseEncoder()
-        self._jobs = JobCalls(handler, self.encoder, self._flush_interval_s)
+        self._jobs = JobCalls(handler, self.encoder, self.flush_interval_s)
         self._regions = RegionCalls(handler)
         self._identifies = handler.identifies
         self._tracer = handler.tracer
@@ -87,12 +84,12 @@ class Servicer:
     @property
     def may_ride(self) -> bool:
         """Whether calls can be told by their bytes alone: not where headers decide about each."""
-        return not (self._identifies or self._forwarding)
+        return not (self._identifies or self._forwarding.any)
 
     def says_nothing(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
         """Whether the metadata of a call has no word about delivery, and no restriction forbids the call."""
         try:
-            if self._restrictions:
+            if self._restrictions.any:
                 headers = [
                     (n.encode("latin-1", "replace"), v if isinstance(v, bytes) else v.encode()) for n, v in metadata
                 ]
@@ -133,7 +130,7 @@ class Servicer:
 
     async def _model_infer(self, data: bytes | memoryview, context: Context) -> bytes | LargeReply | Refusal:
         try:
-            if self._restrictions:
+            if self._restrictions.any:
                 self._restrictions.check("inference", headers_of(context))
             metadata = context.invocation_metadata() or ()
             came_ns = wall_ns() if self._tracer is not None and self._tracer.on else 0
@@ -180,7 +177,7 @@ class Servicer:
         its requests. `raw` are the request's raw tensors when they are not in the message.
         """
         caller = self._handler.identify(headers_of(context)) if self._identifies else ANYONE
-        if asks_for_job(message):
+        if message.parameters and asks_for_job(message):
             return await self._jobs.fetch(message, caller)
         served = self._handler.served_model(message.model_name, message.model_version)
         words = words_of_metadata(metadata)
@@ -197,7 +194,7 @@ class Servicer:
             refusal_text = DECOUPLED if served.interface.decoupled else ""
             return await self._jobs.answer(request, classes, served, words, caller, deadline_ns, refusal_text)
         request.deadline_ns = earlier(request.deadline_ns, deadline_ns)
-        response = await self._handler.infer(request, flush_interval_s=self._flush_interval_s)
+        response = await self._handler.infer(request, flush_interval_s=self.flush_interval_s)
         if classes:
             response, left = await classify_large(self._handler.offload, response, classes, served)
             return self.encoder.reply(response, dict(left), served)
@@ -244,7 +241,7 @@ class Servicer:
         request.served = served
         if isinstance(raw, CountedTensors):
             request.elements = {t.name: "" for t in request.inputs if t.datatype is DataType.BYTES}
-        if self._forwarding:
+        if self._forwarding.any:
             self._forwarding.forward(headers_of(context), request.parameters)
         remaining_s = context.time_remaining()
         deadline_ns = 0 if remaining_s is None else min(wall_ns() + int(remaining_s * 1e9), MAX_DEADLINE_NS)
@@ -258,7 +255,7 @@ class Servicer:
             return Status.UNAVAILABLE, SHUTTING_DOWN, ()
         calls = StreamCalls(self, self._handler, self._jobs, context)
         try:
-            if self._restrictions:
+            if self._restrictions.any:
                 self._restrictions.check("inference", headers_of(context))
             error = await AnswerStream(calls.answer, write).run(read_ahead(self._handler.offload, messages))
         except CharoniaError as known:
@@ -281,7 +278,7 @@ class Servicer:
 
         async def answer(data: bytes | memoryview, context: Context) -> bytes | Refusal:
             try:
-                if self._restrictions:
+                if self._restrictions.any:
                     self._restrictions.check(group, headers_of(context))
                 return serialize(await call(parse(bytes(data)), context))
             except CharoniaError as error:

@@ -106,7 +106,7 @@ class HttpApplication:
 
     @property
     def forwards_headers(self) -> bool:
-        return bool(self._forwarding)
+        return self._forwarding.any
 
     @property
     def room(self) -> Room:
@@ -164,7 +164,7 @@ class HttpApplication:
         self, route: Route, scope: Scope, receive: Receive, send: Send, trace: Trace | None = None
     ) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if self._restrictions:
+        if self._restrictions.any:
             self._restrictions.check(route.group, scope["headers"])
         if self.draining:
             raise HttpRefusal(503, SERVER_EXITING, close=True)
@@ -198,7 +198,7 @@ class HttpApplication:
             request, form = self._decoder.decode(route.model, version, body, header_length, served)
         else:
             request, form = await self._decode_large(route.model, version, body, header_length, served)
-        if self._forwarding:
+        if self._forwarding.any:
             self._forwarding.forward(state.get(RAW_HEADERS) or scope["headers"], request.parameters)
         request.trace = trace
         request.served = served
@@ -264,7 +264,7 @@ class HttpApplication:
         return request, form
 
     async def _answer_generate(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._restrictions:
+        if self._restrictions.any:
             self._restrictions.check(route.group, scope["headers"])
         if self.draining:
             raise HttpRefusal(503, SERVER_EXITING, close=True)
@@ -276,7 +276,7 @@ class HttpApplication:
         if scope["method"] != route.method:
             await reply_whole(send, 405, [TEXT_CONTENT_TYPE], METHOD_NOT_ALLOWED_BODY)
             return
-        if self._restrictions:
+        if self._restrictions.any:
             self._restrictions.check(route.group, scope["headers"])
         if route.kind is LIVE:
             await reply_whole(send, 200 if self._handler.live() else 400, [], b"")
@@ -304,7 +304,7 @@ class HttpApplication:
                 self._loading = None
 
     async def _answer_control(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._restrictions:
+        if self._restrictions.any:
             self._restrictions.check(group_of(scope["path"]), scope["headers"])
         if self.draining:
             raise HttpRefusal(503, SERVER_EXITING, close=True)

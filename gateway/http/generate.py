@@ -80,7 +80,7 @@ class Generation:
             template = read_template(await self._handler.offload.run(generate_task(body, served.interface, limit)))
             request = request_of(template, route.model, version)
         del body
-        if self._forwarding:
+        if self._forwarding.any:
             self._forwarding.forward(scope.get("state", {}).get(RAW_HEADERS) or scope["headers"], request.parameters)
         handler = self._handler
         caller = handler.identify(scope["headers"]) if handler.identifies else ANYONE

@@ -134,8 +134,8 @@ class _Jobs:
         form = ReplyForm.of_note(view.form, binary)
         headers, reply = await written(self._handler.offload, self._encoder, only(responses), form, served)
         plain = {name.decode(): value.decode() for name, value in headers}
-        encoding = choose_encoding(request.headers.get("accept-encoding", "").encode("latin-1"))
-        if encoding != IDENTITY:
+        accepts = request.headers.get("accept-encoding")
+        if accepts and (encoding := choose_encoding(accepts.encode("latin-1"))) != IDENTITY:
             reply = await deflate(self._handler.offload, encoding, reply)
             plain["content-encoding"] = encoding
         return Response(reply if isinstance(reply, bytes) else reply.joined(), 200, plain)

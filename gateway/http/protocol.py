@@ -1,8 +1,8 @@
 """The wire side of one HTTP connection, over the parser of `httptools`.
 
-Parses requests into `asgi.Exchange`s, which `pipeline` has the application answer. Also here: the way into the express
-lane, large bodies that bypass the parser, limits on slow, large and finely chopped requests (H16, H17, H24), and the
-refusal of what is not HTTP (E2).
+Parses requests into exchanges, which a pipeline has the application answer (`asgi`). Also here: the way into the
+express lane, large bodies that bypass the parser, limits on slow, large and finely chopped requests (H16, H17, H24),
+and the refusal of what is not HTTP (E2).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from .asgi import Exchange, FlowControl
+from .asgi import MAX_WAITING as MAX_WAITING
+from .asgi import Exchange, FlowControl, Pipeline
 from .bodies import EXCHANGE, RAW_HEADERS, Scope
 from .codec.error_replies import JSON_CONTENT_TYPE, error_body
 from .codec.paths import INFER, resolve
@@ -24,8 +25,6 @@ from .codec.response_codec import response_head
 from .fastpath import HttpApplication
 from .http_lane import HttpCall, HttpSignature
 from .large_bodies import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, size_of
-from .pipeline import MAX_WAITING as MAX_WAITING
-from .pipeline import Pipeline
 
 MAX_CHUNKS = 65_536
 """H24."""

@@ -1,30 +1,31 @@
-"""Reading jobs: their views, results, events and lists, as far as a caller may see them. Changes nothing."""
+"""Reading jobs: their views, when they may end, results, events and lists, as far as a caller may see them.
+
+Changes nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import replace
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass, replace
 
+from charonia import failpoints, keys
 from charonia.catalog.catalog import Catalog, ServedVersion
-from charonia.clock import wall_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidArgument, NotFound
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import EventLog, Statistics
 from charonia.facts.jobs import Ahead, JobEvent, JobPlace, JobRecord, JobState, ahead_of, parse_public_id
-from charonia.inference import InferenceResponse
+from charonia.inference import InferenceResponse, wanted_outputs
 from charonia.models.names import name_of
 from charonia.wire import ResponseRecord
-from gateway.dataplane.job_outcomes import outcome_of
+from gateway.jobs.job_views import outcome_of
 from gateway.requests.delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
-from gateway.streaming import wanted_outputs
 from gateway.webhooks.deliveries import Delivery, called, delivery_of
 
-from .estimates import Paces, queued_eta_s, running_eta_s
 from .job_streams import JobStreams
 from .job_views import Cursor, Outlook, job_view, matches, running_reason, visible, wait_reason
-from .job_watches import JobWatches
-from .overdue import OverdueJobs, overdue_in_s
+from .job_watches import JobWatches, OverdueJobs, overdue_in_s
 
 MAX_LIMIT = 1000
 _MAX_ID = 2048
@@ -70,10 +71,10 @@ class JobQueries:
 
     # -- one job ------------------------------------------------------------------------------------------------------
 
-    async def view(self, job_id: str, caller: Caller) -> JobView:
+    async def view(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         return await self.view_of(await self.record(job_id, caller))
 
-    async def timeline(self, job_id: str, caller: Caller) -> tuple[JobView, tuple[JobEvent, ...]]:
+    async def timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
         record = await self.record(job_id, caller)
         return await self.view_of(record), record.events
 
@@ -128,7 +129,7 @@ class JobQueries:
         return place.owner in self._catalog.processes
 
     async def result(
-        self, job_id: str, caller: Caller, wait_s: float
+        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
     ) -> tuple[JobView, list[InferenceResponse] | None]:
         record = await self.record(job_id, caller)
         if not record.state.terminal and wait_s > 0 and not self._hurried:
@@ -142,6 +143,7 @@ class JobQueries:
             finally:
                 self._waits.discard(patience)
         outcome = await outcome_of(self._log, record)
+        failpoints.hit("gateway.read")
         if outcome is None:
             return await self.view_of(record), None
         if outcome.error is not None:
@@ -153,7 +155,9 @@ class JobQueries:
             found = [_response(record, response) async for response in responses]
         return view, [response for response in found if not response.is_flag]
 
-    async def responses(self, job_id: str, caller: Caller, after_index: int) -> AsyncGenerator[InferenceResponse]:
+    async def responses(
+        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
+    ) -> AsyncGenerator[InferenceResponse]:
         """What a job answers above an index, as it comes. Raises what the job ended with, if not with success."""
         record = await self.record(job_id, caller)
         async with contextlib.aclosing(self._streams.responses(record, caller, after_index)) as responses:
@@ -170,7 +174,7 @@ class JobQueries:
                 yield response
 
     async def outcome(self, model: str, job_id: bytes) -> ResponseRecord:
-        """The answer of a job, however long it takes. Raises what `job_outcomes.outcome_of` does."""
+        """The answer of a job, however long it takes. Raises what `job_views.outcome_of` does."""
         while True:
             outcome = await outcome_of(self._log, await self._ended(model, job_id, ANYONE))
             if outcome is not None:
@@ -187,7 +191,7 @@ class JobQueries:
                     return watch.record
 
     async def events(
-        self, job_id: str, caller: Caller, after_number: int, after_index: int = -1
+        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
     ) -> AsyncGenerator[JobEvent | InferenceResponse]:
         record = await self.record(job_id, caller)
         if not record.state.terminal:
@@ -223,7 +227,7 @@ class JobQueries:
             await self._overdue.end(model, overdue)
         return {record.id for record in overdue}
 
-    async def page(self, which: JobFilter, caller: Caller, cursor: str, limit: int) -> JobPage:
+    async def page(self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100) -> JobPage:
         """One page: the active jobs of all models by name, then the ended ones."""
         if not 1 <= limit <= MAX_LIMIT:
             raise InvalidArgument(f"limit must be between 1 and {MAX_LIMIT}")
@@ -287,3 +291,75 @@ def _parsed(job_id: str) -> tuple[str, bytes]:
     if parsed is None:
         raise NotFound(JOB_NOT_FOUND)
     return parsed
+
+
+_FRESH_NS = 1_000_000_000
+_STALE_NS = 60_000_000_000
+_BACKLOG_BATCHES = 2
+_DURATION = re.compile(r"b(\d+)_(?:input|infer|output)_ns")
+_REMEMBERED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a model version goes. `batch_s` is the mean time of an execution, `row_s` that of a row in it.
+
+    `rows_per_s` is what was completed lately, over all instances; 0 when nothing was.
+    """
+
+    batch_s: float
+    row_s: float
+    rows_per_s: float = 0.0
+
+
+def mean_pace(fields: Mapping[str, int], rows_per_s: float = 0.0) -> Pace | None:
+    """The pace of a version's statistics (X3); None when nothing was executed."""
+    spent_ns = sum(value for name, value in fields.items() if _DURATION.fullmatch(name))
+    executions, rows = fields.get("execution_count", 0), fields.get("inference_count", 0)
+    if executions <= 0 or rows <= 0:
+        return None
+    return Pace(spent_ns / executions / 1e9, spent_ns / rows / 1e9, rows_per_s)
+
+
+def queued_eta_s(pace: Pace, before: int, slots: int, max_batch_size: int) -> float:
+    """Seconds until a job with `before` requests before it has ended; each is taken for one row."""
+    slots = max(1, slots)
+    of_capacity_s = pace.row_s * before / slots
+    if pace.rows_per_s > 0 and before > _BACKLOG_BATCHES * max(1, max_batch_size) * slots:
+        # under a backlog what is seen counts: hand-over, other callers, stalls
+        of_capacity_s = max(of_capacity_s, before / pace.rows_per_s)
+    return of_capacity_s + pace.batch_s
+
+
+def running_eta_s(pace: Pace, ran_s: float) -> float:
+    """Seconds until a running job has ended."""
+    return max(0.0, pace.batch_s - ran_s)
+
+
+class Paces:
+    """The pace of every version, from statistics that are at most a second old."""
+
+    def __init__(self, log: Statistics) -> None:
+        self._log = log
+        self._known: dict[bytes, tuple[int, int, Pace | None]] = {}
+
+    async def of(self, served: ServedVersion) -> Pace | None:
+        """None when nothing is known, also when the log cannot be reached."""
+        key = keys.statistics(served.model, served.version, served.content_hash)
+        now_ns = monotonic_ns()
+        known = self._known.get(key)
+        if known is not None and now_ns - known[0] < _FRESH_NS:
+            return known[2]
+        try:
+            fields = await self._log.statistics(key)
+        except CharoniaError:
+            return None
+        rows = fields.get("inference_count", 0)
+        rows_per_s = 0.0
+        if known is not None and now_ns - known[0] < _STALE_NS:
+            rows_per_s = max(0, rows - known[1]) * 1e9 / (now_ns - known[0])
+        pace = mean_pace(fields, rows_per_s)
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[key] = (now_ns, rows, pace)
+        return pace

@@ -15,7 +15,7 @@ from charonia.errors import InternalError, InvalidRecord, NotFound, StreamInterr
 from charonia.eventlog.port import Entry, JobLog
 from charonia.facts.jobs import JobEvent, JobRecord, JobState
 from charonia.wire import ResponseRecord, unpack_response
-from gateway.dataplane.job_outcomes import outcome_of
+from gateway.jobs.job_views import outcome_of
 from gateway.requests.delivery import JOB_NOT_FOUND, Caller
 
 from .job_watches import JobWatch, JobWatches

@@ -1,4 +1,4 @@
-"""Job records as callers see them, why a job waits, and the cursors of lists. Pure."""
+"""Job records as callers see them, what an ended job came to, why a job waits, and the cursors of lists. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from charonia.catalog.catalog import ServedVersion
-from charonia.errors import InvalidArgument
+from charonia.errors import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    Cancelled,
+    CharoniaError,
+    DeadlineExceeded,
+    ErrorCode,
+    InternalError,
+    InvalidArgument,
+    InvalidRecord,
+    NotFound,
+)
+from charonia.eventlog.port import Jobs
 from charonia.facts.jobs import Ahead, JobRecord, JobState
 from charonia.inference import InferenceRequest
-from gateway.dataplane.job_outcomes import end_error
-from gateway.requests.delivery import Caller, DeliveryOptions, JobFilter, JobTimings, JobView
+from charonia.wire import ResponseRecord, unpack_response
+from gateway.requests.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobFilter, JobTimings, JobView
 
 _CURSOR = re.compile(r"([ae]):([0-9]{1,19}):([0-9a-f]{0,32}):(.*)", re.DOTALL)
 _MAX_CURSOR = 2048
@@ -168,3 +180,49 @@ def _number(value: Any) -> int:
 
 def _text(value: Any) -> str:
     return value if type(value) is str else ""
+
+
+RESULT_NOT_KEPT = "the result of this job is not kept any more"
+
+
+async def job_outcome(log: Jobs, model: str, job_id: bytes) -> ResponseRecord | None:
+    """The answer of a job, a failed one's `error` set; None while it has not ended.
+
+    Raises `NotFound` when the log does not know the job, or not its result any more.
+    """
+    record = await log.job(model, job_id)
+    if record is None:
+        raise NotFound(JOB_NOT_FOUND)
+    return await outcome_of(log, record)
+
+
+async def outcome_of(log: Jobs, record: JobRecord) -> ResponseRecord | None:
+    """As `job_outcome`, of a record with its events."""
+    if not record.state.terminal:
+        return None
+    if record.result_size_bytes:
+        result = await log.job_result(record.model, record.id)
+        if result:
+            try:
+                answer = unpack_response(result)
+            except InvalidRecord as error:
+                raise InternalError(f"the result of this job cannot be read: {error}") from None
+            if answer.error is not None and not answer.error.message:
+                answer.error = end_error(record)  # who waits is told the code alone (G26), who asks later, more
+            return answer
+    if record.state is JobState.SUCCEEDED:
+        raise NotFound(RESULT_NOT_KEPT)
+    return ResponseRecord(record.id, record.model, 0, [], {}, end_error(record))
+
+
+def end_error(record: JobRecord) -> CharoniaError:
+    """Why a job did not succeed, from its last event: `error` is the text, `code` the name of the code."""
+    detail = record.events[-1].detail if record.events else {}
+    text = detail.get("error")
+    message = text if isinstance(text, str) and text else ""
+    if record.state is JobState.CANCELLED:
+        return Cancelled(message or CANCELLED)
+    if record.state is JobState.EXPIRED:
+        return DeadlineExceeded(message or DEADLINE_EXCEEDED)
+    code = ErrorCode.__members__.get(str(detail.get("code")), ErrorCode.INTERNAL)
+    return CharoniaError.of(code, message or "the request failed, its error is not kept")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,27 +19,35 @@ from charonia.calls.request_endings import Ending, answer_gateways, count_failur
 from charonia.calls.waiters import Waiter
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import wall_ns
-from charonia.errors import CANCELLED, Cancelled, CharoniaError, InternalError, Unsupported, shed
-from charonia.eventlog.port import EventLog
+from charonia.errors import (
+    CANCELLED,
+    OUTCOME_UNKNOWN,
+    Cancelled,
+    CharoniaError,
+    InternalError,
+    LogUnavailable,
+    NotFound,
+    Unsupported,
+    shed,
+)
+from charonia.eventlog.port import EventLog, JobLog
 from charonia.facts.jobs import JobRecord, JobState, JobTicket, NewJob, public_id
 from charonia.inference import InferenceRequest
+from charonia.models.interface import ModelInterface
 from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
 from gateway.dataplane.dataplane import AdmittedRequest, DataPlane
 from gateway.metrics import JobCounts, count
-from gateway.requests.delivery import Caller, JobFilter, JobReceipt, JobView
+from gateway.requests.delivery import ANYONE, Caller, JobFilter, JobReceipt, JobView
 from gateway.requests.idempotency import check_key, key_digest, request_digest
-from gateway.streaming import until
 from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 from gateway.webhooks.addresses import Allowed, check_url
 
 from .job_queries import JobQueries
-from .job_views import about_of
-from .job_watches import JobWatches
-from .overdue import OverdueJobs
-from .retention import Retentions
+from .job_views import about_of, job_outcome
+from .job_watches import JobWatches, OverdueJobs
 
 BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
 BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
@@ -74,6 +83,7 @@ class Jobs:
         self._catalog = catalog
         self._dataplane = dataplane
         self._requester = dataplane.requester
+        self._requester.answer_job = self._answer_from_record
         self._endpoint = settings.incarnation.encode()
         self._terms = terms
         self._tracer = tracer
@@ -163,7 +173,7 @@ class Jobs:
         try:
             return await waiter.future
         except asyncio.CancelledError:
-            leaving = not waiter.follows and one.delivery.on_disconnect == "cancel"
+            leaving = not waiter.follows and one.options.on_disconnect == "cancel"
             if leaving:
                 self._dataplane.spawn(self._abandon(served.model, job.new.id, entering))
             raise
@@ -198,7 +208,7 @@ class Jobs:
             waiter.follows = not ticket.created
             following = self.queries.answers(model, ticket.id)
             if waiter.timer is not None:
-                following = until(waiter.future, following)
+                following = _until(waiter.future, following)
             async with contextlib.aclosing(following) as answers:
                 async for answer in answers:
                     complete = answer.final
@@ -209,7 +219,7 @@ class Jobs:
         finally:
             self._requester.end(waiter)
             waiter.close()
-            if not waiter.follows and not complete and one.delivery.on_disconnect == "cancel":
+            if not waiter.follows and not complete and one.options.on_disconnect == "cancel":
                 self._dataplane.spawn(self._abandon(model, job.new.id, accepting))
             else:
                 accepting.cancel()
@@ -229,8 +239,22 @@ class Jobs:
         except Exception as error:
             waiter.failed(InternalError(f"job could not be written to the log: {error}"))
 
+    async def _answer_from_record(self, waiter: Waiter) -> None:
+        """Answer a job that has ended, for which no reply will come."""
+        try:
+            outcome = await job_outcome(self._log, waiter.model, waiter.id)
+        except NotFound:
+            waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
+        except LogUnavailable:
+            raise
+        except CharoniaError as error:
+            waiter.failed(error)  # one record that cannot be read must not keep the others waiting
+        else:
+            if outcome is not None and waiter.answered(outcome):
+                self.counts.rechecks += 1
+
     async def _prepare(self, one: AdmittedRequest, endpoint: bytes) -> _Prepared:
-        request, served, options = one.request, one.served, one.delivery
+        request, served, options = one.request, one.served, one.options
         terms = self._terms.of(options)
         if options.webhook is not None:
             if not self._webhooks:
@@ -287,7 +311,7 @@ class Jobs:
 
     # -- cancelling ---------------------------------------------------------------------------------------------------
 
-    async def cancel(self, job_id: str, caller: Caller) -> JobView:
+    async def cancel(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         """Cancel a job, unless it has ended; its view afterwards."""
         record = await self.queries.record(job_id, caller)
         if not record.state.terminal:
@@ -295,7 +319,7 @@ class Jobs:
             record = await self.queries.record(job_id, caller)
         return await self.queries.view_of(record)
 
-    async def cancel_all(self, which: JobFilter, caller: Caller) -> int:
+    async def cancel_all(self, which: JobFilter, caller: Caller = ANYONE) -> int:
         """Cancel every active job that matches; how many this call cancelled."""
         cancelled = 0
         if which.state is not None and which.state.terminal:
@@ -340,3 +364,89 @@ class Jobs:
             record = await self._log.job(model, job_id)
             if record is not None and not record.state.terminal:
                 await self._end(model, [record], BY_DISCONNECT)
+
+
+_log = logging.getLogger(__name__)
+
+PARAMETER_SECONDS = "charonia.job_retention_s"
+PARAMETER_BYTES = "charonia.job_retention_bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Of one model: seconds an ended job is kept at most, bytes of all its ended jobs (0 = no bound)."""
+
+    seconds: int
+    size_bytes: int
+
+
+class Retentions:
+    """How much of every model's ended jobs and journal is kept: the operator's options, and what the model's
+    configuration says instead. The log is told when a model is first used and when that changes.
+    """
+
+    def __init__(self, log: JobLog, settings: GatewaySettings) -> None:
+        self._log = log
+        self._settings = settings
+        self._told: dict[str, Retention] = {}
+
+    def of(self, interface: ModelInterface) -> Retention:
+        """A parameter that is no number is ignored, with a word in the log when the model is first used."""
+        settings = self._settings
+        return Retention(
+            _parameter(interface, PARAMETER_SECONDS, 1, settings.job_retention_s),
+            _parameter(interface, PARAMETER_BYTES, 0, settings.job_retention_size_bytes),
+        )
+
+    async def tell(self, model: str, interface: ModelInterface) -> Retention:
+        """The model's (`model` is its key) retention, known to the log when this returns. Raises `LogUnavailable`."""
+        retention = self.of(interface)
+        if self._told.get(model) != retention:
+            await self._log.set_retention(
+                model,
+                size_bytes=retention.size_bytes,
+                journal_s=self._settings.journal_retention_s,
+                journal_size_bytes=self._settings.journal_retention_size_bytes,
+            )
+            self._told[model] = retention
+            for name in (PARAMETER_SECONDS, PARAMETER_BYTES):
+                text = interface.parameters.get(name)
+                if text is not None and not _is_number(text):
+                    _log.warning("model '%s': parameter '%s' is no whole number and is ignored", interface.name, name)
+        return retention
+
+    def forget(self) -> None:
+        """The log may have lost what it was told."""
+        self._told.clear()
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 15
+
+
+def _parameter(interface: ModelInterface, name: str, least: int, otherwise: int) -> int:
+    text = interface.parameters.get(name)
+    if text is None or not _is_number(text):
+        return otherwise
+    return max(least, int(text))
+
+
+async def _until(
+    end: asyncio.Future[ResponseRecord], answers: AsyncGenerator[ResponseRecord]
+) -> AsyncGenerator[ResponseRecord]:
+    """The answers, until there are no more or `end` fails."""
+    async with contextlib.aclosing(answers):
+        while True:
+            coming = asyncio.ensure_future(anext(answers))
+            try:
+                await asyncio.wait({coming, end}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    await end
+            finally:
+                coming.cancel()
+                await asyncio.wait({coming})
+            try:
+                answer = coming.result()
+            except StopAsyncIteration:
+                return
+            yield answer

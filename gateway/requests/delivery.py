@@ -57,6 +57,10 @@ class DeliveryOptions:
     form: Mapping[str, Any] = field(default_factory=dict)
 
 
+AS_USUAL = DeliveryOptions()
+"""Of a caller that asked for nothing more."""
+
+
 def is_job(options: DeliveryOptions) -> bool:
     """Whether a synchronous call with these options is a job that its caller waits for (ADR 0004)."""
     return bool(options.idempotency_key) or options.webhook is not None

@@ -112,11 +112,6 @@ def read_wish(words: Parameters, now_ns: int, *, form: Mapping[str, Any], caller
     return Wish(options, wait_s, deadline_ns, ", ".join(applied))
 
 
-def earlier(one_ns: int, other_ns: int) -> int:
-    """The earlier of two deadlines, 0 being none."""
-    return min(one_ns, other_ns) if one_ns and other_ns else one_ns or other_ns
-
-
 def _preferences(text: str) -> tuple[bool, float]:
     """`respond-async` and `wait` of a Prefer value. What is not understood is no error (RFC 7240, section 2)."""
     respond_async, wait_s = False, 0.0

@@ -1,17 +1,19 @@
-"""What holds for a request on every protocol before its model is looked at: bounds, reserved names, refusals. Pure.
+"""What holds for a request on every protocol before its model is looked at: bounds, deadlines, names, refusals. Pure.
 
 How each protocol types a parameter is in its own codec (H20, G20); whether a request fits its model is `admission`'s.
 """
 
 from __future__ import annotations
 
-from charonia.errors import InvalidArgument
+from charonia.errors import DEADLINE_EXCEEDED, DeadlineExceeded, InvalidArgument
 from charonia.wire import MAX_CLIENT_ID_BYTES
 
 MAX_DIMENSIONS = 64
 """No array library takes more; bounding it keeps the product of a hostile shape cheap."""
 
 MAX_DEADLINE_NS = 2**63 - 1
+
+_MAX_DEADLINE_AHEAD_NS = 366 * 86_400 * 1_000_000_000
 
 NO_DEADLINE = "'charonia_deadline_us' must be a whole number of 0 or more"
 
@@ -43,3 +45,16 @@ def check_dimensions(name: str, dimensions: int) -> None:
         raise InvalidArgument(
             f"invalid shape for input '{name}': {dimensions} dimensions, at most {MAX_DIMENSIONS} are supported"
         )
+
+
+def earlier(one_ns: int, other_ns: int) -> int:
+    """The earlier of two deadlines, 0 being none."""
+    return min(one_ns, other_ns) if one_ns and other_ns else one_ns or other_ns
+
+
+def check_deadline(deadline_ns: int, now_ns: int) -> None:
+    """Raise `DeadlineExceeded` for one that is past, `InvalidArgument` for one over a year ahead."""
+    if deadline_ns <= now_ns:
+        raise DeadlineExceeded(DEADLINE_EXCEEDED)
+    if deadline_ns - now_ns > _MAX_DEADLINE_AHEAD_NS:
+        raise InvalidArgument("request deadline is more than 366 days ahead")

@@ -91,7 +91,7 @@ async def test_a_caller_of_one_gateway_is_cancelled_through_another(over: Over, 
     async with asyncio.timeout(5):
         with pytest.raises(Cancelled, match=r"^request was cancelled$"):
             await call
-        assert first._dataplane.rechecks == (not beats)
+        assert first.jobs.counts.rechecks == (not beats)
         assert await watching == ["accepted", "cancelled"]
     assert not await bench.begin(record)
     assert await bench.log.pending(MODEL) == (0, 0)

@@ -22,8 +22,7 @@ from charonia.eventlog.port import Entry
 from charonia.facts.events import BatchDied
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, unpack_request
-from executors.settling.batch_reports import JournalledStarts
-from executors.settling.settler import Settler
+from executors.settling.settler import JournalledStarts, Settler
 
 pytestmark = pytest.mark.integration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.calls.splicing import Visible
+from charonia.calls.waiters import Visible
 from charonia.errors import StreamInterrupted
 
 Place = tuple[int, int]

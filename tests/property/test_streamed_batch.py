@@ -14,12 +14,12 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
-from executors.batches.accounting import increments
 from executors.batches.assembly import Planner, groups
 from executors.batches.execution import Batch
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
 from executors.running.streamed_batch import FlowControl, Outgoing, StreamedBatch
+from executors.settling.settlement import increments
 
 CONFIG = """
 name: "m" backend: "python" max_batch_size: 8 model_transaction_policy { decoupled: %s }

@@ -32,10 +32,10 @@ from charonia.wire import (
     wave_head,
 )
 from executors.batches import wave_execution
-from executors.batches.accounting import increments
 from executors.batches.assembly import Planner, Workspace
 from executors.batches.execution import Batch
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
+from executors.settling.settlement import increments
 from executors.settling.wave_settler import WaveCounts
 
 SIX = replace(MODEL, max_batch_size=6)

@@ -46,8 +46,7 @@ from batcher.scheduling.observations import (
 from batcher.scheduling.queues.adaptive_batching import AdaptiveBatching
 from charonia.errors import ErrorCode
 
-from .arrivals import Arrivals
-from .dispatch import Dispatching
+from .dispatch import Arrivals, Dispatching
 from .endings import Endings
 from .model_state import Batch, ModelState
 from .recalls import Recalls

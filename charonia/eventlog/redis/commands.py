@@ -22,8 +22,7 @@ from charonia.tensors import Buffer
 from .durability import Durability, Writes
 from .scripts import WRITE, Script
 from .server.hot_connection import Connection
-from .server.packing import LARGE_BYTES, Argument, pack, pack_pieces
-from .server.transport import Refused, lost
+from .server.transport import LARGE_BYTES, Argument, Refused, lost, pack, pack_pieces
 
 _LANE = re.compile(rb"([0-9]{1,20}):([0-9]{1,3})")
 

@@ -24,8 +24,7 @@ from charonia.eventlog.durability_levels import FSYNC, MEMORY, Level
 from charonia.tensors import Buffer
 
 from .server.hot_connection import Connection
-from .server.packing import Argument, pack
-from .server.transport import Refused, lost
+from .server.transport import Argument, Refused, lost, pack
 
 _logger = logging.getLogger(__name__)
 

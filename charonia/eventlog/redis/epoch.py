@@ -12,7 +12,7 @@ from typing import Any
 
 from charonia import keys
 
-from .server.packing import Argument
+from .server.transport import Argument
 
 
 class Epoch:

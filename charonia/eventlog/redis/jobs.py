@@ -17,7 +17,7 @@ from charonia.tensors import Buffer
 from . import scripts
 from .commands import Commands
 from .records.job_records import FIELDS, event_numbers, record_of, told
-from .server.packing import Argument, pack_pieces
+from .server.transport import Argument, pack_pieces
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from charonia.eventlog.port import START, Entry, OnEntries
 from .epoch import stream_order
 from .server.address import Address
 from .server.hot_connection import Connection
-from .server.packing import pack
+from .server.transport import pack
 
 _logger = logging.getLogger(__name__)
 

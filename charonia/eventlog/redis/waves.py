@@ -19,11 +19,9 @@ from charonia.wire import FIELD_WAVE
 from . import scripts
 from .commands import Commands, call_of, pack_append
 from .durability import Durability
-from .records.groups import value_of
-from .records.statistics import amounts_of
+from .records.work_records import amounts_of, value_of
 from .server.hot_connection import Connection
-from .server.packing import LARGE_BYTES, Argument, pack, pack_pieces
-from .server.transport import Refused, lost
+from .server.transport import LARGE_BYTES, Argument, Refused, lost, pack, pack_pieces
 
 _LEASE = b"lease:"
 _MULTI, _EXEC = pack((b"MULTI",)), pack((b"EXEC",))

@@ -1,7 +1,7 @@
 """Accepting, beginning and settling requests and jobs: what the port says of them, as calls of scripts.
 
-How ids become groups is `groups`', how a job's record is written `job_records`',
-what a settlement calls `settlements`', what is sent together `commands`'.
+How ids become groups and what a settlement calls is `work_records`', how a job's record is written `job_records`',
+what is sent together `commands`'.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands, is_large
-from .records.groups import Groups, attempt_in, grouped, lasts_in, value_of
 from .records.job_records import fields_of, told
-from .records.settlements import settle_call
-from .server.packing import Argument, pack, pack_pieces
+from .records.work_records import Groups, attempt_in, grouped, lasts_in, settle_call, value_of
+from .server.transport import Argument, pack, pack_pieces
 
 _MOST_FIELDS = 7000
 """Fields and values of one entry: a script can hand on a bounded number of arguments."""

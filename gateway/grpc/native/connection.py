@@ -52,7 +52,7 @@ from .codec.http2_frames import (
 from .codec.limits import MANY_FIELDS, MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
 from .connection_calls import STREAM_WINDOW, Calls
 from .ending import Ending
-from .grpc_lane import LaneCall
+from .grpc_lane import LANE_HEAD_BYTES, LaneCall
 from .life import Life
 from .outbox import Outbox
 from .receiving import WORTH_SWITCHING_BYTES, LargeReader
@@ -103,8 +103,8 @@ class Connection(asyncio.Protocol):
         """Headers whose continuation is awaited: stream, whether they end it, what there is of them, in how many."""
         self._patience = Patience(self._loop.time())
         self._strikes = PingStrikes(serving.keep_alive)
-        self.out = Outbox(self._loop, self._strikes)
-        self.calls = Calls(serving, self.out, self._strikes)
+        self.out = Outbox(self._loop)
+        self.calls = Calls(serving, self.out)
         self.ending = Ending(self.out, self.calls, lambda: self.last_id)
         self._life = Life(self, serving.keep_alive)
         self._large: Stream | None = None
@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
             if self._rest:
                 if (
                     self._lane is not None
-                    and self._lane.is_open
+                    and self._lane.count
                     and self._large is None
                     and len(self._rest) < _JOINED_BYTES
                 ):
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
                         self._read_large_from_now(memoryview(data)[at:])
                         return
             self._read(data, at)
-            if self._lane is not None:
+            if self._lane is not None and self._lane.touched:
                 self._lane.ready()
         except ConnectionFault as fault:
             self.ending.give_up(fault.code, str(fault))
@@ -204,8 +204,9 @@ class Connection(asyncio.Protocol):
     def _read(self, data: bytes, at: int) -> None:
         size = len(data)
         while size - at >= HEAD_BYTES:
-            if self._lane is not None and self._lane.is_open and self._may_ride:
-                at = self._lane.read(self, data, at)
+            lane = self._lane
+            if lane is not None and lane.count and data[at : at + LANE_HEAD_BYTES] in lane.by_head and self._may_ride:
+                at = lane.read(self, data, at)
                 if size - at < HEAD_BYTES:
                     break
             high, low, kind, flags, number = HEAD.unpack_from(data, at)
@@ -578,7 +579,8 @@ class Connection(asyncio.Protocol):
         if flags & ACK:
             self.ending.answered(payload)
             return
-        if self._strikes.is_enough(self._loop.time(), has_calls=self.has_calls):
+        sent_data, self.out.sent_data = self.out.sent_data, False
+        if self._strikes.is_enough(self._loop.time(), has_calls=self.has_calls, sent_data=sent_data):
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self.out.put(frame(PING, ACK, 0, payload))
 

@@ -18,7 +18,6 @@ from gateway.grpc.statuses import INTERNAL, Refusal, Status
 from .codec.call_headers import CallHeaders, answer_block, http_block, status_block
 from .codec.grpc_messages import PREFIX, Assembler, MessageFault, Packed, framed
 from .codec.http2_frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, rst_stream, window_update
-from .codec.limits import PingStrikes
 from .grpc_lane import LaneCall
 from .outbox import Outbox
 from .serving import Serving
@@ -44,11 +43,10 @@ _FAILED: Refusal = (Status.INTERNAL, INTERNAL, ())
 class Calls:
     """`on_end` is called after a call has ended."""
 
-    def __init__(self, serving: Serving, out: Outbox, strikes: PingStrikes) -> None:
+    def __init__(self, serving: Serving, out: Outbox) -> None:
         self._serving = serving
         self._loop = asyncio.get_running_loop()
         self._out = out
-        self._strikes = strikes
         out.on_closed = self._closed
         self.streams: dict[int, Stream | LaneCall] = {}
         self.on_end: Callable[[], None] = lambda: None
@@ -126,7 +124,7 @@ class Calls:
                 if self._serving.held_bytes > self._serving.most_held_bytes:
                     self.refuse(stream, _TOO_MUCH)
                     return
-            self._strikes.sent_data()
+            self._out.sent_data = True
             self._out.put(window_update(stream.id, stream.uncredited))
             stream.receive_window += stream.uncredited
             stream.uncredited = 0
@@ -263,7 +261,7 @@ class Calls:
     def _start(self, stream: Stream, encoding: str) -> None:
         if not stream.started:
             stream.started = True
-            self._strikes.sent_data()
+            self._out.sent_data = True
             self._out.put(frame(HEADERS, END_HEADERS, stream.id, answer_block(encoding)))
 
     def _compression(self, stream: Stream) -> int:

@@ -35,6 +35,8 @@ from .codec.limits import MOST_BLOCKED_BYTES, MOST_STREAMS
 from .outbox import ANSWER, DONE, ENDS, Outbox
 from .stream import Stream
 
+LANE_HEAD_BYTES = 5
+"""Of a frame: size, type and flags, by which it may be one of the lane (`GrpcLane.by_head`)."""
 _NUMBER = Struct(">L")
 _MOST_SIGNATURES = 1024
 _MOST_ALIKE = 16
@@ -228,9 +230,12 @@ class GrpcLane:
         self._handler = handler
         self._encoder = encoder
         self._takes = takes
-        self._by_head: dict[bytes, tuple[int, dict[bytes, CallHeaders] | None, list[GrpcSignature]]] = {}
+        self.by_head: dict[bytes, tuple[int, dict[bytes, CallHeaders] | None, list[GrpcSignature]]] = {}
         """First five bytes of a frame to its whole size and, for HEADERS, the blocks known, for DATA, signatures."""
-        self._count = 0
+        self.count = 0
+        """How many signatures are known; without one no call can be recognised."""
+        self.touched, self.ready = lane.waves.touched, lane.waves.ready
+        """The doors that calls came to, and what is called when a connection has read what there was."""
         self._blocks = 0
         lane.fronts.append(self._forget)
 
@@ -243,14 +248,14 @@ class GrpcLane:
         if len(block) > _MOST_BLOCK_BYTES or not self._takes(headers):
             return
         head = _frame_head(len(block), HEADERS, END_HEADERS)
-        known = self._by_head.get(head)
+        known = self.by_head.get(head)
         if known is not None and known[1] is not None and block in known[1]:
             return
         if self._blocks >= _MOST_BLOCKS:
-            self._by_head = {first: found for first, found in self._by_head.items() if found[1] is None}
+            self.by_head = {first: found for first, found in self.by_head.items() if found[1] is None}
             self._blocks, known = 0, None
         if known is None or known[1] is None:
-            known = self._by_head[head] = (HEAD_BYTES + len(block), {}, [])
+            known = self.by_head[head] = (HEAD_BYTES + len(block), {}, [])
         blocks = known[1]
         assert blocks is not None
         self._blocks += 1
@@ -278,45 +283,35 @@ class GrpcLane:
             return
         size = PREFIX_BYTES + len(data)
         head = _frame_head(size, DATA, END_STREAM)
-        _, _, signatures = self._by_head.setdefault(head, (HEAD_BYTES + size, None, []))
+        _, _, signatures = self.by_head.setdefault(head, (HEAD_BYTES + size, None, []))
         prefix = PREFIX.pack(0, len(data))
         layout = layout.behind(prefix)
         if any(found.layout == layout for found in signatures):
             return
-        if self._count >= _MOST_SIGNATURES:
-            self._by_head = {first: found for first, found in self._by_head.items() if found[1] is not None}
-            self._count, signatures = 0, []
-            self._by_head[head] = (HEAD_BYTES + size, None, signatures)
+        if self.count >= _MOST_SIGNATURES:
+            self.by_head = {first: found for first, found in self.by_head.items() if found[1] is not None}
+            self.count, signatures = 0, []
+            self.by_head[head] = (HEAD_BYTES + size, None, signatures)
         elif len(signatures) >= _MOST_ALIKE:
-            self._count -= len(signatures)
+            self.count -= len(signatures)
             signatures.clear()
-        self._count += 1
+        self.count += 1
         signatures.insert(0, GrpcSignature(door, layout, self._encoder))
 
     def _forget(self, door: Door) -> None:
-        for _, blocks, signatures in self._by_head.values():
+        for _, blocks, signatures in self.by_head.values():
             if blocks is None and signatures:
                 before = len(signatures)
                 signatures[:] = [found for found in signatures if found.door is not door]
-                self._count -= before - len(signatures)
-        self._by_head = {first: found for first, found in self._by_head.items() if found[1] is not None or found[2]}
+                self.count -= before - len(signatures)
+        self.by_head = {first: found for first, found in self.by_head.items() if found[1] is not None or found[2]}
 
     # -- recognising --------------------------------------------------------------------------------------------------
-
-    @property
-    def is_open(self) -> bool:
-        """Whether any call may be recognised."""
-        return self._count > 0
-
-    def ready(self) -> None:
-        """A connection has read what there was."""
-        if self._waves.touched:
-            self._waves.ready()
 
     def read(self, connection: Connection, data: bytes, at: int) -> int:
         """Take the frames from `at` on that are recognised; where the first begins that is not."""
         size = len(data)
-        by_head = self._by_head
+        by_head = self.by_head
         streams = connection.calls.streams
         out = connection.out
         room = MOST_STREAMS - len(streams)
@@ -328,9 +323,9 @@ class GrpcLane:
         used = now_ns = earliest_ns = 0
         timed: list[LaneCall] = []
         begun = at
-        touched = self._waves.touched
+        touched = self.touched
         while size - at >= HEAD_BYTES:
-            found = by_head.get(data[at : at + 5])
+            found = by_head.get(data[at : at + LANE_HEAD_BYTES])
             if found is None:
                 break
             length, blocks, signatures = found

@@ -25,7 +25,6 @@ from .codec.http2_frames import (
     ErrorCode,
     StreamFault,
 )
-from .codec.limits import PingStrikes
 from .stream import Stream
 
 ANSWER = answer_block()
@@ -48,9 +47,10 @@ class Windowed(Protocol):
 class Outbox:
     """`on_closed` is called with each stream whose last frame is on its way."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, strikes: PingStrikes) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._strikes = strikes
+        self.sent_data = False
+        """Headers or data were put since the client last pinged."""
         self.on_closed: Callable[[Stream], None] = lambda _: None
         self._transport: asyncio.Transport | None = None
         self._frames: list[bytes | memoryview] = []
@@ -108,7 +108,7 @@ class Outbox:
         if size > stream.send_window or size > self.window or size > self.frame_bytes or self.is_paused:
             return False
         self.window -= size
-        self._strikes.sent_data()
+        self.sent_data = True
         number = stream.id
         self._frames += (
             _BEFORE.pack(
@@ -129,7 +129,7 @@ class Outbox:
 
     def answered(self, *, at_once: bool) -> None:
         """Answers were put: send them now, or with this tick."""
-        self._strikes.sent_data()
+        self.sent_data = True
         if at_once:
             self.flush()
         else:
@@ -180,14 +180,14 @@ class Outbox:
         else:
             self._waiting.pop(stream, None)
             if stream.tail is not None:
-                self._strikes.sent_data()
+                self.sent_data = True
                 self.put(stream.tail)
                 self.on_closed(stream)
             _tell(stream)
 
     def _take_many(self, stream: Stream, each: int) -> int:
         """As many frames of `each` bytes of one large part as the windows allow and one write should have."""
-        self._strikes.sent_data()
+        self.sent_data = True
         part = stream.pending[0]
         count = min(len(part), stream.send_window, self.window, _MOST_AT_ONCE_BYTES) // each
         head = HEAD.pack(each >> 8, each & 0xFF, DATA, 0, stream.id)
@@ -204,7 +204,7 @@ class Outbox:
 
     def _take(self, stream: Stream, most: int) -> int:
         """One frame of what is pending, of at most so many bytes."""
-        self._strikes.sent_data()  # with each frame: clients measure the connection while they receive
+        self.sent_data = True  # with each frame: clients measure the connection while they receive
         pending = stream.pending
         at = len(self._frames)
         size = 0

@@ -14,7 +14,7 @@ import hiredis
 
 from charonia.errors import InvalidArgument
 from charonia.eventlog.redis.server.hot_connection import Connection
-from charonia.eventlog.redis.server.packing import Argument, pack
+from charonia.eventlog.redis.server.transport import Argument, pack
 
 from .state_file import TYPES, StateWriter
 

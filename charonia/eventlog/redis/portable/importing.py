@@ -11,7 +11,7 @@ import hiredis
 
 from charonia.errors import InvalidArgument
 from charonia.eventlog.redis.server.hot_connection import Connection
-from charonia.eventlog.redis.server.packing import Argument, pack_pieces
+from charonia.eventlog.redis.server.transport import Argument, pack_pieces
 from charonia.tensors import Buffer
 
 from .exporting import Progress

@@ -22,7 +22,7 @@ from typing import Any
 import msgpack
 
 from charonia.errors import InternalError
-from charonia.eventlog.redis.server.packing import Argument
+from charonia.eventlog.redis.server.transport import Argument
 from charonia.facts.jobs import JobEvent, JobRecord, JobState, NewJob
 
 STATE_CODES: Mapping[JobState, bytes] = {

@@ -18,9 +18,8 @@ from charonia.errors import LogUnavailable
 from charonia.tensors import Buffer
 
 from .address import Address
-from .packing import Argument, pack
 from .sentinel import ANSWER_S, Primary
-from .transport import Done, Refused, Wire, lost
+from .transport import Argument, Done, Refused, Wire, lost, pack
 
 _logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """One transport to the server: what is written in an event loop tick leaves in one write, replies are matched in order.
 
-It begins when the transport is there and ends with it; signing in and coming back are `hot_connection`'s.
+It begins when the transport is there and ends with it; signing in and coming back are `hot_connection`'s. Large
+arguments of a command are handed on as they are, so that they are copied only by the transport.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ import hiredis
 
 from charonia.errors import LogUnavailable
 from charonia.tensors import Buffer
-
-from .packing import LARGE_BYTES
 
 _logger = logging.getLogger(__name__)
 
@@ -222,3 +221,41 @@ def _tune(sock: Any) -> None:
     for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+Argument = Buffer | str | int
+
+LARGE_BYTES = 32_768
+"""From here on an argument is worth a piece of its own; below it, joining all pieces into one write is cheaper."""
+
+
+def pack(command: Sequence[Argument]) -> bytes:
+    """One command of small arguments."""
+    try:
+        packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
+    except TypeError:  # a bytearray
+        return b"".join(pack_pieces(command))
+    return packed
+
+
+def pack_pieces(command: Sequence[Argument]) -> list[Buffer]:
+    """One command as pieces to be written one after the other; arguments of `LARGE_BYTES` and more stay uncopied."""
+    pieces: list[Buffer] = []
+    head = bytearray(b"*%d\r\n" % len(command))
+    for argument in command:
+        if isinstance(argument, memoryview):
+            body: Buffer = argument.cast("B") if argument.nbytes else b""
+        elif isinstance(argument, (bytes, bytearray)):
+            body = argument
+        else:
+            body = str(argument).encode()
+        head += b"$%d\r\n" % len(body)
+        if len(body) >= LARGE_BYTES:
+            pieces.append(bytes(head))
+            pieces.append(body)
+            head = bytearray()
+        else:
+            head += body
+        head += b"\r\n"
+    pieces.append(bytes(head))
+    return pieces

@@ -73,15 +73,12 @@ class HeaderReader:
         self._decoder = Decoder(max_header_list_size=MOST_HEADER_BYTES)
         self.decoded_fields = 0
         """Of the block that was read last; none where it was known."""
-
-    @property
-    def is_free(self) -> bool:
+        self.is_free = not self._decoder.header_table_size
         """Whether a block means the same whenever it comes: the client keeps no table."""
-        return not self._decoder.header_table_size
 
     def read(self, block: bytes) -> CallHeaders:
         """The headers of a call. Raises `ConnectionFault` when the block cannot be decoded: nothing after it can."""
-        is_free = not self._decoder.header_table_size
+        is_free = self.is_free
         if is_free and (found := self._known.get(block)) is not None:
             self.decoded_fields = 0
             return found
@@ -112,6 +109,7 @@ class HeaderReader:
         except HPACKError as error:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, f"headers cannot be decoded: {error}") from None
         self.decoded_fields = len(fields)
+        self.is_free = not self._decoder.header_table_size
         return fields
 
 

@@ -84,13 +84,15 @@ class PingStrikes:
         self._strikes = 0
         self._last_s = -math.inf
 
-    def sent_data(self) -> None:
-        """Headers or data went to the client: it may ping again, as it does to measure the connection."""
-        self._strikes = 0
-        self._last_s = -math.inf
+    def is_enough(self, now_s: float, *, has_calls: bool, sent_data: bool) -> bool:
+        """A ping came. Whether it is one too many.
 
-    def is_enough(self, now_s: float, *, has_calls: bool) -> bool:
-        """A ping came. Whether it is one too many."""
+        `sent_data`: headers or data went to the client since the one before. Then it may ping again, as it does to
+        measure the connection.
+        """
+        if sent_data:
+            self._strikes = 0
+            self._last_s = -math.inf
         keep_alive = self._keep_alive
         interval_s = keep_alive.min_ping_interval_without_data_s
         if not has_calls and not keep_alive.permit_without_calls:

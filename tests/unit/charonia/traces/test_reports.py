@@ -11,7 +11,7 @@ from charonia.errors import InvalidArgument, InvalidRecord
 from charonia.tensors import Tensor
 from charonia.traces.reports import MOST_TENSOR_BYTES, QUEUE_INPUT, Report, ReportedTensor, tensors_of
 from charonia.wire import pack_failure, pack_response, refer_response, report_response, time_response, unpack_response
-from charonia.wire.tensor_places import FILE, Reference
+from charonia.wire.records import FILE, Reference
 
 ID = bytes(16)
 OUTPUT = Tensor("y", DataType.FP32, (2,), bytes(range(8)))

@@ -84,8 +84,9 @@ async def test_the_last_instances_of_a_sequence_model_leave_and_what_they_knew_w
     assert (pool.slots, pool.is_shrinking, [spec.name for spec in pool.specs]) == (1, False, ["m_0"])
     assert [instance.closed for instance in instances] == [False, True, True]
     for number in (0, 1):
-        job = SimpleNamespace(header=SimpleNamespace(sequences=BatchPlaces(number, 0, ())), records=[])
-        pool.steps(job, 4)  # type: ignore[arg-type]
+        places = BatchPlaces(number, 0, ())
+        job = SimpleNamespace(header=SimpleNamespace(sequences=places), records=[], unwanted=frozenset(), put=None)
+        pool.execution_of(job, 4)  # type: ignore[arg-type]
     assert lives == [4, 0], "a batch for one that has left is in a life that nobody remembers"
     await pool.close()
     assert instances[0].closed

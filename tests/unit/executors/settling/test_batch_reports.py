@@ -15,7 +15,7 @@ from charonia.facts.journal import JournalFact, read_facts
 from charonia.tensors import Tensor
 from charonia.wire import FLAG_JOURNALLED, BatchHeader, RequestRecord, pack_request, request_meta, unpack_request
 from executors.running.submitted_batch import SubmittedBatch
-from executors.settling.batch_reports import JournalledStarts
+from executors.settling.settler import JournalledStarts
 
 
 def record(number: int, flags: int = FLAG_JOURNALLED) -> RequestRecord:

@@ -36,8 +36,7 @@ from executors.batches.batch_payloads import Payloads
 from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
-from executors.settling.batch_reports import JournalledStarts, OwnerReports
-from executors.settling.settler import Outcome, Settler
+from executors.settling.settler import JournalledStarts, Outcome, OwnerReports, Settler
 
 REQUEST_ID = b"r" * 16
 

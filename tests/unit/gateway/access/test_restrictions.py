@@ -29,8 +29,8 @@ def test_a_prefix_belongs_to_the_name_and_to_the_text() -> None:
 
 
 def test_nothing_restricted_is_false() -> None:
-    assert not Restrictions((), refusal)
-    assert Restrictions(((("health",), "a", "b"),), refusal)
+    assert not Restrictions((), refusal).any
+    assert Restrictions(((("health",), "a", "b"),), refusal).any
 
 
 def test_a_group_may_be_listed_once() -> None:

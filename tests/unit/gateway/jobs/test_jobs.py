@@ -199,7 +199,7 @@ async def test_a_lost_reply_is_read_from_the_record(bench: Any) -> None:
     await bench.finish(record, reply=False)
     await gateway._dataplane.requester.recheck({record.id})
     assert numbers((await call).outputs) == {"y": 5, "z": 5}
-    assert gateway._dataplane.rechecks == 1
+    assert gateway.jobs.counts.rechecks == 1
 
 
 async def test_a_record_that_cannot_be_read_keeps_nobody_else_waiting(bench: Any) -> None:

@@ -119,7 +119,7 @@ def test_requests_that_may_be_answered_from_the_cache_have_no_door(cache_bytes: 
 def test_traced_requests_go_the_full_way(tmp_path: Path) -> None:
     traced = TraceOptions(file=str(tmp_path / "trace"), initial=TraceSettings(level=LEVELS["TIMESTAMPS"]))
     with LaneBench(tracing=traced) as bench:
-        assert bench.service._tracer.on
+        assert bench.service.tracer.on
         assert bench.door() is None
 
 

@@ -7,8 +7,8 @@ import pytest
 from charonia.errors import InvalidArgument
 from gateway.grpc.job_calls import words_of_metadata
 from gateway.requests.delivery import WEBHOOK_EVENTS, Caller, DeliveryOptions, Webhook
-from gateway.requests.preferences import HEADERS, PARAMETERS, Wish, earlier, read_wish, words_of_headers
-from gateway.requests.request_rules import MAX_DEADLINE_NS
+from gateway.requests.preferences import HEADERS, PARAMETERS, Wish, read_wish, words_of_headers
+from gateway.requests.request_rules import MAX_DEADLINE_NS, earlier
 
 NOW_NS = 1_700_000_000_000_000_000
 

@@ -12,7 +12,7 @@ from hpack import Decoder
 from gateway.grpc.calling import Streaming, Unary
 from gateway.grpc.native.codec.call_headers import CallHeaders
 from gateway.grpc.native.codec.http2_frames import DATA
-from gateway.grpc.native.codec.limits import KeepAlive, PingStrikes
+from gateway.grpc.native.codec.limits import KeepAlive
 from gateway.grpc.native.connection_calls import STREAM_WINDOW, Calls
 from gateway.grpc.native.outbox import Outbox
 from gateway.grpc.native.serving import Serving
@@ -31,11 +31,10 @@ async def test_nothing_is_read_after_a_message_that_cannot_be() -> None:
 
     loop = asyncio.get_running_loop()
     keep_alive = KeepAlive()
-    strikes = PingStrikes(keep_alive)
-    out, written = Outbox(loop, strikes), Written()
+    out, written = Outbox(loop), Written()
     out.connect(written)
     out.resize([], 0)
-    calls = Calls(Serving({"/s/m": Streaming(echo)}, keep_alive, 0, 1000), out, strikes)
+    calls = Calls(Serving({"/s/m": Streaming(echo)}, keep_alive, 0, 1000), out)
     calls.begin(1, CallHeaders("/s/m"), ended=False)
     stream = calls.streams[1]
     calls.feed(stream, b"\0\0\0\0\1a")
@@ -65,11 +64,10 @@ async def test_what_messages_that_are_not_whole_hold_is_bounded_together() -> No
         raise AssertionError("no message is whole")
 
     keep_alive = KeepAlive()
-    strikes = PingStrikes(keep_alive)
-    out, written = Outbox(asyncio.get_running_loop(), strikes), Written()
+    out, written = Outbox(asyncio.get_running_loop()), Written()
     out.connect(written)
     serving = Serving({"/s/m": Unary(never)}, keep_alive, 0, 1000, 2 * STREAM_WINDOW)
-    calls = Calls(serving, out, strikes)
+    calls = Calls(serving, out)
     for number in (1, 3):
         calls.begin(number, CallHeaders("/s/m"), ended=False)
         calls.feed(calls.streams[number], b"\0\x7f\0\0\0")
@@ -100,12 +98,11 @@ async def test_what_comes_for_a_refused_call_is_neither_held_nor_asked_for() -> 
         await write(b"a")
 
     keep_alive = KeepAlive()
-    strikes = PingStrikes(keep_alive)
-    out, written = Outbox(asyncio.get_running_loop(), strikes), Written()
+    out, written = Outbox(asyncio.get_running_loop()), Written()
     out.connect(written)
     out.resize([], 0)
     serving = Serving({"/s/m": Streaming(answer)}, keep_alive, 0, 1000, STREAM_WINDOW)
-    calls = Calls(serving, out, strikes)
+    calls = Calls(serving, out)
     calls.begin(1, CallHeaders("/s/m"), ended=False)
     stream = calls.streams[1]
     while not stream.pending:

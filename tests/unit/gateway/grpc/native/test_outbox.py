@@ -24,7 +24,6 @@ from gateway.grpc.native.codec.http2_frames import (
     StreamFault,
     frame,
 )
-from gateway.grpc.native.codec.limits import KeepAlive, PingStrikes
 from gateway.grpc.native.outbox import Outbox
 from gateway.grpc.native.stream import Stream
 
@@ -43,7 +42,7 @@ class Client:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.out = Outbox(loop, PingStrikes(KeepAlive()))
+        self.out = Outbox(loop)
         self.written = Written()
         self.closed: list[int] = []
         self.out.on_closed = lambda stream: self.closed.append(stream.id)

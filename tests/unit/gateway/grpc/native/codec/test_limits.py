@@ -97,11 +97,13 @@ class TestPings:
         ],
     )
     def test_how_many(self, keep_alive: KeepAlive, pings: list[tuple[float, bool]], enough_after: int | None) -> None:
-        strikes = PingStrikes(keep_alive)
+        strikes, sent_data = PingStrikes(keep_alive), False
         for count, (now_s, has_calls) in enumerate(pings, 1):
             if math.isnan(now_s):
-                strikes.sent_data()
-            elif strikes.is_enough(now_s, has_calls=has_calls):
+                sent_data = True
+                continue
+            if strikes.is_enough(now_s, has_calls=has_calls, sent_data=sent_data):
                 assert count == enough_after
                 return
+            sent_data = False
         assert enough_after is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from memory_log.log import MemoryLog
 
-import gateway.jobs.estimates
+import gateway.jobs.job_queries
 from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.errors import LogUnavailable
 from charonia.models.interface import ModelInterface
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
-from gateway.jobs.estimates import Pace, Paces, mean_pace, queued_eta_s, running_eta_s
+from gateway.jobs.job_queries import Pace, Paces, mean_pace, queued_eta_s, running_eta_s
 
 FIELDS = {
     "inference_count": 100,
@@ -52,7 +52,7 @@ def test_a_running_job_ends_after_a_mean_execution() -> None:
 
 async def test_statistics_are_read_once_a_second_and_their_growth_is_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0]
-    monkeypatch.setattr(gateway.jobs.estimates, "monotonic_ns", lambda: now[0])
+    monkeypatch.setattr(gateway.jobs.job_queries, "monotonic_ns", lambda: now[0])
     config = normalise(parse('name: "m" backend: "python" max_batch_size: 8'))
     served = ServedVersion("m", 1, "h", config, ModelInterface.of(config), {}, {"e": 1})
     log = MemoryLog()

@@ -6,8 +6,8 @@ from log_jobs import accept, made
 from memory_log.log import MemoryLog
 
 from batcher.entries.carriers import Carried, CarrierEntry
-from batcher.entries.interrupted import jobs_unseen, visible_requests
 from batcher.scheduling.observations import RequestQueued
+from batcher.takeover.recovery import jobs_unseen, visible_requests
 from charonia import keys
 from charonia.eventlog.port import Limits
 from charonia.wire import FLAG_JOB, pack_request, request_meta, unpack_request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from charonia.eventlog.redis.server.packing import LARGE_BYTES, pack, pack_pieces
+from charonia.eventlog.redis.server.transport import LARGE_BYTES, pack, pack_pieces
 
 COMMANDS = [
     ("PING",),

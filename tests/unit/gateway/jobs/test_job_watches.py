@@ -9,7 +9,7 @@ import pytest
 from job_bench import HASH, MODEL, JobBench, options, until_so
 from job_bench import request as request_of
 
-import gateway.jobs.overdue
+import gateway.jobs.job_watches
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import DeadlineExceeded
@@ -32,7 +32,7 @@ async def bench() -> AsyncIterator[Any]:
 
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.jobs.overdue, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(gateway.jobs.job_watches, "_LOOK_S", 3600.0)
 
 
 async def past(bench: Any, number: int = 1, **about: Any) -> str:
@@ -100,7 +100,7 @@ async def test_lists_show_no_job_past_its_deadline_as_waiting(bench: Any) -> Non
 
 
 async def test_what_nobody_asks_for_is_looked_for(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.jobs.overdue, "_LOOK_S", 0.01)
+    monkeypatch.setattr(gateway.jobs.job_watches, "_LOOK_S", 0.01)
     await past(bench, webhook={"url": "https://example.org/", "events": []})
     await past(bench, 2, unjournalled=True)
     own = await bench.gateway(webhook_allow=("example.org",))
@@ -118,9 +118,9 @@ async def test_what_nobody_asks_for_is_looked_for(bench: Any, monkeypatch: pytes
 
 
 async def test_many_models_are_looked_at_in_turn(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.jobs.overdue, "_MODELS_AT_ONCE", 2)
+    monkeypatch.setattr(gateway.jobs.job_watches, "_MODELS_AT_ONCE", 2)
     about = {"version": 1, "deadline_us": 1}
     for model in "abcde":
         await bench.log.accept_job(model, 0, 0, NewJob(b"j" * 16, 3, 1, 60, about=about), [b"r", b"..."], Limits())
-    overdue = gateway.jobs.overdue.OverdueJobs(bench.log, (await bench.gateway())._catalog)
+    overdue = gateway.jobs.job_watches.OverdueJobs(bench.log, (await bench.gateway())._catalog)
     assert [await overdue.look() for _ in range(3)] == [2, 2, 1]
