@@ -234,8 +234,6 @@ class TestCalls:
         assert await check("anything") is health.ServingStatus.SERVING
         handler.is_ready = False
         assert await check("") is health.ServingStatus.NOT_SERVING
-        watch = channel.unary_stream(f"/{health.SERVICE_NAME}/Watch")
-        assert (await status_of(watch(b"").read()))[0] is grpc.StatusCode.UNIMPLEMENTED
 
     @pytest.mark.parametrize(
         "method",

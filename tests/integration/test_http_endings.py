@@ -59,7 +59,7 @@ class TestHostileSenders:
             (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
             (
                 b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
-                b"Transfer-Encoding: chunked\r\n\r\n",
+                b"Transfer-Encoding: gzip, identity\r\n\r\n",
                 400,
             ),
             (b"not http at all\r\n\r\n", 400),

@@ -94,10 +94,10 @@ async def test_a_model_of_another_pool_is_not_fetched(store: MemoryStore, tmp_pa
     # the version that the policy leaves out is not here to look at
     store.put("python/2/model.py", "")
     policy = "version_policy { specific { versions: 1 } }"
-    store.put("python/config.pbtxt", f'backend: "nobodys" {tensors} {policy}')
+    store.put("python/config.pbtxt", f'backend: "python" {tensors} {policy}')
     async with over_url(tmp_path, pool="small") as bench:
         excluded = {f.model for f in bench.control.facts() if isinstance(f, ModelExcluded)}
-        assert excluded == {"m"}, "its own model.py serves the other one"
+        assert excluded == {"m"}, "the other one is of no pool"
         assert loaded(bench) == ["python"]
         assert "m/1/model.onnx" not in store.copied()
         assert copies(tmp_path) == {"python"}
