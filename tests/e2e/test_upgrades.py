@@ -2,9 +2,16 @@
 
 `tests/golden/state` holds what `charonia serve` of those revisions left on Redis 7.0 (which every supported program
 reads) when it was killed: under 50 KB each, as only real bytes show that a release still reads them. `jobs` is of the
-first revision that had jobs, `sequences` of the first that had sequences. `about.json` says what was in them: jobs that
-had ended, jobs that waited, a call with a key, and the values of a sequence so far. Results are kept for ten years.
-Nothing there is ever changed; a new format of state gets a new directory.
+first revision that had jobs (73cf1b6), `sequences` of the first that had sequences (e5d02d1). `about.json` says what
+was in them: jobs that had ended, jobs that waited, a call with a key, and the values of a sequence so far. Results are
+kept for ten years. Nothing there is ever changed; a new format of state gets a new directory.
+
+How one is made: check that revision out, and run its `serve` (`PYTHONPATH` and working directory there) with
+`--log-server=redis-server`, `--job-retention-secs=315360000`, and the models of `carried_state.build_models` (of these
+only `gated` for `jobs`). With the functions of `carried_state`: ten jobs that end; the call with a key, which is the
+eleventh execution, so that a second one cannot give the same answer; the sequence. Of five more jobs the first runs
+until the end, in a `gated` that keeps the value 50 for ever: no request may name the path of a gate. Kill the process
+group with SIGKILL, and keep `appendonlydir`: no more is read back, and it names no path.
 """
 
 from __future__ import annotations
