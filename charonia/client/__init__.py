@@ -1,0 +1,42 @@
+"""A client of any KServe v2 server, over HTTP or gRPC, blocking (`Client`) or for asyncio (`AsyncClient`).
+
+May import of the kernel only `datatypes`, `errors` and `tensors`, and `protos`. Begin reading at `clients`: it runs the
+procedures of `procedures`, which say what is asked and what is retried; `http_form` and `grpc_form` write requests and
+read answers, `http_transport` and `grpc_transport` send them. How it is used: `docs/howto/python-client.md`.
+"""
+
+from __future__ import annotations
+
+from .async_clients import AsyncClient, AsyncJob
+from .backoff import RetryPolicy
+from .clients import Client, Job
+from .results import (
+    ConnectionLost,
+    Incomprehensible,
+    JobEvent,
+    JobNotEnded,
+    JobStatus,
+    NotConnected,
+    OnlyCharonia,
+    Refused,
+    Result,
+    Tls,
+)
+
+__all__ = [
+    "AsyncClient",
+    "AsyncJob",
+    "Client",
+    "ConnectionLost",
+    "Incomprehensible",
+    "Job",
+    "JobEvent",
+    "JobNotEnded",
+    "JobStatus",
+    "NotConnected",
+    "OnlyCharonia",
+    "Refused",
+    "Result",
+    "RetryPolicy",
+    "Tls",
+]
