@@ -73,7 +73,8 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("model")
         command.add_argument(
             "--input", action="append", default=[], metavar="NAME=VALUE", help="VALUE is JSON, text, @FILE.npy, or "
-            "@FILE whose bytes are one element; it takes the type and shape that the model says; repeatable",
+            "@FILE whose bytes are one element; it takes the type and shape that the model says, NAME:TYPE=VALUE where "
+            "the server does not describe it; repeatable",
         )  # fmt: skip
         command.add_argument("--output", action="append", default=[], metavar="NAME", help="only this; repeatable")
         command.add_argument("--model-version", default="", metavar="V", help="instead of the newest that is ready")
@@ -156,20 +157,31 @@ def _asked(options: argparse.Namespace) -> Any:
 
 def _inputs(client: Client, options: argparse.Namespace) -> dict[str, Any]:
     """The arrays of the command line, of the types and shapes that the model's metadata says."""
-    texts = [_named(text, "=", "--input") for text in options.input]
-    if not texts:
-        return {}
-    described = {item["name"]: item for item in client.metadata(options.model, options.model_version)["inputs"]}
+    from .datatypes import DataType
+
+    described: dict[str, Any] | None = None
     found = {}
-    for name, text in texts:
+    for text in options.input:
+        name, value = _named(text, "=", "--input")
+        plain, _, datatype = name.rpartition(":")
+        if plain and datatype in DataType.__members__:
+            found[plain] = array_of(plain, value, datatype, None)
+            continue
+        if described is None:
+            metadata = client.metadata(options.model, options.model_version)
+            described = {item["name"]: item for item in metadata.get("inputs") or ()}
         if name not in described:
-            raise InvalidArgument(f"model '{options.model}' has no input '{name}'; it has {', '.join(described)}")
-        found[name] = array_of(name, text, described[name]["datatype"], [int(d) for d in described[name]["shape"]])
+            known = f"it has {', '.join(described)}" if described else f"which it does not describe: write {name}:TYPE="
+            raise InvalidArgument(f"model '{options.model}' has no input '{name}'; {known}")
+        found[name] = array_of(name, value, described[name]["datatype"], [int(d) for d in described[name]["shape"]])
     return found
 
 
-def array_of(name: str, text: str, datatype: str, shape: Sequence[int]) -> Any:
-    """The array that `text` stands for. Raises `InvalidArgument` for one that does not fit the input."""
+def array_of(name: str, text: str, datatype: str, shape: Sequence[int] | None) -> Any:
+    """The array that `text` stands for; its own shape where that of the input is not known.
+
+    Raises `InvalidArgument` for one that does not fit the input.
+    """
     import numpy as np
 
     from .datatypes import DataType
@@ -188,14 +200,15 @@ def array_of(name: str, text: str, datatype: str, shape: Sequence[int]) -> Any:
             if np.asarray(value).dtype.kind not in _KINDS.get(wanted.numpy.kind, "iuf"):
                 raise InvalidArgument(f"input '{name}' is {datatype}, which '{text}' is not")
             array = np.array(value, dtype=wanted.numpy)
-        if array.ndim == len(shape):
+        if shape is None or array.ndim == len(shape):
             return array
         free = [-1 if dim < 0 else dim for dim in shape]
         if free.count(-1) > 1:
             free[0] = 1
         return array.reshape(free)
     except (ValueError, OverflowError) as error:
-        raise InvalidArgument(f"input '{name}' of shape {list(shape)} cannot be '{text}': {error}") from None
+        about = "" if shape is None else f" of shape {list(shape)}"
+        raise InvalidArgument(f"input '{name}'{about} cannot be '{text}': {error}") from None
 
 
 def _value(text: str, is_text: bool) -> Any:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from charonia.datatypes import DataType
 from charonia.errors import (
     AlreadyExists,
@@ -40,6 +38,7 @@ from .results import (
     Refused,
     Result,
     checked,
+    packed,
 )
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -48,9 +47,6 @@ _EMPTY_FINAL = "triton_enable_empty_final_response"
 _JOB_ID, _WAIT, _CANCEL = "charonia_job_id", "charonia_wait_s", "charonia_cancel"
 _ATTEMPT, _INDEX, _AFTER_INDEX = "charonia_attempt", "charonia_index", "charonia_after_index"
 _STATE = "charonia_job_state"
-_ENDS_ON_ERROR = (("triton_grpc_error", "true"),)
-"""A stream opened with it ends with the status of the first error, which says more than a text."""
-
 _NEVER_CONNECTED = "failed to connect to all addresses"
 """How gRPC's core begins the details of a call for which no connection could be made."""
 _UNAVAILABLE, _RESOURCE_EXHAUSTED = 14, 8
@@ -240,7 +236,9 @@ def _infer_call(message: Any, metadata: Iterable[tuple[str, str]] = ()) -> GrpcC
 
 
 def _stream_call(message: Any) -> GrpcCall:
-    return GrpcCall(f"{_SERVICE}ModelStreamInfer", message, pb.ModelStreamInferResponse, _ENDS_ON_ERROR)
+    """Errors come in-band. Triton would end the stream with the first one's status if asked to (`triton_grpc_error`),
+    and its 2.51 crashes when the model then answers again."""
+    return GrpcCall(f"{_SERVICE}ModelStreamInfer", message, pb.ModelStreamInferResponse)
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
@@ -283,12 +281,7 @@ def read_result(response: Any) -> Result:
 def _raw(output: Any, datatype: DataType) -> Any:
     """The raw bytes of typed contents, which other servers answer with."""
     name = _CONTENTS.get(datatype)
-    elements = list(getattr(output.contents, name)) if name else []
-    if datatype is DataType.BYTES:
-        array = np.empty(len(elements), np.object_)
-        array[:] = elements
-        return Tensor.of(output.name, array).data
-    return np.array(elements).astype(datatype.numpy).tobytes()
+    return packed(output.name, datatype, list(getattr(output.contents, name)) if name else [])
 
 
 def _value(parameter: Any) -> ParameterValue:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
-import numpy as np
-
 from charonia.datatypes import DataType
 from charonia.errors import (
     CANCELLED,
@@ -32,7 +30,18 @@ from charonia.errors import (
 from charonia.tensors import Tensor
 
 from .procedures import Exchange
-from .results import OVER, ConnectionLost, Incomprehensible, Inference, JobEvent, JobStatus, Refused, Result, checked
+from .results import (
+    OVER,
+    ConnectionLost,
+    Incomprehensible,
+    Inference,
+    JobEvent,
+    JobStatus,
+    Refused,
+    Result,
+    checked,
+    packed,
+)
 
 T = TypeVar("T")
 
@@ -394,10 +403,6 @@ def _read_output(output: Any, binary: memoryview) -> tuple[Tensor, memoryview]:
 def _raw(name: str, datatype: DataType, data: list[Any]) -> Any:
     """The raw bytes of a JSON array, flat or nested."""
     try:
-        if datatype is DataType.BYTES:
-            elements = np.empty(0, np.object_) if not data else np.array(data, dtype=np.object_)
-        else:
-            elements = np.array(data).astype(datatype.numpy) if data else np.empty(0, datatype.numpy)
-        return Tensor.of(name, elements).data
-    except (ValueError, TypeError, OverflowError, CharoniaError) as error:
+        return packed(name, datatype, data)
+    except (ValueError, TypeError, OverflowError) as error:
         raise Incomprehensible(f"output '{name}' cannot be read: {error}") from None

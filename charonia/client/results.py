@@ -12,19 +12,15 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from charonia.errors import (
-    CharoniaError,
-    DeadlineExceeded,
-    InternalError,
-    InvalidArgument,
-    Unavailable,
-    Unsupported,
-)
-from charonia.tensors import Tensor
+from charonia.datatypes import DataType
+from charonia.errors import DeadlineExceeded, InternalError, InvalidArgument, Unavailable, Unsupported
+from charonia.tensors import Buffer, Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
 
 ParameterValue = str | int | bool | float
 Array = npt.NDArray[Any]
 Inputs = Mapping[str, npt.ArrayLike]
+
+_WIDEST: Mapping[str, npt.DTypeLike] = {"b": np.bool_, "i": np.int64, "u": np.uint64}
 
 TERMINAL_STATES = frozenset(("succeeded", "failed", "cancelled", "expired"))
 """States of a job that it does not leave; also the last event of each (docs/jobs.md)."""
@@ -136,11 +132,23 @@ class Inference:
 
 def _tensor(name: str, value: npt.ArrayLike) -> Tensor:
     try:
-        return Tensor.of(name, np.asarray(value))
+        array = value if isinstance(value, np.ndarray) else _array(value)
+        if array.dtype == np.object_ and not all(isinstance(item, (str, bytes, bytearray)) for item in array.flat):
+            raise InvalidArgument("its elements are neither numbers of one shape nor strings")
+        return Tensor.of(name, array)
     except ValueError as error:
         raise InvalidArgument(f"input '{name}' is no array: {error}") from None
     except InvalidArgument as error:
         raise InvalidArgument(f"input '{name}': {error}") from None
+
+
+def _array(value: npt.ArrayLike) -> Array:
+    """Strings as objects: NumPy's own would lose zeros at their ends, and take no mix of text and bytes."""
+    try:
+        array = np.asarray(value)
+    except UnicodeError:
+        return np.array(value, dtype=np.object_)
+    return np.array(value, dtype=np.object_) if array.dtype.kind in "SU" else array
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,15 +223,28 @@ class JobEvent:
         return self.kind in TERMINAL_STATES
 
 
+def packed(name: str, datatype: DataType, elements: list[Any]) -> Buffer:
+    """The raw bytes of elements that came as a list, flat or nested. Raises `ValueError` and the like for others."""
+    if datatype is DataType.BYTES:
+        return Tensor.of(name, np.array(elements, dtype=np.object_)).data
+    widest = _WIDEST.get(datatype.numpy.kind, np.float64)  # without it NumPy makes floats of large integers
+    return np.array(elements, dtype=widest).astype(datatype.numpy).tobytes()
+
+
 def checked(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     """Received tensors by name. Raises `Incomprehensible` for one whose bytes are not its shape's."""
     found: dict[str, Tensor] = {}
     for tensor in tensors:
+        name, what = tensor.name, f"{tensor.datatype.value} {shape_text(tensor.shape)}"
         try:
-            if min(tensor.shape, default=0) < 0:
-                raise ValueError(f"a negative dimension in {list(tensor.shape)}")
-            tensor.array()
-        except (ValueError, CharoniaError, IndexError, ArithmeticError) as error:
-            raise Incomprehensible(f"output '{tensor.name}' cannot be read: {error}") from None
-        found[tensor.name] = tensor
+            if tensor.datatype is DataType.BYTES:
+                check_bytes_elements(tensor.data, element_count(name, tensor.shape), name=name, model="")
+                fits = True
+            else:
+                fits = expected_size_bytes(name, tensor.datatype, tensor.shape) == len(tensor.data)
+        except InvalidArgument:
+            fits = False
+        if not fits:
+            raise Incomprehensible(f"output '{name}' is said to be {what}, which its {len(tensor.data)} bytes are not")
+        found[name] = tensor
     return found
