@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 URL = "http://localhost:8000"
 
+_ATTEMPTS = {"health": 1, "submit": 8, "result": 8, "tail": 8}
+"""Commands about jobs outlast a gateway's restart; the others soon say that there is no server."""
+_FEW_ATTEMPTS = 4
+
 _KINDS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of NumPy's numbers, each with those of JSON values that it takes."""
 _MODEL_COLUMNS = (("model", "name"), ("version", "version"), ("state", "state"), ("reason", "reason"))
@@ -44,7 +48,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
 
     url = options.url or environment.get("CHARONIA_URL") or URL
     headers = dict(_named(header, ":", "--header") for header in options.header)
-    retry = RetryPolicy(attempts=1) if options.command == "health" else RetryPolicy()
+    retry = RetryPolicy(_ATTEMPTS.get(options.command, _FEW_ATTEMPTS))
     with Client(url, headers=headers, retry=retry, tls=Tls(ca_file=options.ca_file)) as client:
         return _HANDLERS[options.command](client, options)
 

@@ -65,14 +65,6 @@ class _AsyncReader:
 class AsyncClient(Connecting):
     """`Client` for asyncio, to be used in one event loop. Close it, or use it in an `async with`."""
 
-    _made: Transport | None = None
-
-    @property
-    def _transport(self) -> Transport:
-        if self._made is None:
-            self._made = self._open()
-        return self._made
-
     def _open(self) -> Transport:
         address = self._address
         if address.is_grpc:

@@ -17,10 +17,10 @@ from .results import NotConnected, Refused
 class RetryPolicy:
     """`attempts` counts the first one. The n-th pause is drawn from the upper half of first * 2**(n-1), at most `max`.
 
-    The defaults bridge about five seconds, in which a gateway that died is back.
+    The defaults bridge between five and eleven seconds, in which a gateway that died is started again.
     """
 
-    attempts: int = 7
+    attempts: int = 8
     first_pause_s: float = 0.1
     max_pause_s: float = 5.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Generator, Mapping
@@ -86,6 +87,19 @@ class Connecting:
         self._procedures = Procedures(
             self._form, retry or RetryPolicy(), time.monotonic, random.random, lambda: uuid.uuid4().hex
         )
+        self._made: Transport | None = None
+        self._making = threading.Lock()
+
+    @property
+    def _transport(self) -> Transport:
+        """Made when it is first needed: one for asyncio belongs to the running loop."""
+        with self._making:
+            if self._made is None:
+                self._made = self._open()
+            return self._made
+
+    def _open(self) -> Transport:
+        raise NotImplementedError
 
 
 class Transport(Protocol):
@@ -141,14 +155,6 @@ class _Reader:
 
 class Client(Connecting):
     """A blocking client, which may be used from several threads. Close it, or use it in a `with`."""
-
-    _made: Transport | None = None
-
-    @property
-    def _transport(self) -> Transport:
-        if self._made is None:
-            self._made = self._open()
-        return self._made
 
     def _open(self) -> Transport:
         address = self._address

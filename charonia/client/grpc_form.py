@@ -95,6 +95,7 @@ class GrpcForm:
     """The requests of one client."""
 
     always_binary = True
+    beats = False
     binary = True
 
     # -- questions that change nothing ---------------------------------------------------------------------------------

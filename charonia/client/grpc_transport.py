@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from charonia.errors import CharoniaError, StartupError
+from charonia.errors import CharoniaError, InvalidArgument
 
 from .grpc_form import GrpcCall, error_of
 from .results import Tls
@@ -33,7 +33,7 @@ def _read(path: str) -> bytes | None:
     try:
         return Path(path).read_bytes() if path else None
     except OSError as error:
-        raise StartupError(f"'{path}' cannot be read: {error.strerror}") from None
+        raise InvalidArgument(f"'{path}' cannot be read: {error.strerror}") from None
 
 
 def _failure(error: Any) -> CharoniaError:

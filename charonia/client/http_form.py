@@ -103,6 +103,7 @@ class HttpForm:
     """The requests of one client. `binary` is whether its server takes the binary extension."""
 
     always_binary = False
+    beats = True
 
     def __init__(self) -> None:
         self.binary = True

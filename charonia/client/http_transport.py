@@ -21,7 +21,8 @@ CONNECT_WITHIN_S = 5.0
 def _options(url: str, connections: int, headers: Mapping[str, str], tls: Tls | None) -> dict[str, Any]:
     return {
         "base_url": url,
-        "headers": {"user-agent": "charonia-client", **headers},
+        # Tensors hardly shrink, and a server that compresses them is busy for a long time.
+        "headers": {"user-agent": "charonia-client", "accept-encoding": "identity", **headers},
         "limits": httpx2.Limits(max_connections=connections, max_keepalive_connections=connections),
         "verify": _context(tls) if url.startswith("https") else False,
         "trust_env": False,
@@ -30,9 +31,12 @@ def _options(url: str, connections: int, headers: Mapping[str, str], tls: Tls | 
 
 def _context(tls: Tls | None) -> ssl.SSLContext:
     files = tls or Tls()
-    context = ssl.create_default_context(cafile=files.ca_file or None)
-    if files.certificate_file:
-        context.load_cert_chain(files.certificate_file, files.key_file or None)
+    try:
+        context = ssl.create_default_context(cafile=files.ca_file or None)
+        if files.certificate_file:
+            context.load_cert_chain(files.certificate_file, files.key_file or None)
+    except OSError as error:  # `SSLError` is one
+        raise InvalidArgument(f"the certificates of {files} cannot be used: {error}") from None
     return context
 
 

@@ -42,7 +42,7 @@ MAX_WAIT_S = 30.0
 """How long one request waits for a job's end; the server holds it for up to 60 s."""
 _WAIT_MARGIN_S = 10.0
 _SILENCE_S = 60.0
-"""A stream of events that is silent for so long is broken: the server writes a comment every 15 s."""
+"""After so long without a word a stream is opened again, behind what was seen."""
 _CANCEL_WITHIN_S = 5.0
 _NO_JOB = "charonia-client-asks-whether-there-are-jobs"
 _JOB_NOT_FOUND = "job not found"
@@ -118,8 +118,10 @@ class Form(Protocol):
     """A protocol's requests and answers. `left_s` is what is left of the caller's time, None without a deadline."""
 
     binary: bool
-    """Whether the server takes tensors in binary; set once its metadata is known."""
+    """Whether the server takes tensors in binary; set once its metadata is known, unless `always_binary`."""
     always_binary: bool
+    beats: bool
+    """Whether a stream that is silent for `_SILENCE_S` is broken: the server writes a comment every 15 s (HTTP)."""
 
     def live(self) -> Exchange[bool]: ...
     def ready(self, model: str, version: str) -> Exchange[bool]: ...
@@ -311,6 +313,8 @@ class Procedures:
                 raise
             except CharoniaError as error:
                 if isinstance(error, DeadlineExceeded) and not self._is_over(deadline):
+                    if not self._form.beats:
+                        continue
                     error = ConnectionLost("the stream was silent for too long")
                 failed += 1
                 yield from self._pause(error, failed, deadline, repeatable=True)

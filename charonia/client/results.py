@@ -103,7 +103,10 @@ class Inference:
 
     @staticmethod
     def of(model: str, inputs: Inputs, options: InferenceOptions) -> Inference:
-        """The request of a caller's words. Raises `InvalidArgument` for what no server could take."""
+        """The request of a caller's words. Raises `InvalidArgument` for what no server could take, and `TypeError` for
+        an option that there is not."""
+        for name in options.keys() - InferenceOptions.__annotations__.keys():
+            raise TypeError(f"an inference has no option '{name}'")
         if not model:
             raise InvalidArgument("an inference needs the name of a model")
         outputs = options.get("outputs", ())

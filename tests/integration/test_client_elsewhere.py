@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from certificates import HAS_OPENSSL, authority, certificate
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from plain_v2_server import PlainServer, plain_server
@@ -21,8 +28,10 @@ from charonia.client import (
     OnlyCharonia,
     Refused,
     RetryPolicy,
+    Tls,
 )
-from charonia.errors import DeadlineExceeded, Unavailable, Unsupported
+from charonia.errors import DeadlineExceeded, InvalidArgument, Unavailable, Unsupported
+from protos import grpc_service_pb2 as pb
 
 INPUTS = {"X": np.array([1, 2], np.int32)}
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.001)
@@ -47,6 +56,7 @@ def test_a_server_without_binary_tensors_gets_json(server: PlainServer, client: 
     (headers,) = server.inferences
     assert headers["content-type"] == "application/json"
     assert headers["authorization"] == "Bearer x"
+    assert headers["accept-encoding"] == "identity", "compressing tensors takes long and gains little"
     assert "traceparent" not in headers
 
 
@@ -128,3 +138,64 @@ def test_no_server_is_not_connected_after_every_attempt(scheme: str) -> None:
             pytest.raises(NotConnected),
         ):
             client.infer("double", INPUTS)
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not HAS_OPENSSL:
+        pytest.skip("no openssl on PATH to make a certificate with")
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("ours", "theirs"):
+        authority(folder, name)
+    for name in ("server", "client"):
+        certificate(folder, name, "ours")
+    return folder
+
+
+@contextlib.contextmanager
+def over_http(folder: Path) -> Iterator[str]:
+    """A server that wants certificates of its clients."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    context.load_verify_locations(folder / "ours.crt")
+    context.verify_mode = ssl.CERT_REQUIRED
+    with plain_server(context) as running:
+        yield running.url
+
+
+@contextlib.contextmanager
+def over_grpc(folder: Path) -> Iterator[str]:
+    """The same of gRPC: it says that it lives."""
+    answer = grpc.unary_unary_rpc_method_handler(lambda *_: pb.ServerLiveResponse(live=True).SerializeToString())
+    methods = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ServerLive": answer})
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool, (methods,))
+        pair = ((folder / "server.key").read_bytes(), (folder / "server.crt").read_bytes())
+        wanted = grpc.ssl_server_credentials((pair,), (folder / "ours.crt").read_bytes(), True)
+        port = server.add_secure_port("127.0.0.1:0", wanted)
+        server.start()
+        try:
+            yield f"grpcs://127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()
+
+
+@pytest.mark.parametrize("serve", [over_http, over_grpc])
+def test_tls_both_ways(serve: Callable[[Path], Any], certificates: Path) -> None:
+    trusted, own = str(certificates / "ours.crt"), (str(certificates / "client.crt"), str(certificates / "client.key"))
+
+    def ask(tls: Tls) -> Any:
+        with Client(url, retry=RetryPolicy(attempts=1), tls=tls) as client:
+            return client.infer("double", INPUTS)["Y"].tolist() if client.url.startswith("https") else client.live()
+
+    with serve(certificates) as url:
+        assert ask(Tls(trusted, *own)) in ([2, 4], True)
+        for tls in (Tls(trusted), Tls(str(certificates / "theirs.crt"), *own), Tls()):
+            with pytest.raises(Unavailable):
+                ask(tls)
+        for tls in (Tls("/nowhere"), Tls(trusted, own[0], "/nowhere")):
+            with pytest.raises(InvalidArgument, match="/nowhere"):
+                ask(tls)

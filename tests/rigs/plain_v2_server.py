@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ class PlainServer:
 
 
 @contextmanager
-def plain_server() -> Iterator[PlainServer]:
+def plain_server(tls: ssl.SSLContext | None = None) -> Iterator[PlainServer]:
     state = PlainServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -69,7 +70,9 @@ def plain_server() -> Iterator[PlainServer]:
     stopped = threading.Event()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    state.url = f"http{'s' if tls else ''}://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

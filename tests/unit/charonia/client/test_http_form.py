@@ -166,6 +166,11 @@ def test_what_no_server_could_take_is_refused(inputs: Any, options: Any) -> None
         Inference.of("m", inputs, options)
 
 
+def test_an_option_that_there_is_not_is_no_option() -> None:
+    with pytest.raises(TypeError, match="timout_s"):
+        Inference.of("m", {}, {"timout_s": 5})  # type: ignore[typeddict-unknown-key]
+
+
 def test_strings_keep_their_zeros_and_may_be_mixed_with_bytes() -> None:
     inference = Inference.of("m", {"X": ["a\0", b"\xff"], "Y": [b"a\0"]}, {})
     assert [tensor.array().tolist() for tensor in inference.inputs] == [[b"a\0", b"\xff"], [b"a\0"]]

@@ -284,6 +284,15 @@ def test_a_silent_stream_is_a_lost_connection() -> None:
         play.run(play.procedures.events("x.m", "", 5))
 
 
+def test_a_silent_grpc_stream_is_opened_again_as_long_as_it_takes() -> None:
+    """gRPC shows no sign of life of a job that waits in its queue."""
+    quiet = [later(60, DeadlineExceeded("call"))] * 20
+    play = Play(CHARONIA, QUEUED, *quiet, response(0, place="0", final=True), form=GrpcForm())
+    stream(play)
+    assert len(play.given) == 1
+    assert play.pauses == []
+
+
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
