@@ -20,8 +20,10 @@ from .results import (
     OnlyCharonia,
     Refused,
     Result,
+    SharedArray,
     Tls,
 )
+from .shared_region import SharedRegion
 
 __all__ = [
     "AsyncClient",
@@ -38,5 +40,7 @@ __all__ = [
     "Refused",
     "Result",
     "RetryPolicy",
+    "SharedArray",
+    "SharedRegion",
     "Tls",
 ]

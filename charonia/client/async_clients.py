@@ -13,6 +13,7 @@ from charonia.errors import CharoniaError
 from .clients import ANSWER_WITHIN_S, Connecting, Transport, trace_headers
 from .procedures import Ask, Followed, Next, Open, Pause, Procedure, Step, next_given
 from .results import Inference, InferenceOptions, Inputs, JobEvent, JobStatus, Result
+from .shared_region import SharedRegion
 
 T = TypeVar("T")
 
@@ -127,6 +128,21 @@ class AsyncClient(Connecting):
     ) -> list[dict[str, Any]]:
         """As `Client.statistics`."""
         return await self._run(self._procedures.question(self._form.statistics(model, version), timeout_s))
+
+    @contextlib.asynccontextmanager
+    async def shared_memory(self, size_bytes: int) -> AsyncGenerator[SharedRegion]:
+        """As `Client.shared_memory`."""
+        region = SharedRegion(size_bytes)
+        try:
+            await self._run(
+                self._procedures.once(self._form.register(region.name, region.key, size_bytes), ANSWER_WITHIN_S)
+            )
+            try:
+                yield region
+            finally:
+                await self._run(self._procedures.question(self._form.unregister(region.name), ANSWER_WITHIN_S))
+        finally:
+            region.unlink()
 
     async def close(self) -> None:
         if self._made is not None:

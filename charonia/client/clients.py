@@ -18,6 +18,7 @@ from charonia.errors import CharoniaError, InvalidArgument
 from .backoff import RetryPolicy
 from .procedures import Ask, Followed, Form, Next, Open, Pause, Procedure, Procedures, Step, next_given
 from .results import Inference, InferenceOptions, Inputs, JobEvent, JobStatus, Result, Tls
+from .shared_region import SharedRegion
 
 T = TypeVar("T")
 
@@ -223,6 +224,19 @@ class Client(Connecting):
     ) -> list[dict[str, Any]]:
         """Of each model version, or of those that are named."""
         return self._run(self._procedures.question(self._form.statistics(model, version), timeout_s))
+
+    @contextlib.contextmanager
+    def shared_memory(self, size_bytes: int) -> Generator[SharedRegion]:
+        """A region of shared memory, registered with a server on this machine for the length of a block."""
+        region = SharedRegion(size_bytes)
+        try:
+            self._run(self._procedures.once(self._form.register(region.name, region.key, size_bytes), ANSWER_WITHIN_S))
+            try:
+                yield region
+            finally:
+                self._run(self._procedures.question(self._form.unregister(region.name), ANSWER_WITHIN_S))
+        finally:
+            region.unlink()
 
     def close(self) -> None:
         if self._made is not None:

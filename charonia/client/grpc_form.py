@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from charonia.datatypes import DataType
@@ -37,8 +38,11 @@ from .results import (
     ParameterValue,
     Refused,
     Result,
+    SharedArray,
     checked,
     packed,
+    region_parameters,
+    shared_tensor,
 )
 
 _SERVICE = "/inference.GRPCInferenceService/"
@@ -49,6 +53,7 @@ _ATTEMPT, _INDEX, _AFTER_INDEX = "charonia_attempt", "charonia_index", "charonia
 _STATE = "charonia_job_state"
 _NEVER_CONNECTED = "failed to connect to all addresses"
 """How gRPC's core begins the details of a call for which no connection could be made."""
+_NO_TARGETS: Mapping[str, SharedArray] = MappingProxyType({})
 _UNAVAILABLE, _RESOURCE_EXHAUSTED = 14, 8
 
 _ERRORS: dict[int, type[CharoniaError]] = {
@@ -127,6 +132,16 @@ class GrpcForm:
         call = GrpcCall(f"{_SERVICE}ModelStatistics", message, pb.ModelStatisticsResponse)
         return Exchange(call, lambda answer: [plain(model) for model in answer.model_stats])
 
+    def register(self, region: str, key: str, size_bytes: int) -> Exchange[object]:
+        message = pb.SystemSharedMemoryRegisterRequest(name=region, key=key, byte_size=size_bytes)
+        call = GrpcCall(f"{_SERVICE}SystemSharedMemoryRegister", message, pb.SystemSharedMemoryRegisterResponse)
+        return Exchange(call, _same)
+
+    def unregister(self, region: str) -> Exchange[object]:
+        message = pb.SystemSharedMemoryUnregisterRequest(name=region)
+        call = GrpcCall(f"{_SERVICE}SystemSharedMemoryUnregister", message, pb.SystemSharedMemoryUnregisterResponse)
+        return Exchange(call, _same)
+
     def probe(self, job_id: str) -> Exchange[object]:
         return Exchange(_infer_call(_about_job(job_id)), lambda answer: answer)
 
@@ -134,7 +149,9 @@ class GrpcForm:
 
     def infer(self, inference: Inference, left_s: float | None) -> Exchange[Result]:
         metadata = (("idempotency-key", inference.key),) if inference.key else ()
-        return Exchange(_infer_call(write_inference(inference), metadata), read_result)
+        return Exchange(
+            _infer_call(write_inference(inference), metadata), lambda answer: read_result(answer, inference.targets)
+        )
 
     def submit(self, inference: Inference, left_s: float | None) -> Exchange[JobStatus]:
         """A call's own deadline does not bind a job that is answered later, so its time is said in metadata."""
@@ -146,7 +163,9 @@ class GrpcForm:
     def stream(self, inference: Inference, left_s: float | None) -> Exchange[Result | None]:
         def read(answer: Any) -> Result | None:
             response = _streamed(answer)
-            return read_result(response) if len(response.outputs) or not _is_final(response) else None
+            return (
+                read_result(response, inference.targets) if len(response.outputs) or not _is_final(response) else None
+            )
 
         message = write_inference(inference)
         message.parameters[_EMPTY_FINAL].bool_param = True
@@ -202,13 +221,23 @@ def write_inference(inference: Inference) -> Any:
     if inference.priority:
         message.parameters["priority"].uint64_param = inference.priority
     for tensor in inference.inputs:
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
-        message.raw_input_contents.append(bytes(tensor.data))
+        described = message.inputs.add(name=tensor.name, datatype=tensor.datatype.value, shape=tensor.shape)
+        if tensor.name in inference.places:
+            _place(described, inference.places[tensor.name])
+        else:
+            message.raw_input_contents.append(bytes(tensor.data))
     for name, classes in inference.outputs.items():
         output = message.outputs.add(name=name)
         if classes:
             output.parameters["classification"].int64_param = classes
+        if name in inference.targets:
+            _place(output, inference.targets[name])
     return message
+
+
+def _place(described: Any, place: SharedArray) -> None:
+    for name, value in region_parameters(place).items():
+        _set(described.parameters[name], value)
 
 
 def _set(parameter: Any, value: ParameterValue) -> None:
@@ -261,8 +290,8 @@ def error_of(status: int, details: str, trailers: Mapping[str, str]) -> Charonia
     return _ERRORS.get(status, UnknownError)(details)
 
 
-def read_result(response: Any) -> Result:
-    """The result of a `ModelInferResponse`. Raises `Incomprehensible`."""
+def read_result(response: Any, targets: Mapping[str, SharedArray] = _NO_TARGETS) -> Result:
+    """The result of a `ModelInferResponse`, with outputs that were sent to `targets`. Raises `Incomprehensible`."""
     raw = response.raw_output_contents
     if len(raw) not in (0, len(response.outputs)):
         raise Incomprehensible(f"the answer has {len(response.outputs)} outputs and the bytes of {len(raw)}")
@@ -272,8 +301,11 @@ def read_result(response: Any) -> Result:
             datatype = DataType.of(output.datatype)
         except InvalidArgument as error:
             raise Incomprehensible(f"output '{output.name}': {error}") from None
-        data = raw[number] if len(raw) else _raw(output, datatype)
-        tensors.append(Tensor(output.name, datatype, tuple(output.shape), data))
+        shape = tuple(output.shape)
+        if output.name in targets:
+            tensors.append(shared_tensor(output.name, datatype, shape, targets[output.name]))
+        else:
+            tensors.append(Tensor(output.name, datatype, shape, raw[number] if len(raw) else _raw(output, datatype)))
     parameters = {name: _value(parameter) for name, parameter in response.parameters.items()}
     place = (int(parameters[_ATTEMPT]), int(parameters[_INDEX])) if _INDEX in parameters else None
     return Result(response.model_name, response.model_version, response.id, checked(tensors), parameters, place)

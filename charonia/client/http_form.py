@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -39,8 +40,11 @@ from .results import (
     JobStatus,
     Refused,
     Result,
+    SharedArray,
     checked,
     packed,
+    region_parameters,
+    shared_tensor,
 )
 
 T = TypeVar("T")
@@ -48,6 +52,7 @@ T = TypeVar("T")
 _HEADER_LENGTH = "inference-header-content-length"
 _MAX_ERROR_CHARACTERS = 400
 _NO_BYTES = memoryview(b"")
+_NO_TARGETS: Mapping[str, SharedArray] = MappingProxyType({})
 
 _ERRORS: dict[int, type[CharoniaError]] = {
     400: InvalidArgument,
@@ -129,13 +134,20 @@ class HttpForm:
 
         return Exchange(HttpCall("GET", f"{_model(model, version) if model else '/v2/models'}/stats"), read)
 
+    def register(self, region: str, key: str, size_bytes: int) -> Exchange[object]:
+        body = json.dumps({"key": key, "offset": 0, "byte_size": size_bytes}).encode()
+        return Exchange(HttpCall("POST", f"/v2/systemsharedmemory/region/{region}/register", body), _successful)
+
+    def unregister(self, region: str) -> Exchange[object]:
+        return Exchange(HttpCall("POST", f"/v2/systemsharedmemory/region/{region}/unregister"), _successful)
+
     def probe(self, job_id: str) -> Exchange[object]:
         return Exchange(HttpCall("GET", _job(job_id)), _successful)
 
     # -- inference -----------------------------------------------------------------------------------------------------
 
     def infer(self, inference: Inference, left_s: float | None) -> Exchange[Result]:
-        return Exchange(self._inference(inference, left_s, {}), read_result)
+        return Exchange(self._inference(inference, left_s, {}), lambda answer: read_result(answer, inference.targets))
 
     def submit(self, inference: Inference, left_s: float | None) -> Exchange[JobStatus]:
         def read(answer: HttpAnswer) -> JobStatus:
@@ -206,17 +218,22 @@ def write_inference(inference: Inference, *, binary: bool) -> tuple[bytes, list[
         parameters["binary_data_output"] = True
     if parameters:
         document["parameters"] = parameters
-    document["inputs"] = [_write_input(tensor, binary) for tensor in inference.inputs]
+    places, targets = inference.places, inference.targets
+    document["inputs"] = [_write_input(tensor, binary, places.get(tensor.name)) for tensor in inference.inputs]
     if inference.outputs:
-        document["outputs"] = [_write_output(name, classes, binary) for name, classes in inference.outputs.items()]
+        document["outputs"] = [
+            _write_output(name, classes, binary, targets.get(name)) for name, classes in inference.outputs.items()
+        ]
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=True).encode(
         "utf-8", "surrogatepass"
     )
-    return text, [tensor.data for tensor in inference.inputs] if binary else []
+    return text, [tensor.data for tensor in inference.inputs if tensor.name not in places] if binary else []
 
 
-def _write_input(tensor: Tensor, binary: bool) -> dict[str, Any]:
+def _write_input(tensor: Tensor, binary: bool, place: SharedArray | None) -> dict[str, Any]:
     described = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype.value}
+    if place is not None:
+        return {**described, "parameters": region_parameters(place)}
     if binary:
         return {**described, "parameters": {"binary_data_size": len(tensor.data)}}
     elements = tensor.array().ravel().tolist()
@@ -230,7 +247,9 @@ def _write_input(tensor: Tensor, binary: bool) -> dict[str, Any]:
     return {**described, "data": elements}
 
 
-def _write_output(name: str, classes: int, binary: bool) -> dict[str, Any]:
+def _write_output(name: str, classes: int, binary: bool, target: SharedArray | None) -> dict[str, Any]:
+    if target is not None:
+        return {"name": name, "parameters": region_parameters(target)}
     parameters = ({"binary_data": True} if binary else {}) | ({"classification": classes} if classes else {})
     return {"name": name, **({"parameters": parameters} if parameters else {})}
 
@@ -247,16 +266,16 @@ def _job(job_id: str) -> str:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def read_result(answer: HttpAnswer) -> Result:
-    """The result of an infer answer. Raises its error, and `Incomprehensible`."""
+def read_result(answer: HttpAnswer, targets: Mapping[str, SharedArray] = _NO_TARGETS) -> Result:
+    """The result of an infer answer, with outputs that were sent to `targets`. Raises its error, `Incomprehensible`."""
     _successful(answer)
     header_length = answer.headers.get(_HEADER_LENGTH)
     if header_length is None:
-        return _read_response(_read_json(answer))
+        return _read_response(_read_json(answer), targets=targets)
     if not header_length.isdigit() or not 0 < int(header_length) <= len(answer.body):
         raise Incomprehensible(f"the answer's {_HEADER_LENGTH} is '{header_length}', of {len(answer.body)} bytes")
     at = int(header_length)
-    return _read_response(_parse(answer.body[:at]), memoryview(answer.body)[at:])
+    return _read_response(_parse(answer.body[:at]), memoryview(answer.body)[at:], targets=targets)
 
 
 def read_event(event: ServerSent | HttpAnswer) -> JobEvent | None:
@@ -362,12 +381,17 @@ def _member(document: Mapping[str, Any], name: str, kind: type[T] | Callable[...
     return value
 
 
-def _read_response(document: Any, binary: memoryview = _NO_BYTES, place: tuple[int, int] | None = None) -> Result:
+def _read_response(
+    document: Any,
+    binary: memoryview = _NO_BYTES,
+    place: tuple[int, int] | None = None,
+    targets: Mapping[str, SharedArray] = _NO_TARGETS,
+) -> Result:
     if isinstance(document, dict) and "error" in document:
         raise UnknownError(str(document["error"]))
     tensors = []
     for output in _member(document, "outputs", list):
-        tensor, binary = _read_output(output, binary)
+        tensor, binary = _read_output(output, binary, targets)
         tensors.append(tensor)
     if len(binary):
         raise Incomprehensible(f"{len(binary)} bytes follow the answer's last output")
@@ -382,7 +406,7 @@ def _read_response(document: Any, binary: memoryview = _NO_BYTES, place: tuple[i
     )
 
 
-def _read_output(output: Any, binary: memoryview) -> tuple[Tensor, memoryview]:
+def _read_output(output: Any, binary: memoryview, targets: Mapping[str, SharedArray]) -> tuple[Tensor, memoryview]:
     """The tensor, and the bytes behind it."""
     name = _member(output, "name", str)
     shape = _member(output, "shape", list)
@@ -392,8 +416,11 @@ def _read_output(output: Any, binary: memoryview) -> tuple[Tensor, memoryview]:
         datatype = DataType.of(_member(output, "datatype", str))
     except InvalidArgument as error:
         raise Incomprehensible(f"output '{name}': {error}") from None
-    parameters = output.get("parameters")
-    size = parameters.get("binary_data_size") if isinstance(parameters, dict) else None
+    found = output.get("parameters")
+    parameters = found if isinstance(found, dict) else {}
+    size = parameters.get("binary_data_size")
+    if name in targets and size is None and "data" not in output:
+        return shared_tensor(name, datatype, tuple(shape), targets[name]), binary
     if size is None:
         return Tensor(name, datatype, tuple(shape), _raw(name, datatype, _member(output, "data", list))), binary
     if type(size) is not int or not 0 <= size <= len(binary):

@@ -136,6 +136,8 @@ class Form(Protocol):
     def results(self, job_id: str, wait_s: float) -> Exchange[JobStatus | list[Result]]: ...
     def events(self, job_id: str, place: str) -> Exchange[JobEvent | None]: ...
     def responses(self, job_id: str, place: str) -> Exchange[JobEvent | None]: ...
+    def register(self, region: str, key: str, size_bytes: int) -> Exchange[object]: ...
+    def unregister(self, region: str) -> Exchange[object]: ...
     def probe(self, job_id: str) -> Exchange[object]: ...
 
 
@@ -171,6 +173,10 @@ class Procedures:
     def question(self, exchange: Exchange[T], timeout_s: float | None) -> Procedure[T]:
         """Ask, again after a lost connection."""
         return (yield from self._ask(lambda _left_s: exchange, self._deadline(timeout_s), repeatable=True))
+
+    def once(self, exchange: Exchange[T], timeout_s: float | None) -> Procedure[T]:
+        """Ask for a change: again only where it cannot have been made."""
+        return (yield from self._ask(lambda _left_s: exchange, self._deadline(timeout_s), repeatable=False))
 
     # -- inference -----------------------------------------------------------------------------------------------------
 

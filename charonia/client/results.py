@@ -18,7 +18,6 @@ from charonia.tensors import Buffer, Tensor, check_bytes_elements, element_count
 
 ParameterValue = str | int | bool | float
 Array = npt.NDArray[Any]
-Inputs = Mapping[str, npt.ArrayLike]
 
 _WIDEST: Mapping[str, npt.DTypeLike] = {"b": np.bool_, "i": np.int64, "u": np.uint64}
 
@@ -63,6 +62,25 @@ class Incomprehensible(InternalError):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedArray:
+    """A part of a shared memory region (`shared_region`), as an input or for an output.
+
+    What is written to `array` is what the server reads, and the other way round.
+    """
+
+    region: str
+    offset: int
+    array: Array
+
+    @property
+    def size_bytes(self) -> int:
+        return self.array.nbytes
+
+
+Inputs = Mapping[str, npt.ArrayLike | SharedArray]
+
+
+@dataclass(frozen=True, slots=True)
 class Tls:
     """PEM files of an `https://` or `grpcs://` connection: authorities to trust, and the client's own certificate."""
 
@@ -74,12 +92,13 @@ class Tls:
 class InferenceOptions(TypedDict, total=False):
     """What an inference may say besides its model and inputs.
 
-    `outputs` names the outputs wanted, or maps each to how many of its best classes are wanted (0 for the tensor).
+    `outputs` names the outputs wanted, or maps each to how many of its best classes are wanted (0 for the tensor), or
+    to the shared memory that it is to be written to.
     `timeout_s` bounds the whole call, retries included; of a job it is the deadline. `parameters` holds parameters of
     the request, among them Triton's `timeout`, `sequence_id`, `sequence_start` and `sequence_end`.
     """
 
-    outputs: Sequence[str] | Mapping[str, int]
+    outputs: Sequence[str] | Mapping[str, int | SharedArray]
     version: str | int
     request_id: str
     priority: int
@@ -90,7 +109,10 @@ class InferenceOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """One request. `outputs` maps names to classes wanted, empty for every output; `key` is its idempotency key."""
+    """One request. `outputs` maps names to classes wanted, empty for every output; `key` is its idempotency key.
+
+    Inputs in `places` and outputs in `targets` lie in shared memory.
+    """
 
     model: str
     version: str
@@ -100,6 +122,8 @@ class Inference:
     priority: int = 0
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     key: str = ""
+    places: Mapping[str, SharedArray] = field(default_factory=dict)
+    targets: Mapping[str, SharedArray] = field(default_factory=dict)
 
     @staticmethod
     def of(model: str, inputs: Inputs, options: InferenceOptions) -> Inference:
@@ -121,20 +145,25 @@ class Inference:
         key = options.get("idempotency_key", "")
         if not key.isprintable() or not key.isascii():
             raise InvalidArgument("an idempotency key is printable ASCII")
+        wanted = dict(outputs) if isinstance(outputs, Mapping) else dict.fromkeys(outputs, 0)
         return Inference(
             model,
             str(options.get("version", "")),
             tuple(_tensor(name, value) for name, value in inputs.items()),
-            dict(outputs) if isinstance(outputs, Mapping) else dict.fromkeys(outputs, 0),
+            {name: what if isinstance(what, int) else 0 for name, what in wanted.items()},
             options.get("request_id", ""),
             options.get("priority", 0),
             parameters,
             key,
+            {name: value for name, value in inputs.items() if isinstance(value, SharedArray)},
+            {name: what for name, what in wanted.items() if isinstance(what, SharedArray)},
         )
 
 
-def _tensor(name: str, value: npt.ArrayLike) -> Tensor:
+def _tensor(name: str, value: npt.ArrayLike | SharedArray) -> Tensor:
     try:
+        if isinstance(value, SharedArray):
+            return Tensor.of(name, value.array)
         array = value if isinstance(value, np.ndarray) else _array(value)
         if array.dtype == np.object_ and not all(isinstance(item, (str, bytes, bytearray)) for item in array.flat):
             raise InvalidArgument("its elements are neither numbers of one shape nor strings")
@@ -224,6 +253,22 @@ class JobEvent:
     @property
     def ends(self) -> bool:
         return self.kind in TERMINAL_STATES
+
+
+def region_parameters(place: SharedArray) -> dict[str, str | int]:
+    """The parameters that say where a tensor lies (H11, G4)."""
+    offset = {"shared_memory_offset": place.offset} if place.offset else {}
+    return {"shared_memory_region": place.region, "shared_memory_byte_size": place.size_bytes, **offset}
+
+
+def shared_tensor(name: str, datatype: DataType, shape: tuple[int, ...], target: SharedArray) -> Tensor:
+    """The output that was written to `target`, where it is no larger than that; its answer has no bytes."""
+    whole = target.array.reshape(-1).view(np.uint8).data.toreadonly()
+    try:
+        size = expected_size_bytes(name, datatype, shape)
+    except InvalidArgument as error:
+        raise Incomprehensible(str(error)) from None
+    return Tensor(name, datatype, shape, whole[:size])
 
 
 def packed(name: str, datatype: DataType, elements: list[Any]) -> Buffer:

@@ -45,7 +45,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of two gateways, each a process of its own."""
-    with serving(models, tmp_path_factory.mktemp("two"), "--gateways=2") as running:
+    with serving(models, tmp_path_factory.mktemp("two"), "--gateways=2", "--allow-client-shm=true") as running:
         yield running
 
 
@@ -127,6 +127,97 @@ def held(tmp_path: Path) -> Iterator[Held]:
 def test_a_deadline_ends_a_call_on_time(kind: str, two: Server, held: Held) -> None:
     with client(kind, two) as asking, pytest.raises(DeadlineExceeded):
         asking.infer("gated", {"VALUE": ONE}, parameters=held.parameters, timeout_s=0.5)
+
+
+# -- shared memory -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_in_shared_memory(kind: str, two: Server) -> None:
+    values = np.arange(40, dtype=np.float32).reshape(10, 4)[:8]
+    with client(kind, two) as asking, asking.shared_memory(1024) as region:
+        assert (Path("/dev/shm") / region.name).exists()
+        taken, given = region.array((8, 4), np.float32), region.array((8, 4), np.float32)
+        taken.array[:] = values
+        result = asking.infer("double", {"INPUT0": taken}, outputs={"OUTPUT0": given})
+        np.testing.assert_array_equal(given.array, 2 * values)
+        assert np.shares_memory(result["OUTPUT0"], given.array)
+        np.testing.assert_array_equal(result["OUTPUT0"], 2 * values)
+        np.testing.assert_array_equal(asking.infer("double", {"INPUT0": taken})["OUTPUT0"], 2 * values)
+        np.testing.assert_array_equal(
+            asking.infer("double", {"INPUT0": values}, outputs={"OUTPUT0": given})["OUTPUT0"], 2 * values
+        )
+        for wrong in (lambda: region.array((1024,), np.float32), lambda: region.array((1,), np.object_)):
+            with pytest.raises(CharoniaError):
+                wrong()
+    assert not (Path("/dev/shm") / region.name).exists()
+    assert given.array[0, 1] == 2, "the arrays outlive the region"
+    with client(kind, two) as asking, pytest.raises(CharoniaError, match="Unable to find shared memory region"):
+        asking.infer("double", {"INPUT0": taken})
+
+
+async def test_shared_memory_for_asyncio_and_of_a_stream(two: Server) -> None:
+    async with AsyncClient(f"grpc://{two.grpc}") as asking, asking.shared_memory(256) as region:
+        number, given = region.array((1,), np.int32), region.array((1,), np.int32)
+        number.array[0] = 3
+        stream = asking.stream("squares", {"COUNT": number}, outputs={"VALUE": given}, resume=False)
+        assert [int(result["VALUE"][0]) async for result in stream][-1] == 4
+
+
+def test_a_server_that_allows_no_shared_memory(server: Server) -> None:
+    before = set(os.listdir("/dev/shm"))
+    refused = pytest.raises(CharoniaError, match="shared memory")
+    with client("http", server) as asking, refused, asking.shared_memory(64):
+        pass
+    assert not {name for name in os.listdir("/dev/shm") if name.startswith("client-")} - before
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+class Said:
+    def __init__(self, server: Server, *words: str, kind: str = "http") -> None:
+        url = f"{kind}://{getattr(server, kind)}"
+        done = subprocess.run(
+            [CHARONIA, *words], capture_output=True, text=True, env={**os.environ, "CHARONIA_URL": url}
+        )
+        self.code, self.out, self.error = done.returncode, done.stdout, done.stderr
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_commands_that_ask(kind: str, two: Server, tmp_path: Path) -> None:
+    assert "ready (triton" in Said(two, "health", kind=kind).out
+    assert Said(two, "health", "nope", kind=kind).code == 1
+    assert {row["name"] for row in Said(two, "models", "--json", kind=kind).lines[0]} == {"double", "gated", "squares"}
+    assert "squares" in Said(two, "models", kind=kind).out
+    said = Said(two, "infer", "double", "--input", "INPUT0=[1, 2, 3, 4]", kind=kind)
+    assert said.out.splitlines() == ["OUTPUT0 FP32 [1, 4]", "[[2. 4. 6. 8.]]"]
+    said = Said(two, "infer", "double", "--input", "INPUT0=[1, 2, 3, 4]", "--out", str(tmp_path), kind=kind)
+    assert np.load(said.out.strip()).tolist() == [[2, 4, 6, 8]]
+    said = Said(two, "infer", "squares", "--input", "COUNT=3", "--stream", "--json", kind=kind)
+    assert [line["outputs"][0]["data"] for line in said.lines] == [[0], [1], [4]]
+    assert Said(two, "stats", "double", "--json", kind=kind).lines[0][0]["inference_count"] > 0
+    assert "QUEUE US" in Said(two, "stats", kind=kind).out
+    said = Said(two, "infer", "double", "--input", "INPUT0=[1]", kind=kind)
+    assert (said.code, said.out) == (1, "")
+    assert said.error.startswith("charonia: input 'INPUT0' of shape [-1, 4] cannot be '[1]'")
+
+
+def test_commands_about_jobs(two: Server) -> None:
+    job = Said(two, "submit", "squares", "--input", "COUNT=2", "--key", "from-the-shell").out.strip()
+    assert Said(two, "submit", "squares", "--input", "COUNT=2", "--key", "from-the-shell").out.strip() == job
+    events = Said(two, "tail", job, "--json").lines
+    assert [event["event"] for event in events] == ["accepted", "batched", *["response"] * 3, "succeeded"]
+    assert [event["response"]["outputs"][0]["data"] for event in events[2:4]] == [[0], [1]]
+    rest = Said(two, "tail", job, "--json", "--after", events[3]["place"]).lines
+    assert rest == events[4:]
+    assert [line["outputs"][0]["data"] for line in Said(two, "result", job, "--json").lines] == [[0], [1]]
+    said = Said(two, "result", "nothing")
+    assert (said.code, said.error) == (1, "charonia: job not found\n")
 
 
 # -- executed once -----------------------------------------------------------------------------------------------------
@@ -256,56 +347,6 @@ def test_a_failed_response_is_raised_behind_those_before_it(kind: str, two: Serv
             next(stream)
         assert [r["OUTPUT0"].tolist() for r in asking.stream("double", row(1, 2, 3, 4))] == [[[2, 4, 6, 8]]]
         assert list(asking.stream("squares", count(0))) == []
-
-
-# -- commands ----------------------------------------------------------------------------------------------------------
-
-
-class Said:
-    def __init__(self, server: Server, *words: str, kind: str = "http") -> None:
-        url = f"{kind}://{getattr(server, kind)}"
-        done = subprocess.run(
-            [CHARONIA, *words], capture_output=True, text=True, env={**os.environ, "CHARONIA_URL": url}
-        )
-        self.code, self.out, self.error = done.returncode, done.stdout, done.stderr
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_commands_that_ask(kind: str, two: Server, tmp_path: Path) -> None:
-    until("the gateways are back", lambda: Said(two, "health", kind=kind).code == 0)
-    assert "ready (triton" in Said(two, "health", kind=kind).out
-    assert Said(two, "health", "nope", kind=kind).code == 1
-    assert {row["name"] for row in Said(two, "models", "--json", kind=kind).lines[0]} == {"double", "gated", "squares"}
-    assert "squares" in Said(two, "models", kind=kind).out
-    said = Said(two, "infer", "double", "--input", "INPUT0=[1, 2, 3, 4]", kind=kind)
-    assert said.out.splitlines() == ["OUTPUT0 FP32 [1, 4]", "[[2. 4. 6. 8.]]"]
-    said = Said(two, "infer", "double", "--input", "INPUT0=[1, 2, 3, 4]", "--out", str(tmp_path), kind=kind)
-    assert np.load(said.out.strip()).tolist() == [[2, 4, 6, 8]]
-    said = Said(two, "infer", "squares", "--input", "COUNT=3", "--stream", "--json", kind=kind)
-    assert [line["outputs"][0]["data"] for line in said.lines] == [[0], [1], [4]]
-    assert Said(two, "stats", "double", "--json", kind=kind).lines[0][0]["inference_count"] > 0
-    assert "QUEUE US" in Said(two, "stats", kind=kind).out
-    said = Said(two, "infer", "double", "--input", "INPUT0=[1]", kind=kind)
-    assert (said.code, said.out) == (1, "")
-    assert said.error.startswith("charonia: input 'INPUT0' of shape [-1, 4] cannot be '[1]'")
-
-
-def test_commands_about_jobs(two: Server) -> None:
-    until("the gateways are back", lambda: Said(two, "health").code == 0)
-    job = Said(two, "submit", "squares", "--input", "COUNT=2", "--key", "from-the-shell").out.strip()
-    assert Said(two, "submit", "squares", "--input", "COUNT=2", "--key", "from-the-shell").out.strip() == job
-    events = Said(two, "tail", job, "--json").lines
-    assert [event["event"] for event in events] == ["accepted", "batched", *["response"] * 3, "succeeded"]
-    assert [event["response"]["outputs"][0]["data"] for event in events[2:4]] == [[0], [1]]
-    rest = Said(two, "tail", job, "--json", "--after", events[3]["place"]).lines
-    assert rest == events[4:]
-    assert [line["outputs"][0]["data"] for line in Said(two, "result", job, "--json").lines] == [[0], [1]]
-    said = Said(two, "result", "nothing")
-    assert (said.code, said.error) == (1, "charonia: job not found\n")
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from charonia.client import ConnectionLost, Incomprehensible, NotConnected, Refused
+from charonia.client import ConnectionLost, Incomprehensible, NotConnected, Refused, SharedArray
 from charonia.client.grpc_form import GrpcForm, error_of, plain, read_result, write_inference
 from charonia.client.results import Inference
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, ErrorCode, ResourceExhausted, StreamInterrupted, UnknownError, Unsupported
-from charonia.inference import InferenceResponse
+from charonia.inference import InferenceResponse, RegionPart
 from charonia.tensors import Tensor
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer, stream_error
 from gateway.grpc.statuses import STATUS, Status
@@ -78,6 +78,25 @@ def test_what_else_a_request_says() -> None:
     assert (request.sequence_id, request.sequence_start) == ("s", True)
     assert request.parameters == {"speed": 0.5}
     assert (request.outputs, dict(classes)) == (("A", "B"), {"A": 3})
+
+
+def test_tensors_in_shared_memory() -> None:
+    given, target = (SharedArray("r", at, np.arange(4, dtype=np.int32)) for at in (0, 64))
+    options: Any = {"outputs": {"Y": target, "Z": 0}}
+    inference = Inference.of("m", {"A": given, "B": np.ones(1, np.int32)}, options)
+    request, _ = infer_request(write_inference(inference))
+    assert request.regions is not None
+    assert dict(request.regions.inputs) == {0: RegionPart("r", 0, 16)}
+    assert dict(request.regions.outputs) == {"Y": RegionPart("r", 64, 16)}
+    assert bytes(request.inputs[1].data) == bytes(np.ones(1, np.int32))
+    response = pb.ModelInferResponse(raw_output_contents=[b"", bytes(4)])
+    response.outputs.add(name="Y", datatype="INT32", shape=[2])
+    response.outputs.add(name="Z", datatype="INT32", shape=[1])
+    result = read_result(response, inference.targets)
+    assert (result["Y"].tolist(), result["Z"].tolist()) == ([0, 1], [0])
+    response.outputs[0].shape[0] = 5
+    with pytest.raises(Incomprehensible):
+        read_result(response, inference.targets)
 
 
 def test_delivery_is_said_in_metadata() -> None:

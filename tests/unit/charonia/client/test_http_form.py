@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from charonia.client import ConnectionLost, Incomprehensible, Refused
+from charonia.client import ConnectionLost, Incomprehensible, Refused, SharedArray
 from charonia.client.http_form import HttpAnswer, HttpCall, HttpForm, error_of, read_event, read_result
 from charonia.client.results import OVER, Inference
 from charonia.datatypes import DataType
@@ -30,7 +30,7 @@ from charonia.errors import (
     UnknownError,
     Unsupported,
 )
-from charonia.inference import InferenceResponse
+from charonia.inference import InferenceResponse, RegionPart
 from charonia.tensors import Tensor
 from gateway.http.codec.error_replies import STATUS
 from gateway.http.codec.request_codec import RequestDecoder
@@ -169,6 +169,24 @@ def test_what_no_server_could_take_is_refused(inputs: Any, options: Any) -> None
 def test_an_option_that_there_is_not_is_no_option() -> None:
     with pytest.raises(TypeError, match="timout_s"):
         Inference.of("m", {}, {"timout_s": 5})  # type: ignore[typeddict-unknown-key]
+
+
+def test_tensors_in_shared_memory() -> None:
+    given, target = (SharedArray("r", at, np.arange(4, dtype=np.int32)) for at in (0, 64))
+    inference = Inference.of("identity", {"A": given, "B": np.ones(1, np.int32)}, {"outputs": {"Y": target, "Z": 0}})
+    request, form = server_reads(HttpForm().infer(inference, None).call)
+    assert dict(request.regions.inputs) == {0: RegionPart("r", 0, 16)}
+    assert dict(request.regions.outputs) == {"Y": RegionPart("r", 64, 16)}
+    assert bytes(request.inputs[1].data) == bytes(np.ones(1, np.int32))
+    assert form.is_binary("Z")
+    shown = {"name": "Y", "datatype": "INT32", "shape": [2]}
+    result = read_result(json_answer({"outputs": [shown]}), inference.targets)
+    assert result["Y"].tolist() == [0, 1]
+    target.array[0] = 9
+    assert result["Y"].tolist() == [9, 1], "it is where the server writes it"
+    for wrong in ({**shown, "shape": [5]}, {**shown, "name": "Z"}, {**shown, "shape": [-1]}):
+        with pytest.raises(Incomprehensible):
+            read_result(json_answer({"outputs": [wrong]}), inference.targets)
 
 
 def test_strings_keep_their_zeros_and_may_be_mixed_with_bytes() -> None:
