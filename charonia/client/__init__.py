@@ -7,7 +7,9 @@ read answers, `http_transport` and `grpc_transport` send them. How it is used: `
 
 from __future__ import annotations
 
-from .async_clients import AsyncClient, AsyncJob
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .backoff import RetryPolicy
 from .clients import Client, Job
 from .results import (
@@ -24,6 +26,9 @@ from .results import (
     Tls,
 )
 from .shared_region import SharedRegion
+
+if TYPE_CHECKING:
+    from .async_clients import AsyncClient, AsyncJob
 
 __all__ = [
     "AsyncClient",
@@ -44,3 +49,10 @@ __all__ = [
     "SharedRegion",
     "Tls",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The names for asyncio when they are first used: loading it takes longer than all the rest."""
+    if name in ("AsyncClient", "AsyncJob"):
+        return getattr(import_module(".async_clients", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

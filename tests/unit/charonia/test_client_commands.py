@@ -118,7 +118,7 @@ def test_every_command_has_help_and_is_offered_for_completion(capsys: pytest.Cap
 
 def test_importing_the_client_loads_no_library_that_serves_or_connects() -> None:
     """A transport is loaded when a client first needs it."""
-    heavy = "{'grpc', 'httpx2', 'torch', 'onnxruntime', 'redis', 'fastapi', 'google.protobuf'}"
+    heavy = "{'grpc', 'httpx2', 'torch', 'onnxruntime', 'redis', 'fastapi', 'google.protobuf', 'asyncio'}"
     program = f"import sys, charonia.client; print(sorted({heavy} & set(sys.modules)))"
     said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     assert said.strip() == "[]"
