@@ -1,6 +1,7 @@
 """The `charonia` command: parses, then hands over to the composition of one role or of all (`charonia.composition`).
 
-Operators' commands against a running log are `charonia.operations`'.
+Operators' commands against a running log are `charonia.operations`', those that ask a server
+`charonia.client_commands`'.
 
 Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage. A failure to start is one sentence on
 stderr. Only this module and `charonia.composition` import services.
@@ -22,6 +23,8 @@ from .options import values as options
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
 _OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace")
 
+_QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
+
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
 commands
@@ -37,6 +40,9 @@ commands
   executors   ls: who executes, with what, and how much of it is in use
   state       show, export, import: what a log holds, as a file for another server program or machine
   trace       summary: where the time of traced requests went, from trace files
+  infer       ask a model of a running server, ours or another, and print its answer
+  submit      make an inference a job; result JOB waits for its answer, tail JOB follows it
+  models      the models of a server; stats [MODEL] its statistics, health whether it is ready
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the
@@ -82,13 +88,15 @@ def _main(argv: Sequence[str] | None) -> int:
     if command == "completion":
         print(_completion(), end="")
         return 0
-    if command not in (*_ROLES, *_OPERATIONS):
+    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS):
         print(f"charonia: unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
         return 2
     if command in _ROLES and ("--help" in rest or "-h" in rest):
         print(f"usage: charonia {command} [--option=value ...]\n\noptions\n{options.usage(command)}")
         return 0
     try:
+        if command in _QUESTIONS:
+            return _ask(words)
         return _run(command, rest) if command in _ROLES else _operate(words)
     except (StartupError, CharoniaError) as error:
         print(f"charonia: {error}", file=sys.stderr)
@@ -115,6 +123,15 @@ def _operate(words: list[str]) -> int:
     try:
         return run(words, os.environ, default_state_dir)
     except SystemExit as end:  # argparse has said what is wrong, or printed its help
+        return end.code if isinstance(end.code, int) else 2
+
+
+def _ask(words: list[str]) -> int:
+    from .client_commands import run
+
+    try:
+        return run(words, os.environ)
+    except SystemExit as end:
         return end.code if isinstance(end.code, int) else 2
 
 
@@ -154,7 +171,8 @@ def _file(path: str) -> dict[str, Any]:
 
 
 def _completion() -> str:
-    from .operations.arguments import words
+    from . import client_commands
+    from .operations import arguments
 
     def offer(choices: Sequence[str]) -> str:
         return f'COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word"))'
@@ -162,7 +180,8 @@ def _completion() -> str:
     cases = []
     for role in _ROLES:
         cases.append(f"        {role}) {offer([f'--{option.name}' for option in options.options_of(role)])} ;;")
-    for command, actions in words().items():
+    words = arguments.words(arguments.parser()) | arguments.words(client_commands.parser())
+    for command, actions in words.items():
         if "" in actions:
             cases.append(f"        {command}) {offer(actions[''])} ;;")
             continue
@@ -170,7 +189,7 @@ def _completion() -> str:
         cases.append("            case ${COMP_WORDS[2]} in")
         cases += [f"            {action}) {offer(flags)} ;;" for action, flags in actions.items()]
         cases.append("            esac; fi ;;")
-    return _COMPLETION % (" ".join([*_ROLES, *_OPERATIONS, "completion"]), "\n".join(cases))
+    return _COMPLETION % (" ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, "completion"]), "\n".join(cases))
 
 
 if __name__ == "__main__":

@@ -217,14 +217,14 @@ def _trace(actions: Commands) -> None:
     command.add_argument("file", nargs="+", help="a trace file; of a log frequency, all its parts")
 
 
-def words() -> dict[str, dict[str, list[str]]]:
+def words(root: argparse.ArgumentParser) -> dict[str, dict[str, list[str]]]:
     """For shell completion: command to action to flags; the action of a command without any is ""."""
 
     def flags(command: argparse.ArgumentParser) -> list[str]:
         return [word for action in command._actions for word in action.option_strings if word.startswith("--")]
 
     found: dict[str, dict[str, list[str]]] = {}
-    for name, command in _children(parser()).items():
+    for name, command in _children(root).items():
         actions = _children(command)
         found[name] = {action: flags(child) for action, child in actions.items()} or {"": flags(command)}
     return found

@@ -21,58 +21,9 @@ import tritonclient.grpc as triton
 from e2e_asking import until
 from e2e_models import python
 from e2e_server import Server, serving
+from gated_streams import CONFIG, SOURCE, Gates
 
 LIMIT_S = 60
-
-SOURCE = '''
-import json, os, threading, time
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-
-
-class TritonPythonModel:
-    """COUNT -> so many VALUEs, each once there is a file `gates`.<index>, from a thread after execute returned.
-
-    Parameters: `fail_at` an index that is an error, `flagged` the last response says that it is, `left` a file to make
-    when the request was cancelled.
-    """
-
-    def execute(self, requests):
-        for request in requests:
-            count = int(pb_utils.get_input_tensor_by_name(request, "COUNT").as_numpy()[0])
-            parameters = json.loads(request.parameters() or "{}")
-            sender = request.get_response_sender()
-            threading.Thread(target=self.send, args=(sender, count, parameters), daemon=True).start()
-        return None
-
-    def send(self, sender, count, parameters):
-        gates = parameters.get("gates", "")
-        for index in range(count):
-            give_up_at = time.monotonic() + 60
-            while gates and not os.path.exists(f"{gates}.{index}") and time.monotonic() < give_up_at:
-                if sender.is_cancelled():
-                    open(parameters["left"], "w").close()
-                    sender.send(flags=FINAL)
-                    return
-                time.sleep(0.002)
-            if index == int(parameters.get("fail_at", -1)):
-                sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("An Error Occurred")))
-                continue
-            tensor = pb_utils.Tensor("VALUE", np.array([index * index], np.int32))
-            last = parameters.get("flagged") and index == count - 1
-            sender.send(pb_utils.InferenceResponse([tensor]), flags=FINAL if last else 0)
-        if not parameters.get("flagged"):
-            sender.send(flags=FINAL)
-'''
-CONFIG = """
-max_batch_size: 0
-model_transaction_policy { decoupled: true }
-input { name: "COUNT" data_type: TYPE_INT32 dims: [ 1 ] }
-output { name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] }
-instance_group { kind: KIND_CPU count: 1 }
-"""
 REPEATABLE = 'parameters { key: "charonia.repeatable" value { string_value: "true" } }\n'
 
 
@@ -109,22 +60,6 @@ def other_gateway(server: Server, tmp_path_factory: pytest.TempPathFactory) -> I
     finally:
         process.terminate()
         process.wait(LIMIT_S)
-
-
-class Gates:
-    """Files a request waits for, one for each of its responses."""
-
-    def __init__(self, path: Path) -> None:
-        self.prefix = str(path / "gate")
-        self.left = path / "left"
-
-    def open(self, *indices: int) -> None:
-        for index in indices:
-            Path(f"{self.prefix}.{index}").touch()
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"gates": self.prefix, "left": str(self.left)}
 
 
 @pytest.fixture

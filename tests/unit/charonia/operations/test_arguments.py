@@ -79,7 +79,7 @@ def test_no_running_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_every_command_offers_its_flags_for_completion() -> None:
-    offered = words()
+    offered = words(parser())
     assert set(offered) == {"audit", "queue", "jobs", "dlq", "executors", "state", "trace"}
     assert "--since" in offered["audit"][""]
     assert set(offered["queue"]) == {"ls", "inspect", "pause", "resume", "cancel", "move"}
@@ -90,7 +90,7 @@ def test_every_command_offers_its_flags_for_completion() -> None:
 
 
 def test_every_action_says_what_it_does() -> None:
-    for command, actions in words().items():
+    for command, actions in words(parser()).items():
         for action in actions:
             with pytest.raises(SystemExit) as end:
                 parser().parse_args([command, *filter(None, [action]), "--help"])
