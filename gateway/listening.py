@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import os
 import resource
 import socket
+import stat
 
 from charonia.errors import StartupError
 
@@ -27,6 +30,50 @@ def listen(address: str, port: int, *, service: str, reuse_port: bool = False) -
         listener.close()
         raise _unusable(address, port, service, error) from None
     return listener
+
+
+def listen_unix(path: str, *, service: str) -> socket.socket:
+    """A listening Unix socket. A file that a process left which is gone is replaced. Raises `StartupError`."""
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        found.close()
+        raise _unusable_file(path, service, error) from None
+    try:
+        found.bind(path)
+        found.listen(BACKLOG)
+        found.setblocking(False)
+    except OSError as error:
+        found.close()
+        raise _unusable_file(path, service, error) from None
+    return found
+
+
+def _is_served(path: str) -> bool:
+    """Whether a process listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return False
+        return True
+
+
+def unlink_own(path: str, listener_inode: int) -> None:
+    """Remove the file of a Unix socket of this process, unless another has taken its place."""
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_ino == listener_inode:
+            os.unlink(path)
+
+
+def _unusable_file(path: str, service: str, error: OSError) -> StartupError:
+    if error.errno == errno.EADDRINUSE:
+        return StartupError(f"failed to start {service} service: Unavailable - Socket '{path}' already in use")
+    return StartupError(f"failed to start {service} service: cannot listen on '{path}': {error.strerror or error}")
 
 
 def _released_first(listener: socket.socket) -> socket.socket:

@@ -69,13 +69,15 @@ def hold_port(address: str, port: int, *, service: str, with_others: bool = Fals
 def values_of_each(values: Values) -> list[Values]:
     """The option values of each gateway: the same, but for the trace file, of which each needs its own.
 
-    The first writes the file that was asked for, the second `<name>-2<extension>`, and so on.
+    The first writes the file that was asked for, the second `<name>-2<extension>`, and so on. The first one alone
+    listens on Unix sockets.
     """
     each = [values]
     if values["gateways"] > 1:
         file = trace_options(values).file
         for number in range(2, values["gateways"] + 1):
-            each.append({**values, **(_trace_file(values, file, number) if file else {})})
+            own = _trace_file(values, file, number) if file else {}
+            each.append({**values, **own, "http_socket": "", "grpc_socket": ""})
     return each
 
 

@@ -81,6 +81,8 @@ def gateway_settings(values: Values) -> GatewaySettings:
         metrics_port=values["metrics_port"] if values["allow_metrics"] and not values["metrics_socket"] else -1,
         metrics_socket=values["metrics_socket"] if values["allow_metrics"] else "",
         metrics=metrics_settings(values),
+        http_socket=values["http_socket"] if values["allow_http"] else "",
+        grpc_socket=values["grpc_socket"] if values["allow_grpc"] else "",
         reuse_http_port=values["reuse_http_port"],
         grpc_front=_grpc_front(values["grpc_front"]),
         reuse_grpc_port=values["reuse_grpc_port"],

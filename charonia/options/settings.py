@@ -106,6 +106,8 @@ class GatewaySettings:
     metrics_port: int = 8002
     metrics_socket: str = ""
     metrics: MetricsSettings = MetricsSettings()
+    http_socket: str = ""
+    grpc_socket: str = ""
     reuse_http_port: bool = False
     grpc_front: str = "native"
     reuse_grpc_port: bool = False

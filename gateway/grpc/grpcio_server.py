@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import grpc.aio
 from charonia.errors import StartupError
 from charonia.options.settings import GatewaySettings, TlsSettings
 from gateway.handler import Handler
-from gateway.listening import bound
+from gateway.listening import bound, listen_unix
 from gateway.tls import ChangingFiles, certificates
 
 from .calling import LargeReply, Methods, Streaming, Unary
@@ -73,6 +74,10 @@ class GrpcFront:
                 self.port = server.add_secure_port(address, _credentials(settings.grpc_tls))
             else:
                 self.port = server.add_insecure_port(address)
+            if settings.grpc_socket:
+                listen_unix(settings.grpc_socket, service="GRPC").close()  # its file is free now, or this says why not
+                os.unlink(settings.grpc_socket)
+                server.add_insecure_port(f"unix:{settings.grpc_socket}")
         except RuntimeError as error:
             raise StartupError(f"failed to start GRPC service: cannot listen on '{address}': {error}") from None
         if not self.port:

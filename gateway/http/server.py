@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+from functools import partial
 
 from uvicorn import Config, Server
 from uvicorn.server import ServerState
 
 from charonia.options.settings import GatewaySettings
 from gateway.handler import Handler
-from gateway.listening import BACKLOG, listen
+from gateway.listening import BACKLOG, listen, listen_unix, unlink_own
 from gateway.tls import ServerTls
 
 from .fastpath import HttpApplication
@@ -35,6 +37,8 @@ class HttpFront:
         self._requested_port = settings.http_port
         self._reuse_port = settings.reuse_http_port
         self._tls = settings.http_tls
+        self._path = settings.http_socket
+        self._inode = 0
         self._application = HttpApplication(settings, handler)
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
@@ -71,8 +75,17 @@ class HttpFront:
         server = Server(config)
         server.lifespan = config.lifespan_class(config)
         self._state = server.server_state
+        try:
+            on_path = listen_unix(self._path, service="HTTP") if self._path else None
+        except BaseException:
+            listener.close()
+            raise
         await server.startup(sockets=[listener])
         self._servers = server.servers
+        if on_path is not None:
+            self._inode = os.stat(self._path).st_ino
+            made = partial(BoundedHttpProtocol, config=config, server_state=self._state, app_state={})
+            self._servers.append(await asyncio.get_running_loop().create_unix_server(made, sock=on_path))
         self._sweeper = asyncio.create_task(self._sweep(), name="http-sweeper")
 
     async def stop_accepting(self) -> None:
@@ -80,6 +93,8 @@ class HttpFront:
         self._application.draining = True
         for server in self._servers:
             server.close()
+        if self._inode:
+            unlink_own(self._path, self._inode)
 
     async def close(self, grace_s: float) -> None:
         """Wait up to `grace_s` for requests under way, then cancel what is left and close all connections."""

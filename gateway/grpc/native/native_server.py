@@ -6,6 +6,8 @@ grpcio hands every call through three threads; this one reads what came in one g
 from __future__ import annotations
 
 import asyncio
+import os
+from functools import partial
 
 from charonia.errors import StartupError
 from charonia.options.settings import GatewaySettings
@@ -14,7 +16,7 @@ from gateway.grpc.servicer import MODEL_INFER, Servicer
 from gateway.grpc.statuses import Status
 from gateway.grpc.stream_calls import SHUTTING_DOWN
 from gateway.handler import Handler
-from gateway.listening import BACKLOG, listen
+from gateway.listening import BACKLOG, listen, listen_unix, unlink_own
 from gateway.tls import ServerTls
 
 from .codec.call_headers import CallHeaders
@@ -53,7 +55,8 @@ class NativeGrpcFront:
         if handler.lane is not None and handler.lane.is_on and self._servicer.may_ride:
             lane = GrpcLane(handler.lane, handler, self._servicer.encoder, self._takes)
             self._serving.lane = self._servicer.lane = lane
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
+        self._inode = 0
         self.port = 0
         """The real port, once started."""
 
@@ -76,9 +79,17 @@ class NativeGrpcFront:
         host = settings.grpc_address.strip("[]")
         listener = listen(host, settings.grpc_port, service="GRPC", reuse_port=settings.reuse_grpc_port)
         self.port = listener.getsockname()[1]
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(self._serving), sock=listener, backlog=BACKLOG, ssl=tls
-        )
+        path, loop = settings.grpc_socket, asyncio.get_running_loop()
+        try:
+            on_path = listen_unix(path, service="GRPC") if path else None
+        except BaseException:
+            listener.close()
+            raise
+        made = partial(Connection, self._serving)
+        self._servers = [await loop.create_server(made, sock=listener, backlog=BACKLOG, ssl=tls)]
+        if on_path is not None:
+            self._inode = os.stat(path).st_ino
+            self._servers.append(await loop.create_unix_server(made, sock=on_path))
 
     async def stop_accepting(self) -> None:
         """From now on new streams are refused and readiness is off; open calls go on (G36)."""
@@ -88,9 +99,11 @@ class NativeGrpcFront:
         """Refuse new calls, wait up to `grace_s` for open ones, then cancel them."""
         await self.stop_accepting()
         serving = self._serving
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        for server in self._servers:
+            server.close()
+        self._servers = []
+        if self._inode:
+            unlink_own(self._settings.grpc_socket, self._inode)
         for connection in list(serving.connections):
             connection.leave()
         if serving.connections:
