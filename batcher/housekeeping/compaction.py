@@ -41,6 +41,8 @@ class _Survey:
     replaced: set[str]
     """Executors that are gone and whose place was taken."""
     scans: dict[str, int]
+    replaced_by: set[int]
+    """Scans that may have replaced an executor which came back later."""
     newest_scan: dict[str, int]
     """Of those that are gone, when their pool was last scanned by one that is not."""
     waited: dict[str, int]
@@ -71,7 +73,7 @@ def _processes(facts: Sequence[Fact]) -> _Survey:
     last_left = {fact.incarnation: at for at, fact in enumerate(facts) if isinstance(fact, ProcessLeft)}
     last_joined = {fact.incarnation: at for at, fact in enumerate(facts) if isinstance(fact, ProcessJoined)}
     gone = {process for process, at in last_left.items() if last_joined.get(process, -1) < at}
-    scans = {fact.executor: at for at, fact in enumerate(facts) if isinstance(fact, RepositoryScanned) and fact.ready}
+    scans, replacing, returned = _scans(facts)
     # an executor that is gone is waited for until another of its pool has said what it serves (`Catalog`)
     pools = {fact.incarnation: fact.pool for fact in facts if isinstance(fact, ProcessJoined)}
     newest_scans: dict[str, int] = {}
@@ -85,7 +87,34 @@ def _processes(facts: Sequence[Fact]) -> _Survey:
     for at, fact in enumerate(facts):
         if isinstance(fact, ProcessLeft) and fact.role == "executor" and fact.incarnation not in replaced:
             waited.setdefault(fact.incarnation, at)
-    return _Survey(gone, replaced, scans, newest_scan, waited)
+    return _Survey(gone, replaced, scans, {at for at in replacing if at < returned}, newest_scan, waited)
+
+
+def _scans(facts: Sequence[Fact]) -> tuple[dict[str, int], list[int], int]:
+    """The last complete scan of each executor; those that may have replaced others; and when one last came back.
+
+    A scan of an executor that was taken for lost replaced nobody (`Catalog._scanned`).
+    """
+    scans: dict[str, int] = {}
+    replacing: list[int] = []
+    returned = -1
+    lost: set[str] = set()
+    scanned: set[str] = set()
+    for at, fact in enumerate(facts):
+        if isinstance(fact, RepositoryScanned):
+            if fact.ready and fact.executor not in lost:
+                scans[fact.executor] = at
+                if fact.executor not in scanned:
+                    scanned.add(fact.executor)
+                    replacing.append(at)
+        elif isinstance(fact, ProcessLeft | ProcessJoined) and fact.role == "executor":
+            scanned.clear()
+            if isinstance(fact, ProcessLeft):
+                lost.add(fact.incarnation)
+            elif fact.incarnation in lost:
+                lost.discard(fact.incarnation)
+                returned = at
+    return scans, replacing, returned
 
 
 def _versions(facts: Sequence[Fact], survey: _Survey) -> None:
@@ -127,9 +156,9 @@ def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
             return process in survey.gone and (not is_executor or (process in replaced and process not in telling))
         case RepositoryScanned():
             executor = fact.executor
-            return at < survey.scans.get(executor, -1) or (
-                executor in replaced and at < survey.newest_scan[executor] and executor not in telling
-            )
+            if executor in replaced and at < survey.newest_scan[executor] and executor not in telling:
+                return True
+            return at < survey.scans.get(executor, -1) and at not in survey.replaced_by
         case ExecutorDescribed() | ModelExcluded():
             return at < survey.last_said[_about(fact)] or fact.executor in replaced
         case ExecutorDraining():

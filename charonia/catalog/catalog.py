@@ -185,7 +185,7 @@ class Catalog:
         self._refresh({fact.model})
 
     def _drains(self, executor: str) -> None:
-        view = self.executors.get(executor)
+        view = self._view(executor)
         if view is not None and not view.draining:
             view.draining = True
             self._refresh(view.versions.models())
@@ -217,7 +217,7 @@ class Catalog:
         return view
 
     def _scanned(self, fact: RepositoryScanned) -> None:
-        view = self.executors.get(fact.executor)
+        view = self._view(fact.executor)
         if view is None:
             return
         view.scan = fact

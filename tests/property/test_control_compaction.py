@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from batcher.housekeeping.compaction import superseded
@@ -129,7 +129,23 @@ def seen(catalog: Catalog) -> Any:
     )
 
 
+SCANNED = RepositoryScanned("e2", ("a", "b"), "explicit", ready=True)
+LOST, BACK = ProcessLeft("executor", "e1", "lost"), ProcessJoined("executor", "e1", pool="default")
+JOINED = [ProcessJoined("executor", executor, pool=pool) for executor, pool in EARLY.items()]
+
+
 @settings(max_examples=500)
+# said by one that is thought to be gone, and that comes back
+@example([*JOINED, LOST, SCANNED, ExecutorDraining("e1"), BACK, SCANNED], [])
+@example([*JOINED, LOST, SCANNED, RepositoryScanned("e1", (), "none", ready=True), BACK, SCANNED], [])
+# a scan of one that was lost itself replaces nobody
+@example([*JOINED, LOST, SCANNED, ProcessLeft("executor", "e2", "lost"), SCANNED], [])
+# what is unloaded after another took its place is still what it serves when it is back
+@example(
+    [*JOINED, VersionLoaded("e1", "a", 1, "h", 1, CONFIGS["a"]), LOST, SCANNED, VersionUnloaded("e2", "a", 1), BACK]
+    + [SCANNED],
+    [],
+)
 @given(histories, st.lists(facts, max_size=10))
 def test_nothing_that_is_needed_goes(history: list[Fact], later: list[Fact]) -> None:
     needless = set(superseded(history))
