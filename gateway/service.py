@@ -58,6 +58,7 @@ from .requests.delivery import (
     JobReceipt,
     is_job,
 )
+from .requests.large_tensors import check_elements
 from .tracing.trace import answered, left, reported
 from .tracing.trace import failed as trace_failed
 from .tracing.tracer import Tracer
@@ -287,7 +288,10 @@ class GatewayService:
     ) -> DeliveredInRegions | None:
         """Fill in the inputs that lie in shared memory. Raises H49's errors, and `ResourceExhausted`."""
         tenant = options.caller.tenant if options is not None else ""
-        return await self.regions.read(request, tenant, self._requester.hold, self._requester.release)
+        delivered = await self.regions.read(request, tenant, self._requester.hold, self._requester.release)
+        if not request.sequence_id:  # else what comes after it might overtake it
+            await check_elements(self.offload, request)
+        return delivered
 
     async def _in_wave(self, way: Awaited, one: AdmittedRequest) -> ResponseRecord:
         """The answer to a request that shares a wave, or goes by itself where the wave cannot leave."""

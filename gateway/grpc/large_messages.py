@@ -6,17 +6,16 @@ Protobuf parses typed contents into one object for each element, and keeps the i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from charonia.calls.admission import request_prefix
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, InvalidArgument
+from charonia.errors import CharoniaError, ErrorCode, InvalidArgument
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload, Task
 from charonia.tensors import Buffer
-from gateway.requests.large_tensors import complaint
+from gateway.requests.large_tensors import check_elements, complaint
 from protos import grpc_service_pb2 as pb
 
 from .convert import infer_request, parse
@@ -27,12 +26,17 @@ _MAX_MEMBERS = 10_000
 
 
 class CountedTensors(list[Buffer]):
-    """Raw tensors of a message whose BYTES elements a worker has counted already."""
+    """Raw tensors of a message, and what is wrong with its BYTES elements that were counted already."""
+
+    def __init__(self, tensors: Iterable[Buffer], elements: dict[str, str]) -> None:
+        super().__init__(tensors)
+        self.elements = elements
+        """As `InferenceRequest.elements`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargeMessage:
-    """A message of a stream that was read before its turn, or what is wrong with it."""
+    """A message without its raw tensors, those, and what is wrong with it."""
 
     message: pb.ModelInferRequest
     raw: Sequence[Buffer]
@@ -43,25 +47,37 @@ class LargeMessage:
         return self.size_bytes
 
 
-async def read_large(offload: Offload, data: bytes | memoryview) -> tuple[pb.ModelInferRequest, Sequence[Buffer]]:
-    """The message without its raw tensors, and those. Raises what `convert.infer_request` raises of its contents."""
+async def read_large(offload: Offload, data: bytes | memoryview) -> LargeMessage:
+    """Take a message apart. Its error is one of `convert.infer_request`, unless that may raise it again.
+
+    Raises where nothing of the message can be read.
+    """
     raw: Sequence[Buffer] = ()
+    size = len(data)
     try:
         data, raw = split(memoryview(data), _MAX_MEMBERS)
     except NoEnvelope:
         pass
-    if len(data) <= OFF_LOOP_BYTES:
-        return parse(pb.ModelInferRequest, data), raw
-    task = Task(f"{__name__}:read", len(raw), (data,))
-    counted, buffers = await offload.run(task)
-    message = parse(pb.ModelInferRequest, buffers[0])
-    if raw:
-        return message, raw
-    return message, CountedTensors(buffers[1:]) if counted else buffers[1:]
+    if len(data) > OFF_LOOP_BYTES:
+        (failure, elements), buffers = await offload.run(Task(f"{__name__}:read", len(raw), (data,)))
+        message = parse(pb.ModelInferRequest, buffers[0])
+        if failure is not None:
+            return LargeMessage(message, (), size, CharoniaError.of(ErrorCode(failure[0]), failure[1]))
+        if not raw:
+            return LargeMessage(message, CountedTensors(buffers[1:], elements), size)
+    else:
+        message = parse(pb.ModelInferRequest, data)
+    try:
+        request, _ = infer_request(message, raw=raw)
+    except CharoniaError:  # said when it is read for its model
+        return LargeMessage(message, raw, size)
+    # here and not before admission: the messages of a stream must not overtake one whose elements are counted
+    await check_elements(offload, request)
+    return LargeMessage(message, CountedTensors(raw, request.elements or {}), size)
 
 
 def read(split_off: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
-    """In a worker: the message with its contents taken out, and those in their raw form.
+    """In a worker: the message with its contents taken out, and those in their raw form, but for what is in regions.
 
     `split_off` raw tensors were found before: then the message must have no contents, and is only read.
     """
@@ -71,17 +87,22 @@ def read(split_off: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffe
     raw: list[Buffer] = [b""] * split_off or list(message.raw_input_contents)
     if len(raw) > _MAX_MEMBERS:
         raise InvalidArgument(f"request has more than {_MAX_MEMBERS} raw_input_contents")
-    tensors = infer_request(message, raw=raw)[0].inputs
-    if not raw:
-        for tensor in tensors:
-            if tensor.datatype is DataType.BYTES and (
-                why := complaint(tensor.data, prod(tensor.shape), tensor.name, message.model_name)
-            ):
-                raise InvalidArgument(request_prefix(message.id) + why)
+    failure, tensors = None, []
+    try:
+        request, _ = infer_request(message, raw=raw)
+        in_regions = request.regions.inputs if request.regions is not None else {}
+        tensors = [tensor for at, tensor in enumerate(request.inputs) if at not in in_regions]
+    except CharoniaError as error:
+        failure = [int(error.code), error.message]
+    elements = {
+        tensor.name: complaint(tensor.data, prod(tensor.shape), tensor.name, message.model_name)
+        for tensor in tensors
+        if tensor.datatype is DataType.BYTES and not split_off
+    }
     for item in message.inputs:
         item.ClearField("contents")
     message.ClearField("raw_input_contents")
-    return not raw, (message.SerializeToString(), *(tensor.data for tensor in tensors))
+    return [failure, elements], (message.SerializeToString(), *(tensor.data for tensor in tensors))
 
 
 async def read_ahead(offload: Offload, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes | LargeMessage]:
@@ -90,11 +111,9 @@ async def read_ahead(offload: Offload, messages: AsyncIterator[bytes]) -> AsyncI
         if len(data) <= OFF_LOOP_BYTES:
             yield data
             continue
-        size = len(data)
         try:
-            message, raw = await read_large(offload, data)
+            large = await read_large(offload, data)
         except CharoniaError as error:
-            yield LargeMessage(pb.ModelInferRequest(), (), size, error)
-        else:
-            yield LargeMessage(message, raw, size)
-        del data
+            large = LargeMessage(pb.ModelInferRequest(), (), len(data), error)
+        yield large
+        del data, large

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
-from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.offload.pool import OFF_LOOP_BYTES
@@ -23,7 +22,7 @@ from gateway.access.restrictions import HeaderForwarding, Restrictions
 from gateway.control import log_settings
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE
-from gateway.requests.large_tensors import check_elements, classify_large
+from gateway.requests.large_tensors import classify_large
 from gateway.requests.request_rules import MAX_DEADLINE_NS, earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
@@ -123,7 +122,7 @@ class Servicer:
 
     def _allow(self, group: str, context: Context) -> None:
         """Raise what a caller without the key of a restricted group is told."""
-        if self._restrictions:
+        if self._restrictions.any:
             self._restrictions.check(group, headers_of(context))
 
     # -- inference ----------------------------------------------------------------------------------------------------
@@ -136,7 +135,11 @@ class Servicer:
             came_ns = wall_ns() if self._tracer is not None and self._tracer.on else 0
             raw: Sequence[Buffer] = ()
             if len(data) > OFF_LOOP_BYTES:
-                call, raw = await read_large(self._handler.offload, data)
+                large = await read_large(self._handler.offload, data)
+                if large.error is not None:
+                    return refusal(large.error)
+                call, raw = large.message, large.raw
+                del large
             else:
                 call = parse(pb.ModelInferRequest, data)
             learnt = data if self.lane is not None and isinstance(data, bytes) and len(data) <= _LEARNT_BYTES else None
@@ -186,8 +189,6 @@ class Servicer:
         if served.interface.decoupled and not words:
             raise Unsupported(DECOUPLED)
         request, classes, deadline_ns = self.read(message, served, context, raw)
-        if raw:
-            await check_elements(self._handler.offload, request)
         del raw
         request.trace = trace
         if words or self._identifies:
@@ -240,7 +241,7 @@ class Servicer:
         request, classes = infer_request(message, version, raw)
         request.served = served
         if isinstance(raw, CountedTensors):
-            request.elements = {t.name: "" for t in request.inputs if t.datatype is DataType.BYTES}
+            request.elements = raw.elements
         if self._forwarding.any:
             self._forwarding.forward(headers_of(context), request.parameters)
         remaining_s = context.time_remaining()

@@ -22,7 +22,6 @@ from charonia.tensors import Buffer
 from gateway.deferral import Accepted
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller
-from gateway.requests.large_tensors import check_elements
 from gateway.requests.request_rules import earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
@@ -89,7 +88,7 @@ class StreamCalls:
             if isinstance(data, LargeMessage):
                 message, raw = data.message, data.raw
                 if data.error is not None:
-                    raise data.error
+                    return self._refused(data.error, message)
             else:
                 message = parse(pb.ModelInferRequest, data)
             if self._front.draining:
@@ -132,9 +131,7 @@ class StreamCalls:
         """The answers of a decoupled model. A failed response is an answer, a failure of the request is raised."""
         caller = self._caller()
         request, classes, deadline_ns = self._front.read(message, served, self._context, raw)
-        if raw:
-            await check_elements(self._handler.offload, request)
-            del raw
+        del raw
         words = words_of_parameters(message) if message.parameters else {}
         empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
         about = named(message)
