@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from charonia.clock import monotonic_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import StartupError
 from charonia.options.settings import TlsSettings
 
@@ -90,6 +90,8 @@ class ServerTls:
         self._protocols = protocols
         certificates(settings)  # ssl reads the files itself, and its errors name none of them
         self._files = ChangingFiles(settings)
+        self._read_again_s = 0
+        """Seconds of the clock; clients that were let in before show their certificate again."""
         try:
             self._newest = self._made()
         except (ssl.SSLError, OSError) as error:
@@ -112,17 +114,25 @@ class ServerTls:
             context.load_verify_locations(settings.root)
         if settings.is_mutual:
             context.verify_mode = ssl.CERT_REQUIRED
+            # a client that resumes a session shows no certificate: an authority that was taken away would let it in
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
         return context
 
-    def _handshake(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+    def _handshake(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> int | None:
         if self._files.changed():
             try:
                 self._newest = self._made()
+                self._read_again_s = wall_ns() // 1_000_000_000
                 _log.info("the certificates of %s were read again", self._settings.front)
             except (ssl.SSLError, OSError) as error:
                 self._files.doubt()
                 _log.warning("the new certificates of %s cannot be used yet: %s", self._settings.front, error)
         connection.context = self._newest
+        resumed = connection.session if self._settings.is_mutual and connection.session_reused else None
+        if resumed is not None and resumed.time <= self._read_again_s:  # TLS 1.2 resumes without tickets, too
+            return ssl.ALERT_DESCRIPTION_CERTIFICATE_UNKNOWN
+        return None
 
 
 def _read(option: str, path: str) -> bytes:

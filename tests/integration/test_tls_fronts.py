@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
@@ -123,6 +124,35 @@ async def test_only_clients_whose_certificate_we_signed(served: Path, made: Path
     for client in ("", "stranger"):
         with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
             await refused(front, made, client)
+    await front.close(0.0)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_no_session_outlives_the_authority_that_let_its_client_in(
+    served: Path, made: Path, version: ssl.TLSVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_LOOK_NS", 0)
+    front = await started("http", settings("http", served, is_mutual=True))
+    context = ssl.create_default_context(cafile=str(made / "ours.crt"))
+    context.minimum_version = context.maximum_version = version
+    context.load_cert_chain(made / "client.crt", made / "client.key")
+
+    def ask(session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None]:
+        with (
+            socket.create_connection(("127.0.0.1", front.port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost", session=session) as encrypted,
+        ):
+            encrypted.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            answer, session = encrypted.recv(65_536), encrypted.session
+            encrypted.unwrap()
+            return answer, session
+
+    answer, session = await asyncio.to_thread(ask, None)
+    assert answer.startswith(b"HTTP/1.1 200")
+    shutil.copy(made / "other.crt", served / "new.crt")
+    os.replace(served / "new.crt", served / "root.crt")
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await asyncio.to_thread(ask, session)
     await front.close(0.0)
 
 
