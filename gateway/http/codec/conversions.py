@@ -170,7 +170,7 @@ def reply_task(response: InferenceResponse, form: ReplyForm, served: ServedVersi
     labels = {name: served.labels.get(name, []) for name in form.classes}
     note = [
         *(response.model, response.version, response.id, response.parameters, _described(response.outputs)),
-        [form.binary_by_default, form.listed, form.classes],
+        [form.binary_by_default, form.listed, form.classes, list(form.in_regions)],
         *(served.interface.batching, labels),
     ]
     return Task(f"{_HERE}:write", note, [tensor.data for tensor in response.outputs])
@@ -179,7 +179,7 @@ def reply_task(response: InferenceResponse, form: ReplyForm, served: ServedVersi
 def write(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
     model, version, request_id, parameters, outputs, wanted, batching, labels = note
     tensors = classified(_tensors(outputs, buffers), wanted[2], batching, labels)
-    form = ReplyForm(wanted[0], wanted[1])
+    form = ReplyForm(wanted[0], wanted[1], in_regions=set(wanted[3]))
     headers, body = ResponseEncoder().encode(InferenceResponse(model, version, tensors, request_id, parameters), form)
     return headers, (body,)
 

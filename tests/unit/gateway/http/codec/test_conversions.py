@@ -1,0 +1,31 @@
+"""Large replies are written in worker processes as they are in the loop."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from charonia.inference import InferenceResponse
+from charonia.tensors import Tensor
+from gateway.http.codec.conversions import read_reply, reply_task, write
+from gateway.http.codec.response_codec import ReplyForm, ResponseEncoder
+
+SERVED: Any = SimpleNamespace(labels={}, interface=SimpleNamespace(batching=True))
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_an_output_in_a_region_beside_a_large_one(binary: bool) -> None:
+    large = Tensor.of("LARGE", np.arange(5000, dtype=np.int32).reshape(1, -1))
+    placed = Tensor("PLACED", large.datatype, (1, 5000), b"")  # written to its region before
+    response = InferenceResponse("m", 1, [large, placed], "id", {})
+    form = ReplyForm(listed={"LARGE": binary, "PLACED": False}, in_regions={"PLACED"})
+    form.settle()
+    headers, body = ResponseEncoder().encode(response, form, SERVED)
+
+    task = reply_task(response, form, SERVED)
+    note, made = write(task.note, [memoryview(data) for data in task.buffers])
+    written, reply = read_reply((note, [memoryview(part) for part in made]))
+    assert (written, reply.joined()) == (list(headers), body)
