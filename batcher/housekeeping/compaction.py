@@ -93,7 +93,7 @@ def _processes(facts: Sequence[Fact]) -> _Survey:
 def _scans(facts: Sequence[Fact]) -> tuple[dict[str, int], list[int], int]:
     """The last complete scan of each executor; those that may have replaced others; and when one last came back.
 
-    A scan of an executor that was taken for lost replaced nobody (`Catalog._scanned`).
+    A scan of an executor that was taken for lost replaced none (`Catalog._scanned`).
     """
     scans: dict[str, int] = {}
     replacing: list[int] = []

@@ -7,6 +7,7 @@ longer than the limit in one go. Before such messages were converted elsewhere, 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import zlib
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.http as httpclient
+import tritonclient.utils.shared_memory as shm
 from e2e_asking import client, infer_json, inputs
 from e2e_models import WIDTH, echoing, scaling, strings
 from e2e_server import serving
@@ -35,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     echoing(models, "echo")
     strings(models, "strings")
     scaling(models, "scale", 2)
-    flags = (f"--debug-stalls={LIMIT_MS}", "--model-control-mode=explicit", "--load-model=*")
+    flags = (f"--debug-stalls={LIMIT_MS}", "--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true")
     with serving(models, directory / "state", *flags) as running:
         infer_json(running, "scale", {"inputs": [_small()]})  # what is loaded by the first request is
         yield running
@@ -122,6 +126,23 @@ def test_json_numbers(server: Any) -> None:
 def test_json_strings(server: Any) -> None:
     answer = _infer(server, "strings", _json("BYTES", '"ab"', binary=True))
     assert answer.endswith(b"\2\0\0\0ab" * COUNT)
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_strings_in_a_region(server: Any, kind: str) -> None:
+    raw = b"\1\0\0\0a\2\0\0\0bc" * (COUNT // 2)
+    size = len(raw)
+    handle = shm.create_shared_memory_region("strings", f"/strings-{kind}-{os.getpid()}", size)
+    try:
+        shm.set_shared_memory_region(handle, [np.frombuffer(raw, np.uint8)])
+        with client(kind, server) as asking:
+            asking.register_system_shared_memory("strings", f"/strings-{kind}-{os.getpid()}", size)
+            tensor = (httpclient if kind == "http" else grpcclient).InferInput("INPUT0", [1, COUNT], "BYTES")
+            tensor.set_shared_memory("strings", size)
+            assert asking.infer("strings", [tensor]).as_numpy("OUTPUT0").size == COUNT
+            asking.unregister_system_shared_memory("strings")
+    finally:
+        shm.destroy_shared_memory_region(handle)
 
 
 def test_json_that_is_wrong_at_its_end(server: Any) -> None:

@@ -142,8 +142,10 @@ JOINED = [ProcessJoined("executor", executor, pool=pool) for executor, pool in E
 @example([*JOINED, LOST, SCANNED, ProcessLeft("executor", "e2", "lost"), SCANNED], [])
 # what is unloaded after another took its place is still what it serves when it is back
 @example(
-    [*JOINED, VersionLoaded("e1", "a", 1, "h", 1, CONFIGS["a"]), LOST, SCANNED, VersionUnloaded("e2", "a", 1), BACK]
-    + [SCANNED],
+    [
+        *(*JOINED, VersionLoaded("e1", "a", 1, "h", 1, CONFIGS["a"]), LOST, SCANNED),
+        *(VersionUnloaded("e2", "a", 1), BACK, SCANNED),
+    ],
     [],
 )
 @given(histories, st.lists(facts, max_size=10))
