@@ -189,11 +189,14 @@ class InstancePool:
             self._worker_of(batch).submit(batch)
         elif self._workers and not isinstance(self._workers[0], ThreadWorker):
             self._cooperative.put_nowait(batch)
-        elif not (batch.waves and self._pace.is_quick and self._run_here(batch)):
+        elif not (batch.waves and self._pace.is_quick and not self.ceiling_s and self._run_here(batch)):
             self._blocking.put(batch)
 
     def _run_here(self, batch: SubmittedBatch) -> bool:
-        """Run and answer a batch of waves now, if an instance is free and may run in the event loop."""
+        """Run and answer a batch of waves now, if an instance is free and may run in the event loop.
+
+        Not with a ceiling, which is watched from the event loop.
+        """
         waiting = self._blocking.borrow()
         if waiting is None:
             return False

@@ -63,9 +63,9 @@ def wave(value: float) -> Wave:
 class Quick:
     """A pool of one instance that was seen to be quick."""
 
-    def __init__(self, *instances: Doubling, create: Any = None) -> None:
+    def __init__(self, *instances: Doubling, create: Any = None, **fields: Any) -> None:
         self.answers = Answers()
-        self.under = Pool(*instances, create=create)
+        self.under = Pool(*instances, create=create, **fields)
         self.pool = self.under.pool
         self.pool._pace.is_quick = True
 
@@ -122,6 +122,14 @@ async def test_single_requests_run_in_the_instances_thread() -> None:
 async def test_an_instance_that_cannot_be_interrupted_runs_in_its_thread() -> None:
     instance = Doubling()
     quick = Quick(instance)
+    assert (await quick.run(4.0))[1] == 8.0
+    assert threading.get_ident() not in instance.threads
+    await quick.pool.close()
+
+
+async def test_a_model_with_a_ceiling_runs_in_its_thread() -> None:
+    instance = Interruptible()
+    quick = Quick(instance, ceiling_s=60.0)
     assert (await quick.run(4.0))[1] == 8.0
     assert threading.get_ident() not in instance.threads
     await quick.pool.close()
