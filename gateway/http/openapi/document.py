@@ -63,9 +63,7 @@ def build_document(version: str) -> dict[str, Any]:
 
 def _operation(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {str(status): _reply(reply) for status, reply in operation.replies.items()}
-    for status in sorted(operation.errors):
-        error = {"$ref": f"#/components/responses/Error{status}"}
-        responses[str(status)] = responses[str(status)] | _maybe_error() if str(status) in responses else error
+    responses |= {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in operation.errors}
     written: dict[str, Any] = {
         "operationId": operation.id,
         "tags": [operation.tag],
@@ -115,11 +113,6 @@ def _error(status: int) -> dict[str, Any]:
     if status in _ERROR_HEADERS:
         written["headers"] = dict([_header(*_ERROR_HEADERS[status])])
     return written
-
-
-def _maybe_error() -> dict[str, Any]:
-    """The body of a status that a reply without one and an error share."""
-    return {"content": {"application/json": {"schema": ref("Error"), "example": {"error": _ERRORS[400][1]}}}}
 
 
 def _header(name: str, about: str) -> tuple[str, dict[str, Any]]:

@@ -20,9 +20,11 @@ EVENTS = "text/event-stream"
 
 ANY = (400, 403, 431, 500, 503)
 """A request that is no HTTP, a restricted API, too many headers, the unforeseen, a gateway that stops."""
-INFERENCE = (401, 404, 413, 422, 429, 501, 504)
-"""What an inference may end with beside; model code chooses among them."""
 JOB = (401, 404, 429)
+RESULT = (*JOB, 501, 504)
+"""What an inference may end with beside; model code chooses among them."""
+GENERATION = (*RESULT, 422)
+INFERENCE = (*GENERATION, 413)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,8 @@ _HEALTH = (
         "live",
         "health",
         "Whether the server is alive",
-        {200: Reply("It is"), 400: Reply("It is not; the body is empty, or says what is wrong with the request")},
-        (400, 403, 431, 500),
+        {200: Reply("It is"), 400: Reply("It is not; the body is empty")},
+        (403, 431, 500),
     ),
     Operation(
         "get",
@@ -106,8 +108,8 @@ _HEALTH = (
         "ready",
         "health",
         "Whether the server is ready for requests",
-        {200: Reply("It is"), 400: Reply("It is not; the body is empty, or says what is wrong with the request")},
-        (400, 403, 431, 500),
+        {200: Reply("It is"), 400: Reply("It is not; the body is empty")},
+        (403, 431, 500),
     ),
     Operation(
         "get",
@@ -238,7 +240,7 @@ _INFERENCE = (
             ),
             202: _ACCEPTED,
         },
-        (*ANY, *INFERENCE),
+        (*ANY, *GENERATION),
         about="A model that answers another number of times than once gets an error body, with the status of its first "
         "response.",
         parameters=_DELIVERY,
@@ -258,7 +260,7 @@ _INFERENCE = (
             ),
             202: _ACCEPTED,
         },
-        (*ANY, *INFERENCE),
+        (*ANY, *GENERATION),
         about="The first response decides the status; an error in it is an event as well.",
         parameters=_DELIVERY,
         bodies=(_GENERATE,),
@@ -334,7 +336,7 @@ _JOBS = (
                 (("Location", "the job's path"),),
             ),
         },
-        (*ANY, *INFERENCE),
+        (*ANY, *RESULT),
         about="A job that failed, was cancelled or expired answers its error.",
         parameters=(
             Parameter(

@@ -98,7 +98,7 @@ def test_every_body_has_an_example() -> None:
         )
         for content in part.get("content", {}).values()
     ]
-    assert len(bodies) > 60
+    assert len(bodies) > 50
     assert all("example" in content and "schema" in content for content in bodies)
 
 
@@ -159,10 +159,3 @@ async def test_the_page_needs_nothing_from_elsewhere(client: httpx2.AsyncClient)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}'" in reply.headers["content-security-policy"]
     assert reply.headers["content-security-policy"].startswith("default-src 'none';")
-
-
-async def test_writing_it_waits_until_it_is_asked_for(application: HttpApplication, client: httpx2.AsyncClient) -> None:
-    assert (await client.get("/v2")).status_code == 200
-    app: Any = application._control
-    wanted = [route for route in app.routes if route.path == "/openapi.json"]
-    assert len(wanted) == 1
