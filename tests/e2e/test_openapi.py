@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import jsonschema_rs
 from schema_fuzzing import fuzz, fuzzed_server
 
 NEVER_DONE = (
@@ -21,10 +23,24 @@ NEVER_DONE = (
 """What is refused whatever is asked, or needs memory of a name that the client has made."""
 
 
+def _check_job(server: Any, document: dict[str, Any], tail: str) -> None:
+    """The example request as a job is answered as the document says: random requests are hardly ever accepted."""
+    operation = document["paths"][f"/v2/models/{{model}}/{tail}"]["post"]
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    status, body = server.request(
+        "POST", f"/v2/models/identity/{tail}", json.dumps(example).encode(), {"prefer": "respond-async"}
+    )
+    assert status == 202
+    schema = operation["responses"]["202"]["content"]["application/json"]["schema"]
+    jsonschema_rs.Draft202012Validator({**schema, "components": document["components"]}).validate(json.loads(body))
+
+
 def test_a_server_is_what_its_document_says(example_models: Path, tmp_path: Path) -> None:
     with fuzzed_server(example_models, tmp_path) as server:
         findings = fuzz(server.http, examples=5, seed=1, phases="examples,fuzzing")
         document = json.loads(server.get("/openapi.json")[1])
+        for tail in ("infer", "generate", "generate_stream"):
+            _check_job(server, document, tail)
         log = server.log()
     assert findings.passed, findings.report
     assert "unexpected failure" not in log

@@ -172,10 +172,13 @@ _METADATA = (
 
 # -- inference ---------------------------------------------------------------------------------------------------------
 
+_PREFER = Parameter(
+    "Prefer",
+    "header",
+    "`respond-async` makes a job of the request; `wait=<seconds>` waits for its end first (RFC 7240)",
+)
+_PREFER_JOB = Parameter("Prefer", "header", "`respond-async` makes a job of the request (RFC 7240)")
 _DELIVERY = (
-    Parameter(
-        "Prefer", "header", "`respond-async` makes a job of the request; `wait=<seconds>` waits first (RFC 7240)"
-    ),
     Parameter("Idempotency-Key", "header", "a repetition gets the first request's result; at most 255 bytes"),
     Parameter("Charonia-Webhook", "header", "URL that is called when the job has ended"),
     Parameter("Charonia-Webhook-Events", "header", "which ends are posted: succeeded, failed, cancelled, expired"),
@@ -219,6 +222,7 @@ _INFERENCE = (
             Parameter(
                 _LENGTH, "header", "bytes of the JSON part; 0 for a raw request, whose body is the one input's tensor"
             ),
+            _PREFER,
             *_DELIVERY,
         ),
         bodies=(
@@ -243,7 +247,7 @@ _INFERENCE = (
         (*ANY, *GENERATION),
         about="A model that answers another number of times than once gets an error body, with the status of its first "
         "response.",
-        parameters=_DELIVERY,
+        parameters=(_PREFER_JOB, *_DELIVERY),
         bodies=(_GENERATE,),
         body_required=True,
     ),
@@ -262,7 +266,7 @@ _INFERENCE = (
         },
         (*ANY, *GENERATION),
         about="The first response decides the status; an error in it is an event as well.",
-        parameters=_DELIVERY,
+        parameters=(_PREFER_JOB, *_DELIVERY),
         bodies=(_GENERATE,),
         body_required=True,
     ),

@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from charonia.options.settings import GatewaySettings
 from gateway.http.codec.paths import resolve
-from gateway.http.fastpath import HttpApplication
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.operations import PATH_PARAMETERS
 from gateway.http.routes import control_app
