@@ -9,6 +9,7 @@ STACK_FLAGS ?=
 TOPOLOGIES_FLAGS ?=
 BENCH_FLAGS ?=
 WALK_FLAGS ?=
+OPENAPI_FLAGS ?=
 BASE ?= HEAD~1
 SERVER ?= redis-server
 PEERS ?=
@@ -17,7 +18,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup walk drill overload stack-test clean ci
+.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup walk fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -103,6 +104,9 @@ bench-peers: $(VENV)/.tested models ## measure them beside this checkout and wri
 
 walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP call, one job and one stream pass; WALK_FLAGS=--list
 	for kind in infer job stream; do echo "$$kind:"; $(BIN)/python -m loadtest.walk --kind $$kind $(WALK_FLAGS) || exit; done
+
+fuzz-openapi: $(VENV)/.tested models ## schemathesis against a server, minutes long; OPENAPI_FLAGS=--examples=1000
+	$(BIN)/python tests/rigs/schema_fuzzing.py $(OPENAPI_FLAGS)
 
 drill: $(VENV)/.tested models ## kill -9 every part at every step of a request's life, under load; DRILL_FLAGS=--help
 	$(BIN)/python -m loadtest.drill $(DRILL_FLAGS)

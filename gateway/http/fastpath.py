@@ -274,7 +274,8 @@ class HttpApplication:
 
     async def _answer_simple(self, route: Route, scope: Scope, send: Send) -> None:
         if scope["method"] != route.method:
-            await reply_whole(send, 405, [TEXT_CONTENT_TYPE], METHOD_NOT_ALLOWED_BODY)
+            headers = [TEXT_CONTENT_TYPE, (b"allow", route.method.encode())]
+            await reply_whole(send, 405, headers, METHOD_NOT_ALLOWED_BODY)
             return
         if self._restrictions.any:
             self._restrictions.check(route.group, scope["headers"])

@@ -36,47 +36,17 @@ _PLACE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _WORDS = {"true": True, "1": True, "false": False, "0": False}
 _FILTERS = ("model", "state", "tenant")
 
-_ABOUT: dict[str, tuple[str, str]] = {
-    "wait": ("number", f"seconds to wait for the end of the job, at most {MAX_WAIT_S:g}"),
-    "binary": ("boolean", "outputs as binary tensors (true) or as JSON (false); without it as the submission asked"),
-    "after": ("integer", "number of the last event seen, as Last-Event-ID"),
-    "model": ("string", "jobs of this model"),
-    "state": ("string", "jobs in this state: " + ", ".join(JobState)),
-    "tenant": ("string", "jobs of this tenant"),
-    "limit": ("integer", f"jobs in a page, 1 to 1000, without it {DEFAULT_PAGE}"),
-    "cursor": ("string", "`next` of the page before"),
-}
-_NOT_FOUND: dict[int | str, dict[str, Any]] = {
-    404: {"description": "There is no such job, it is forgotten, or it is another tenant's"}
-}
-
 
 def add_jobs(app: FastAPI, handler: Handler, *, heartbeat_s: float = HEARTBEAT_S) -> None:
     """Add the routes."""
     endpoints = _Jobs(handler, heartbeat_s)
-    tags: Any = ["jobs"]
-
-    app.get(JOBS, tags=tags, summary="List jobs", **_described(*_FILTERS, "limit", "cursor"))(endpoints.list)
-    app.delete(JOBS, tags=tags, summary="Cancel all jobs that match", **_described(*_FILTERS))(endpoints.cancel_many)
-    app.get(_JOB, tags=tags, summary="State of a job", responses=_NOT_FOUND)(endpoints.view)
-    app.delete(_JOB, tags=tags, summary="Cancel a job", responses=_NOT_FOUND)(endpoints.cancel)
-    app.get(
-        _JOB + "/result",
-        tags=tags,
-        summary="The inference response of a job",
-        responses={**_NOT_FOUND, 202: {"description": "It has not ended: its state"}},
-        **_described("wait", "binary"),
-    )(endpoints.result)
-    app.get(
-        _JOB + "/events",
-        tags=tags,
-        summary="What happens to a job, as server-sent events",
-        responses={**_NOT_FOUND, 204: {"description": "It has ended and all its events were seen"}},
-        **_described("after"),
-    )(endpoints.events)
-    app.get(_JOB + "/timeline", tags=tags, summary="What has happened to a job", responses=_NOT_FOUND)(
-        endpoints.timeline
-    )
+    app.get(JOBS)(endpoints.list)
+    app.delete(JOBS)(endpoints.cancel_many)
+    app.get(_JOB)(endpoints.view)
+    app.delete(_JOB)(endpoints.cancel)
+    app.get(_JOB + "/result")(endpoints.result)
+    app.get(_JOB + "/events")(endpoints.events)
+    app.get(_JOB + "/timeline")(endpoints.timeline)
 
 
 class _Jobs:
@@ -166,15 +136,6 @@ class _Jobs:
 
     def _closed(self) -> None:
         self._streams -= 1
-
-
-def _described(*names: str) -> dict[str, Any]:
-    """The query parameters of a route for its documentation; reading them is our own, so that errors are, too."""
-    parameters = [
-        {"name": name, "in": "query", "required": False, "description": about, "schema": {"type": kind}}
-        for name, (kind, about) in ((name, _ABOUT[name]) for name in names)
-    ]
-    return {"openapi_extra": {"parameters": parameters}}
 
 
 def _query(request: Request, *known: str) -> dict[str, str]:

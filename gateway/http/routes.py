@@ -1,18 +1,20 @@
 """The FastAPI application behind the fast path: metadata, configuration, statistics, repository, settings and docs.
 
 Imported by the first request that needs it. Values become JSON in `control_json`; the decisions are the handler's.
-Routes of jobs are `job_routes`'.
+Routes of jobs are `job_routes`'. What `/docs` says of a route is in `openapi.operations`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from enum import Enum
-from typing import Any
+from functools import cache
+from importlib.metadata import version
+from typing import Any, TypeGuard
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
 
 from charonia.errors import CharoniaError, Unsupported
 from charonia.models.json_form import to_json
@@ -34,6 +36,8 @@ from .codec.error_replies import (
     render_error,
 )
 from .job_routes import add_jobs
+from .openapi.document import build_document
+from .openapi.page import POLICY, render_page
 
 _MODEL = "/v2/models/{model}"
 _VERSION = "/v2/models/{model}/versions/{version}"
@@ -41,7 +45,7 @@ _VERSION = "/v2/models/{model}/versions/{version}"
 
 def control_app(settings: GatewaySettings, handler: Handler) -> AsgiApp:
     """The ASGI application of everything that is no inference and no health."""
-    app = FastAPI(title="Charonia", version=settings.server_id, redirect_slashes=False, redoc_url=None)
+    app = FastAPI(redirect_slashes=False, openapi_url=None)
     _add_errors(app)
     _add_metadata(app, handler)
     _add_repository(app, settings, handler)
@@ -49,6 +53,7 @@ def control_app(settings: GatewaySettings, handler: Handler) -> AsgiApp:
     _add_tracing(app, settings, handler)
     add_jobs(app, handler)
     _add_shared_memory(app, settings, handler)
+    _add_documentation(app)
     return app
 
 
@@ -83,56 +88,89 @@ def _add_errors(app: FastAPI) -> None:
         return Response(INTERNAL_BODY, 500, media_type="application/json")
 
     @app.exception_handler(HTTPException)
-    async def plain(_request: Request, error: HTTPException) -> Response:
+    async def plain(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
             return Response(NOT_FOUND_BODY, 404, media_type="application/json")
         if error.status_code == 405:
             # this one is text/plain (E2)
-            return Response(METHOD_NOT_ALLOWED_BODY, 405, {"content-type": "text/plain"})
+            allow = {method for route in app.routes if _leads_to(route, request) for method in route.methods or ()}
+            return Response(
+                METHOD_NOT_ALLOWED_BODY, 405, {"content-type": "text/plain", "allow": ", ".join(sorted(allow))}
+            )
         return Response(error_body(str(error.detail)), error.status_code, media_type="application/json")
 
 
+def _leads_to(route: BaseRoute, request: Request) -> TypeGuard[Route]:
+    """Whether the request's path is the route's, whatever its method."""
+    return isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+
+
+def _add_documentation(app: FastAPI) -> None:
+    """`/openapi.json` and `/docs`, written when first asked for."""
+
+    @cache
+    def document() -> dict[str, Any]:
+        return build_document(version("charonia"))
+
+    @cache
+    def page() -> bytes:
+        return render_page(document())
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return _json(document())
+
+    @app.get("/docs")
+    async def docs() -> Response:
+        headers = {
+            "content-security-policy": POLICY,
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+        }
+        return Response(page(), 200, headers, media_type="text/html")
+
+
 def _add_metadata(app: FastAPI, handler: Handler) -> None:
-    @app.get("/v2", tags=["metadata"], summary="Server metadata")
+    @app.get("/v2")
     async def server_metadata() -> Response:
         return _json(control_json.server_metadata(handler.server_metadata()))
 
-    @app.get("/v2/models/stats", tags=["statistics"], summary="Statistics of all loaded versions")
+    @app.get("/v2/models/stats")
     async def all_statistics() -> Response:
         return _json(control_json.model_statistics(await handler.statistics("", "")))
 
-    @app.get(_MODEL, tags=["metadata"], summary="Model metadata")
+    @app.get(_MODEL)
     async def model_metadata(model: str) -> Response:
         return _json(control_json.model_metadata(handler.model_metadata(model, "")))
 
-    @app.get(_VERSION, tags=["metadata"], summary="Metadata of one version")
+    @app.get(_VERSION)
     async def version_metadata(model: str, version: str) -> Response:
         return _json(control_json.model_metadata(handler.model_metadata(model, _check_version(version))))
 
-    @app.get(_MODEL + "/config", tags=["model-config"], summary="Normalised model configuration")
+    @app.get(_MODEL + "/config")
     async def model_config(model: str) -> Response:
         return _json(to_json(handler.model_config(model, "")))
 
-    @app.get(_VERSION + "/config", tags=["model-config"], summary="Configuration of one version")
+    @app.get(_VERSION + "/config")
     async def version_config(model: str, version: str) -> Response:
         return _json(to_json(handler.model_config(model, _check_version(version))))
 
-    @app.get(_MODEL + "/stats", tags=["statistics"], summary="Statistics of a model's loaded versions")
+    @app.get(_MODEL + "/stats")
     async def model_statistics(model: str) -> Response:
         return _json(control_json.model_statistics(await handler.statistics(model, "")))
 
-    @app.get(_VERSION + "/stats", tags=["statistics"], summary="Statistics of one version")
+    @app.get(_VERSION + "/stats")
     async def version_statistics(model: str, version: str) -> Response:
         return _json(control_json.model_statistics(await handler.statistics(model, _check_version(version))))
 
 
 def _add_repository(app: FastAPI, settings: GatewaySettings, handler: Handler) -> None:
-    @app.post("/v2/repository/index", tags=["model-repository"], summary="Models and their states")
+    @app.post("/v2/repository/index")
     async def index(request: Request) -> Response:
         ready = control_json.read_index_request(await _body(request, settings))
         return _json(control_json.repository_index(handler.repository_index(ready=ready)))
 
-    @app.post("/v2/repository/models/{model}/load", tags=["model-repository"], summary="Load or reload a model")
+    @app.post("/v2/repository/models/{model}/load")
     async def load(model: str, request: Request) -> Response:
         body = await _body(request, settings)
         if len(body) <= OFF_LOOP_BYTES:
@@ -143,25 +181,25 @@ def _add_repository(app: FastAPI, settings: GatewaySettings, handler: Handler) -
         await handler.load_model(model, config, files)
         return Response(status_code=200)
 
-    @app.post("/v2/repository/models/{model}/unload", tags=["model-repository"], summary="Unload a model")
+    @app.post("/v2/repository/models/{model}/unload")
     async def unload(model: str, request: Request) -> Response:
         dependents = control_json.read_unload_request(await _body(request, settings))
         await handler.unload_model(model, unload_dependents=dependents)
         return Response(status_code=200)
 
-    @app.post("/v2/repository/{repository}/index", include_in_schema=False)
-    @app.post("/v2/repository/{repository}/models/{model}/load", include_in_schema=False)
-    @app.post("/v2/repository/{repository}/models/{model}/unload", include_in_schema=False)
+    @app.post("/v2/repository/{repository}/index")
+    @app.post("/v2/repository/{repository}/models/{model}/load")
+    @app.post("/v2/repository/{repository}/models/{model}/unload")
     async def named_repository() -> Response:
         raise Unsupported("'repository_name' specification is not supported")
 
 
 def _add_logging(app: FastAPI, settings: GatewaySettings) -> None:
-    @app.get("/v2/logging", tags=["logging"], summary="Log settings")
+    @app.get("/v2/logging")
     async def get_logging() -> Response:
         return _json(log_settings.current().reply())
 
-    @app.post("/v2/logging", tags=["logging"], summary="Change log settings")
+    @app.post("/v2/logging")
     async def set_logging(request: Request) -> Response:
         wanted = control_json.read_log_settings(await _body(request, settings))
         switches = log_settings.current().changed(wanted)
@@ -170,20 +208,20 @@ def _add_logging(app: FastAPI, settings: GatewaySettings) -> None:
 
 
 def _add_tracing(app: FastAPI, settings: GatewaySettings, handler: Handler) -> None:
-    @app.get("/v2/trace/setting", tags=["trace"], summary="Trace settings")
+    @app.get("/v2/trace/setting")
     async def get_settings() -> Response:
         return _json(control_json.trace_settings(await handler.trace_settings("")))
 
-    @app.post("/v2/trace/setting", tags=["trace"], summary="Change trace settings")
+    @app.post("/v2/trace/setting")
     async def set_settings(request: Request) -> Response:
         wanted = control_json.read_trace_settings(await _body(request, settings))
         return _json(control_json.trace_settings(await handler.update_trace_settings("", wanted)))
 
-    @app.get(_MODEL + "/trace/setting", tags=["trace"], summary="Trace settings of a model")
+    @app.get(_MODEL + "/trace/setting")
     async def get_model_settings(model: str) -> Response:
         return _json(control_json.trace_settings(await handler.trace_settings(model)))
 
-    @app.post(_MODEL + "/trace/setting", tags=["trace"], summary="Change trace settings of a model")
+    @app.post(_MODEL + "/trace/setting")
     async def set_model_settings(model: str, request: Request) -> Response:
         wanted = control_json.read_trace_settings(await _body(request, settings))
         return _json(control_json.trace_settings(await handler.update_trace_settings(model, wanted)))
@@ -191,7 +229,6 @@ def _add_tracing(app: FastAPI, settings: GatewaySettings, handler: Handler) -> N
 
 def _add_shared_memory(app: FastAPI, settings: GatewaySettings, handler: Handler) -> None:
     """The regions of clients' shared memory (H46-H51). A tenant sees its own."""
-    tags: list[str | Enum] = ["shared-memory"]
     regions = handler.regions
 
     def tenant(request: Request) -> str:
@@ -218,12 +255,12 @@ def _add_shared_memory(app: FastAPI, settings: GatewaySettings, handler: Handler
 
         root = f"/v2/{kind}sharedmemory"
         one = root + "/region/{region}"
-        app.get(root + "/status", tags=tags, summary="All registered regions")(status)
-        app.get(one + "/status", tags=tags, summary="One region")(status)
-        app.post(one + "/register", tags=tags, summary="Register a region")(register)
-        app.post(root + "/register", include_in_schema=False)(register)
-        app.post(one + "/unregister", tags=tags, summary="Unregister a region")(unregister)
-        app.post(root + "/unregister", tags=tags, summary="Unregister all regions")(unregister)
+        app.get(root + "/status")(status)
+        app.get(one + "/status")(status)
+        app.post(one + "/register")(register)
+        app.post(root + "/register")(register)
+        app.post(one + "/unregister")(unregister)
+        app.post(root + "/unregister")(unregister)
 
     add("system", register_system)
     add("cuda", register_cuda)

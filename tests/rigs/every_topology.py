@@ -79,7 +79,7 @@ WHOLE = tuple(
 OVER_ONE_SERVER = {
     "of fronts, models and processes, which reach the log by what is tested above": (
         *("bound", "client_shm", "clients", "hanging_models", "heartbeats", "hostile", "hostile_connections"),
-        *("instances", "large_tensors", "load", "metrics", "namespaces", "processes", "python_features"),
+        *("instances", "large_tensors", "load", "metrics", "namespaces", "openapi", "processes", "python_features"),
         *("python_client", "python_models", "remote_models", "stalls"),
         *("response_cache", "scheduling", "sequence_streams", "several_gateways", "stalled_executor", "tracing"),
         "unwanted_runs",
