@@ -14,14 +14,15 @@ import logging
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from .errors import CharoniaError, StartupError
 from .options import values as options
 
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
-_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace")
+_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check")
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
 
@@ -40,6 +41,7 @@ commands
   executors   ls: who executes, with what, and how much of it is in use
   state       show, export, import: what a log holds, as a file for another server program or machine
   trace       summary: where the time of traced requests went, from trace files
+  check       REPOSITORY: find every fault of its models without a server, and mend what is safe to mend (--fix)
   infer       ask a model of a running server, ours or another, and print its answer
   submit      make an inference a job; result JOB waits for its answer, tail JOB follows it
   models      the models of a server; stats [MODEL] its statistics, health whether it is ready
@@ -120,8 +122,13 @@ def _operate(words: list[str]) -> int:
 
         return default_state_dir()
 
+    def check(repository: Path, gpus: int | None, fix: bool, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
+        from .composition.repository_tools import check
+
+        return check(repository, gpus, fix, on_progress)
+
     try:
-        return run(words, os.environ, default_state_dir)
+        return run(words, os.environ, default_state_dir, check)
     except SystemExit as end:  # argparse has said what is wrong, or printed its help
         return end.code if isinstance(end.code, int) else 2
 

@@ -12,7 +12,7 @@ from charonia.facts.jobs import JobState
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace")
+COMMANDS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check")
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -56,6 +56,12 @@ def positive(text: str) -> int:
     return number
 
 
+def count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,4}", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of at least 0")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The whole tree. `command` and `action` say what was chosen."""
     root = argparse.ArgumentParser(prog="charonia", allow_abbrev=False)
@@ -66,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     _dead_letters(_actions(commands, "dlq", "dead letters: requests that were given up"))
     _executors(_actions(commands, "executors", "who executes, with what, and how much of it is in use"))
     _state(_actions(commands, "state", "the state of a log: what wrote it, and as a file to take elsewhere"))
+    _check(commands)
     _trace(_actions(commands, "trace", "trace files, which gateways write (--trace-config triton,file=PATH)"))
     return root
 
@@ -215,6 +222,17 @@ def _trace(actions: Commands) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON document")
     command.add_argument("--model", action="append", default=[], help="only requests to this model; repeatable")
     command.add_argument("file", nargs="+", help="a trace file; of a log frequency, all its parts")
+
+
+def _check(commands: Commands) -> None:
+    text = "find every fault of a model repository, with its line and what to write instead; runs no model"
+    command = commands.add_parser("check", help=text, description=text, allow_abbrev=False)
+    command.add_argument("--json", action="store_true", help="print one JSON document")
+    command.add_argument("--fix", action="store_true", help="mend what is safe and unambiguous, show how")
+    command.add_argument(
+        "--gpus", type=count, default=None, metavar="N", help="check for a machine with N GPUs (those of this machine)"
+    )
+    command.add_argument("repository", type=file_path, help="the directory for --model-repository")
 
 
 def words(root: argparse.ArgumentParser) -> dict[str, dict[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""Runs `charonia audit|queue|jobs|dlq|executors|state|trace`: finds the log, does the work, prints text or JSON.
+"""Runs the operators' commands: finds the log, does the work, prints text or JSON.
 
 Exit codes: 0 done (audit: clean; wait: succeeded), 1 a problem was found or something failed, 2 wrong usage.
 """
@@ -24,19 +24,30 @@ from . import job_commands as jobs
 from . import state_commands as states
 from . import trace_files as traces
 from .audit.model_audit import Scope, audit_models
+from .repositories import Check, cannot_check, check
 from .text import command_reports as reports
 
 Answer = tuple[dict[str, Any], bool]
 """The document to print, and whether all is well."""
 
 
-def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir: Callable[[], str]) -> int:
-    """The command line `words` (the command first); the exit code. Raises `SystemExit` for usage and help."""
+def run(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    default_state_dir: Callable[[], str],
+    check_repository: Check = cannot_check,
+) -> int:
+    """The command line `words` (the command first); the exit code. Raises `SystemExit` for usage and help.
+
+    `check_repository` is the executors' check, which this package may not import.
+    """
     options = arguments.parser().parse_args(list(words))
     _check(options)
     try:
         if options.command == "trace":
             document, well = traces.summarise(options.file, options.model), True
+        elif options.command == "check":
+            document, well = check(options, check_repository)
         elif options.command == "state":
             document, well = asyncio.run(_state(options, environment, default_state_dir)), True
         else:

@@ -92,7 +92,7 @@ class Loader:
         config = directory.required_config()
         if not config.backend or self._registry.has(config.backend):
             return True
-        return python_based(self._source(directory, 0, config)) is not None  # of any version: the backend has the code
+        return python_based(self.source(directory, 0, config)) is not None  # of any version: the backend has the code
 
     async def complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:
         """Return the final configuration: auto-completed, with defaults, and fully checked (C60, C70).
@@ -110,7 +110,7 @@ class Loader:
         if is_ensemble(written):
             await asyncio.to_thread(check_strategy, written, directory.path, ())
             return completed_ensemble(written, directory.name, find)
-        source = self._source(directory, versions[-1] if versions else 0, written)
+        source = self.source(directory, versions[-1] if versions else 0, written)
         backend = await asyncio.to_thread(self._registry.of, source)
         config = written
         check_reshapes(written)
@@ -140,7 +140,7 @@ class Loader:
         started = monotonic_ns()
         if is_ensemble(config):
             return await self._load_ensemble(directory, version, config, started)
-        source = self._source(directory, version, config)
+        source = self.source(directory, version, config)
         backend = await asyncio.to_thread(self._registry.of, source)
         interface = ModelInterface.of(config)
         health_interval_s = interval_s(source)
@@ -174,7 +174,7 @@ class Loader:
         self, directory: ModelDirectory, version: int, config: ModelConfig, started: int
     ) -> LoadedVersion:
         """Load an ensemble, which has no instances: its owner runs it on its composing models."""
-        source = self._source(directory, version, config)
+        source = self.source(directory, version, config)
         digest, labels = await asyncio.to_thread(_hash_and_labels, source, config)
         interface = ModelInterface.of(config)
         return LoadedVersion(
@@ -199,7 +199,7 @@ class Loader:
         interface, before = ModelInterface.of(config), served.interface
         bound = interface.sequence_batching is not None
         change = change_of(before.instance_groups, interface.instance_groups, bound=bound)
-        source = self._source(directory, version, config)
+        source = self.source(directory, version, config)
         if change == 0 or (await asyncio.to_thread(_hash_and_labels, source, config))[0] != served.content_hash:
             return 0
         if change > 0:
@@ -220,6 +220,10 @@ class Loader:
             served.pool.set_target(served.pool.slots + change)
         served.source, served.interface, served.pool.interface = source, interface, interface
         return change
+
+    async def check_warmups(self, source: ModelSource) -> None:
+        """Build the warm-up requests of a version without running them. Raises what their load would raise."""
+        await asyncio.to_thread(_warmups, ModelInterface.of(source.config), source)
 
     async def _probed(self, backend: Backend, source: ModelSource, written: ModelConfig) -> ModelConfig:
         try:
@@ -267,7 +271,8 @@ class Loader:
                 source.config.backend,
             )
 
-    def _source(self, directory: ModelDirectory, version: int, config: ModelConfig) -> ModelSource:
+    def source(self, directory: ModelDirectory, version: int, config: ModelConfig) -> ModelSource:
+        """Return what a backend gets to know of a version."""
         settings = {**self._backend_config.get("", {}), **self._backend_config.get(config.backend, {})}
         return ModelSource(directory.name, version, directory.path, config, settings)
 

@@ -59,6 +59,9 @@ def test_request_ids_may_name_their_model() -> None:
         "state export",
         "state import f --overwrite",
         "state show f",
+        "check",
+        "check a b",
+        "check --gpus -1 a",
     ],
 )
 def test_wrong_usage_exits_with_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,12 +83,14 @@ def test_no_running_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
 
 def test_every_command_offers_its_flags_for_completion() -> None:
     offered = words(parser())
-    assert set(offered) == {"audit", "queue", "jobs", "dlq", "executors", "state", "trace"}
+    assert set(offered) == {"audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check"}
     assert "--since" in offered["audit"][""]
+    assert {"--fix", "--gpus"} <= set(offered["check"][""])
     assert set(offered["queue"]) == {"ls", "inspect", "pause", "resume", "cancel", "move"}
     for command, actions in offered.items():
         for action, flags in actions.items():
-            needs = {"--json"} if command == "trace" else {"--json", "--log-url", "--state-dir"}
+            offline = command in ("trace", "check", "migrate")
+            needs = {"--json"} if offline else {"--json", "--log-url", "--state-dir"}
             assert needs <= set(flags), (command, action)
 
 

@@ -1,0 +1,39 @@
+"""`charonia check`: checks a model repository on this machine. What is a fault is decided by the executors' code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from charonia.clock import monotonic_ns
+from charonia.errors import Unsupported
+
+Check = Callable[[Path, int | None, bool, Callable[[int, int], None]], dict[str, Any]]
+"""(repository, GPUs of the machine or None for this one's, whether to fix, progress) -> the document."""
+
+_PROGRESS_NS = 1_000_000_000
+
+
+def cannot_check(
+    repository: Path, gpus: int | None, fix: bool, on_progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Refuse to check, where the executors' code is not at hand."""
+    raise Unsupported("a repository can only be checked by the command 'charonia'")
+
+
+def check(options: argparse.Namespace, check_repository: Check) -> tuple[dict[str, Any], bool]:
+    """The document, and whether there is no fault. Says on stderr how far it is, once a second."""
+    last_ns = monotonic_ns()
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal last_ns
+        if monotonic_ns() - last_ns >= _PROGRESS_NS:
+            last_ns = monotonic_ns()
+            sys.stderr.write(f"{done} of {total} models\n")
+            sys.stderr.flush()
+
+    document = check_repository(options.repository, options.gpus, options.fix, on_progress)
+    return document, not document["faults"]

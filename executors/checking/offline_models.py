@@ -1,0 +1,244 @@
+"""Loads the models of a repository as an executor would, without a log and without running any of their code.
+
+Everything is the executor's own: `ModelRepository`, `Loader`, `Composition`. What differs: a python model's process is
+not started (its file is parsed instead), backends of other distributions make no instance, and warm-up requests are
+built but not run.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from charonia.backend import Array, Backend, GraphSignature, InstanceSpec, ModelSource
+from charonia.catalog.catalog import Catalog
+from charonia.errors import CharoniaError, InvalidArgument, Unsupported
+from charonia.models.config_errors import InstanceError
+from charonia.models.interface import ModelInterface
+from charonia.models.placement import placement_of
+from executors.backends.python.process_settings import Limits, code_file
+from executors.backends.registry import BackendRegistry
+from executors.isolation.isolated_instance import ISOLATION, wants_process
+from executors.loading.composition import Composition, is_ensemble
+from executors.loading.loader import Loader
+from executors.repository.model_directory import ModelDirectory
+from executors.repository.model_repository import ModelRepository
+from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+_OPENED = "onnxruntime"
+"""The backend whose files are opened: that runs nothing of a model."""
+
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+
+_COMPLETED = re.compile(
+    r"must specify '(data_type|dims)'|unknown (source input|target output|input) "
+    r"|cannot have empty reshape|has batch size"
+)
+"""Errors about what `auto_complete_config` may set: tensors and the batch size."""
+
+
+class _NoInstance:
+    """Stands for an instance of a model whose code must not run."""
+
+    stateless = False
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        raise NotImplementedError("a check executes nothing")
+
+    def close(self) -> None:
+        """Do nothing: nothing was made."""
+
+
+class _Unopened:
+    """Stands for a backend of another distribution."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def probe(self, source: ModelSource) -> None:
+        return None
+
+    async def create_instance(self, spec: InstanceSpec) -> _NoInstance:
+        return _NoInstance()
+
+
+class _ParsedPython(_Unopened):
+    """Stands for the python backend: parses a model's file instead of running it."""
+
+    async def probe(self, source: ModelSource) -> None:
+        check_code(source)
+
+    async def create_instance(self, spec: InstanceSpec) -> _NoInstance:
+        Limits.of(spec.source)
+        check_code(spec.source)
+        return _NoInstance()
+
+
+class OfflineBackends(BackendRegistry):
+    """The installed backends, of which only onnxruntime opens models."""
+
+    def get(self, name: str) -> Backend:
+        if name == _OPENED:
+            return super().get(name) if self.has(name) else _Unopened(name)
+        if name == "python":
+            return _ParsedPython(name)
+        return _Unopened(name) if name and self.has(name) else super().get(name)
+
+
+def check_code(source: ModelSource) -> None:
+    """Raise `InstanceError` for a python model's file that is missing, no Python, or without `TritonPythonModel`."""
+    path = code_file(source)
+    if path.suffix != ".py":
+        raise InstanceError(f"Model name must end with '.py'. Model name is \"{path.name}\".")
+    if not path.is_file():
+        raise InstanceError(f"Python model file not found in '{path}'.")
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        if ENVIRONMENT in source.config.parameters:
+            return  # its own interpreter may know newer syntax
+        line = getattr(error, "lineno", None) or 0
+        raise InstanceError(f"{path}:{line}: {getattr(error, 'msg', error)}") from None
+    if not _binds(tree, "TritonPythonModel"):
+        raise InstanceError(f"Python model file '{path}' defines no class 'TritonPythonModel'")
+
+
+def completes_itself(source: ModelSource) -> bool:
+    """Whether a python model's file has `auto_complete_config`, which may change its configuration at load."""
+    try:
+        tree = ast.parse(code_file(source).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.FunctionDef) and node.name == "auto_complete_config" for node in ast.walk(tree))
+
+
+def _binds(tree: ast.Module, name: str) -> bool:
+    """Whether a module may bind a name: also by an import of everything, or by a name that is stored anywhere."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            names = {alias.asname or alias.name for alias in node.names}
+            if name in names or "*" in names:
+                return True
+    return False
+
+
+@dataclass(slots=True)
+class OfflineModels:
+    """The models of a repository, each loaded at most once; implements `ModelLoads` for ensembles."""
+
+    repository: ModelRepository
+    gpus: int
+    assumed_gpus: bool = False
+    """Whether these GPUs are another machine's: what would run on them is opened on the CPU."""
+    backends: OfflineBackends = field(default_factory=OfflineBackends)
+    directories: dict[str, ModelDirectory] = field(default_factory=dict)
+    _interfaces: dict[str, dict[int, ModelInterface]] = field(default_factory=dict)
+    _configs: dict[str, ModelConfig] = field(default_factory=dict)
+    _failures: dict[str, CharoniaError | None] = field(default_factory=dict)
+    _composition: Composition = field(init=False)
+    _loader: Loader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.directories = self.repository.scan()
+        self._composition = Composition(self)
+        self._loader = Loader(self.backends, gpus=self.gpus, auto_complete=True, backend_config={})
+
+    async def attempt(self, directory: ModelDirectory) -> dict[int, ModelInterface]:
+        """Load a directory and let it go. Returns its versions; raises the error that a load would raise."""
+        find = await self._composition.prepare(directory)
+        versions = directory.selected_versions()
+        placement_of(directory.required_config())
+        config = await self._loader.complete(directory, versions, find)
+        interfaces = {}
+        for version in versions:
+            await self._rehearse(directory, version, config)
+            interfaces[version] = ModelInterface.of(config)
+        self._configs[directory.key] = config
+        return interfaces
+
+    async def _rehearse(self, directory: ModelDirectory, version: int, config: ModelConfig) -> None:
+        """Make the instances of a version and close them."""
+        source = self._loader.source(directory, version, config)
+        bare = ModelConfig()
+        bare.CopyFrom(config)
+        bare.ClearField("model_warmup")
+        if not is_ensemble(config) and wants_process(source):
+            if config.backend == "python":
+                raise Unsupported("backend 'python' runs its models in processes of their own already")
+            bare.parameters[ISOLATION].string_value = "none"
+        for group in bare.instance_group if self.assumed_gpus else ():
+            if group.kind == ModelInstanceGroup.KIND_GPU:
+                group.kind = ModelInstanceGroup.KIND_CPU
+                group.ClearField("gpus")
+        loaded = await self._loader.load(directory, version, bare)
+        await loaded.pool.close()
+        await self._loader.check_warmups(source)
+
+    async def load(self, model: str, request: None) -> None:
+        """Load a model as its files are. Raises its error, also when asked again."""
+        if model not in self._failures:
+            self._failures[model] = None
+            try:
+                self._interfaces[model] = await self.attempt(self.directories[model])
+            except CharoniaError as error:
+                self._failures[model] = error
+        if (failure := self._failures[model]) is not None:
+            raise failure
+
+    def source(self, directory: ModelDirectory) -> ModelSource:
+        """The highest version of a model with a configuration."""
+        version = directory.versions[-1] if directory.versions else 0
+        return self._loader.source(directory, version, directory.required_config())
+
+    async def graph(self, directory: ModelDirectory) -> GraphSignature | None:
+        """The tensors of a model's file, None for a model whose files are not opened. Raises a `CharoniaError`."""
+        if directory.required_config().backend != _OPENED:
+            return None
+        found = await self.backends.get(_OPENED).probe(self.source(directory))
+        return found if isinstance(found, GraphSignature) else None
+
+    def is_undecided(self, directory: ModelDirectory, problem: str) -> bool:
+        """Whether a refused model may still load, as its own code completes what it is refused for."""
+        if (
+            not _COMPLETED.search(problem)
+            or directory.config is None
+            or directory.config.backend != "python"
+            or not directory.versions
+        ):
+            return False
+        return completes_itself(self.source(directory))
+
+    # -- what `Composition` asks --------------------------------------------------------------------------------------
+
+    def configs(self) -> Mapping[str, ModelConfig]:
+        return self._configs
+
+    def interfaces(self, model: str) -> Mapping[int, ModelInterface]:
+        return self._interfaces.get(model, {})
+
+    def find_directory(self, model: str) -> ModelDirectory | None:
+        return self.directories.get(model)
+
+    def failure(self, model: str) -> CharoniaError | None:
+        return self._failures.get(model)
+
+    async def load_underway(self, model: str) -> bool:
+        return False
+
+    async def catalog(self) -> Catalog:
+        return Catalog()
+
+    def is_underway(self, model: str) -> bool:
+        return False
+
+    async def unload(self, model: str) -> None:
+        raise InvalidArgument("a check serves nothing")
+
+    async def reload(self, model: str) -> None:
+        raise InvalidArgument("a check serves nothing")

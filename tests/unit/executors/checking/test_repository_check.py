@@ -1,0 +1,261 @@
+"""`charonia check` on real repositories: it refuses what a load refuses, says where and why, and mends what is safe."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
+
+from charonia.errors import CharoniaError, InvalidArgument
+from executors.backends.registry import BackendRegistry
+from executors.checking import repository_check
+from executors.checking.offline_models import OfflineModels
+from executors.checking.repository_check import RepositoryReport, check_repository
+from executors.repository.model_repository import ModelRepository
+
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples" / "models"
+ONNX = """backend: "onnxruntime"
+max_batch_size: 8
+input [ { name: "a" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "c" data_type: TYPE_FP32 dims: [ 4 ] } ]
+"""
+PYTHON = """backend: "python"
+input [ { name: "a" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "c" data_type: TYPE_FP32 dims: [ 4 ] } ]
+"""
+CODE = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+ENSEMBLE = """platform: "ensemble"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] } ]
+ensemble_scheduling { step [ { model_name: "part" model_version: -1
+  input_map { key: "a" value: "x" } output_map { key: "c" value: "y" } } ] }
+"""
+
+
+def graph() -> bytes:
+    made = helper.make_graph(
+        [helper.make_node("Identity", ["a"], ["c"])],
+        "g",
+        [helper.make_tensor_value_info("a", TensorProto.FLOAT, ("n", 4))],
+        [helper.make_tensor_value_info("c", TensorProto.FLOAT, ("n", 4))],
+    )
+    return bytes(
+        helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+    )
+
+
+def build(root: Path, models: dict[str, dict[str, str]]) -> Path:
+    """Models by name: file to content. "onnx" stands for the graph above."""
+    for name, files in models.items():
+        for file, content in files.items():
+            path = root / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(graph() if content == "onnx" else content.encode())
+        (root / name).mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def onnx_model(config: str) -> dict[str, dict[str, str]]:
+    return {"m": {"config.pbtxt": config, "1/model.onnx": "onnx"}}
+
+
+def python_model(config: str, code: str = CODE) -> dict[str, dict[str, str]]:
+    return {"m": {"config.pbtxt": config, "1/model.py": code}}
+
+
+async def loads(root: Path) -> dict[str, bool]:
+    """Which models an executor loads, with its real backends."""
+    repository = ModelRepository([root])
+    models = OfflineModels(repository, 0, backends=BackendRegistry())  # type: ignore[arg-type]
+    found = {}
+    for name in models.directories:
+        try:
+            await models.load(name, None)
+            found[name] = True
+        except CharoniaError:
+            found[name] = False
+    repository.close()
+    return found
+
+
+async def checked(root: Path, **options: Any) -> RepositoryReport:
+    return await check_repository(root, gpus=0, **options)
+
+
+GOOD = {
+    "onnx": onnx_model(ONNX),
+    "no configuration": {"m": {"1/model.onnx": "onnx"}},
+    "no tensors": onnx_model('backend: "onnxruntime"'),
+    "python": python_model(PYTHON),
+    "ensemble": {"part": onnx_model(ONNX)["m"], "whole": {"config.pbtxt": ENSEMBLE, "1/.keep": ""}},
+    "python completes itself": python_model(
+        'backend: "python"',
+        CODE + "    @staticmethod\n    def auto_complete_config(config):\n"
+        "        config.add_input({'name': 'a', 'data_type': 'TYPE_FP32', 'dims': [4]})\n"
+        "        config.add_output({'name': 'c', 'data_type': 'TYPE_FP32', 'dims': [4]})\n"
+        "        config.set_max_batch_size(0)\n        return config\n",
+    ),
+}  # fmt: skip
+BAD = {
+    "misspelt field": (onnx_model(ONNX.replace("max_batch_size", "max_batchsize")), (2, "max_batchsize")),
+    "misspelt value": (onnx_model(ONNX.replace("TYPE_FP32", "FP32", 1)), (3, "input.data_type")),
+    "wrong name": (onnx_model('name: "n"\n' + ONNX), (1, "name")),
+    "dims of another file": (onnx_model(ONNX.replace("[ 4 ]", "[ 5 ]", 1)), (3, "input[0].dims")),
+    "type of another file": (onnx_model(ONNX.replace("TYPE_FP32", "TYPE_INT8", 1)), (3, "input[0].data_type")),
+    "no such tensor": (onnx_model(ONNX.replace('"c"', '"d"')), (4, "output[0].name")),
+    "no version": ({"m": {"config.pbtxt": ONNX, "model.onnx": "onnx"}}, (1, "version_policy")),
+    "negative size": (onnx_model(ONNX.replace("8", "-8")), (2, "max_batch_size")),
+    "preferred size": (
+        onnx_model(ONNX + "dynamic_batching {\n preferred_batch_size: [ 9 ] }"),
+        (6, "dynamic_batching.preferred_batch_size"),
+    ),
+    "GPU": (onnx_model(ONNX + "instance_group [ {\n kind: KIND_GPU } ]"), (6, "instance_group.kind")),
+    "label file": (
+        onnx_model(ONNX.replace("] } ]\n", "] label_filename: \"l\" } ]\n").replace(' label_filename: "l"', "", 1)),
+        (4, "output[0].label_filename"),
+    ),
+    "syntax": (onnx_model(ONNX + "output {"), (5, "output")),
+    "backend": (onnx_model(ONNX.replace("onnxruntime", "onnx")), (1, "backend")),
+    "no class": (python_model(PYTHON, "x = 1\n"), (0, "")),
+    "no Python": (python_model(PYTHON, "x = 1\ndef f(:\n"), (2, "")),
+    "python dims": (python_model(PYTHON.replace(" dims: [ 4 ]", "", 1)), (2, "input[0].dims")),
+    "step": (
+        {"whole": {"config.pbtxt": ENSEMBLE.replace('"part"', '"other"'), "1/.keep": ""}},
+        (5, "ensemble_scheduling.step"),
+    ),
+    "warm-up": (
+        onnx_model(ONNX + 'model_warmup { name: "w" inputs { key: "a" value { data_type: TYPE_FP32\n'
+                   ' dims: [ 4 ] input_data_file: "f" } } }'), (5, "model_warmup[0]")),
+    "parameter": (
+        onnx_model(ONNX + 'parameters { key: "charonia.repeatable"\n value { string_value: "perhaps" } }'),
+        (5, 'parameters["charonia.repeatable"]'),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOOD)
+async def test_what_it_passes_loads(name: str, tmp_path: Path) -> None:
+    build(tmp_path, GOOD[name])
+    assert (await checked(tmp_path)).faults == []
+    assert all((await loads(tmp_path)).values())
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_what_it_refuses_does_not_load_and_it_says_where(name: str, tmp_path: Path) -> None:
+    models, place = BAD[name]
+    build(tmp_path, models)
+    report = await checked(tmp_path)
+    first = report.faults[0]
+    assert (first.place.line, first.place.field) == place
+    assert first.expected
+    assert first.instead
+    assert (tmp_path / first.file).exists()
+    refused = {fault.model for fault in report.faults}
+    assert refused == {model for model, loaded in (await loads(tmp_path)).items() if not loaded}
+
+
+async def test_one_run_names_faults_that_lie_behind_one_another(tmp_path: Path) -> None:
+    text = ONNX.replace("max_batch_size", "max_batchsize").replace("TYPE_FP32", "TYPE_FLOAT32", 1)
+    text = 'name: "n"\n' + text.replace('"c" data_type: TYPE_FP32 dims: [ 4 ]', '"c" data_type: TYPE_INT8 dims: [ 0 ]')
+    build(tmp_path, onnx_model(text + "dynamic_batching { priority_levels: 2 }\nresponse_cach { enable: true }\n"))
+    report = await checked(tmp_path)
+    found = {(fault.place.line, fault.place.field): fault.instead for fault in report.faults}
+    assert found[(3, "max_batchsize")] == "max_batch_size"
+    assert found[(4, "input.data_type")] == "TYPE_FP32"
+    assert found[(7, "response_cach")] == "response_cache"
+    assert found[(1, "name")] == '"m"'
+    assert (6, "dynamic_batching.default_priority_level") in found
+    assert (5, "output[0].dims") in found
+
+
+async def test_fix_writes_what_is_safe_and_keeps_the_file_as_it_was(tmp_path: Path) -> None:
+    broken = ONNX.replace("max_batch_size", "max_batchsize").replace("[ 4 ]", "[ 5,\n 6 ]", 1)
+    build(tmp_path, onnx_model('name: "other"\n' + broken))
+    build(tmp_path, {"lone": {"config.pbtxt": ONNX, "model.onnx": "onnx"}})
+    report = await checked(tmp_path, fix=True)
+    assert report.faults == []
+    assert (tmp_path / "m" / "config.pbtxt~").read_text() == 'name: "other"\n' + broken
+    assert {"-max_batchsize: 8", "+max_batch_size: 8", '+name: "m"'} <= set(report.diffs[0].splitlines())
+    assert (tmp_path / "lone/1/model.onnx").is_file()
+    assert await loads(tmp_path) == {"m": True, "lone": True}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ONNX.replace("TYPE_FP32", "TYPE_INT3", 1),  # INT32 and INT8 are both near
+        ONNX + "zzz: 1",
+        ONNX + "dynamic_batching { preferred_batch_size: [ 9 ] }",
+        ONNX.replace('"c"', '"d"'),
+        ONNX.replace("dims: [ 4 ]", "dims: [ 5 ] reshape { shape: [ 5 ] }", 1),
+        ONNX + "max_batch_size: 4",
+    ],
+)
+async def test_fix_leaves_what_could_mean_several_things(text: str, tmp_path: Path) -> None:
+    build(tmp_path, onnx_model(text))
+    report = await checked(tmp_path, fix=True)
+    assert report.faults
+    assert not any(fault.correction for fault in report.faults)
+    assert report.fixed == []
+    assert (tmp_path / "m/config.pbtxt").read_text() == text
+    assert not (tmp_path / "m/config.pbtxt~").exists()
+
+
+async def test_fix_refuses_a_file_that_changed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(tmp_path, onnx_model('name: "n"\n' + ONNX))
+    write = repository_check._write
+
+    def change_first(*arguments: Any) -> None:
+        (tmp_path / "m/config.pbtxt").write_text("# mine\n" + ONNX)
+        write(*arguments)
+
+    monkeypatch.setattr(repository_check, "_write", change_first)
+    with pytest.raises(InvalidArgument, match="changed meanwhile"):
+        await checked(tmp_path, fix=True)
+    assert (tmp_path / "m/config.pbtxt").read_text() == "# mine\n" + ONNX
+
+
+async def test_earlier_backups_stay(tmp_path: Path) -> None:
+    for name in ("n", "o"):
+        build(tmp_path, onnx_model(f'name: "{name}"\n' + ONNX))
+        assert (await checked(tmp_path, fix=True)).faults == []
+    kept = [(tmp_path / "m" / file).read_text()[:9] for file in ("config.pbtxt~", "config.pbtxt.2~")]
+    assert kept == ['name: "n"', 'name: "o"']
+
+
+async def test_no_code_of_a_model_runs(tmp_path: Path) -> None:
+    build(tmp_path, python_model(PYTHON, f"open({str(tmp_path / 'ran')!r}, 'w')\n" + CODE))
+    report = await checked(tmp_path)
+    assert report.faults == []
+    assert [note.model for note in report.notes] == ["m"]
+    assert not (tmp_path / "ran").exists()
+    await loads(tmp_path)
+    assert (tmp_path / "ran").exists()  # a load does run it
+
+
+async def test_a_configuration_for_another_machine(tmp_path: Path) -> None:
+    build(tmp_path, onnx_model(ONNX + "instance_group [ { kind: KIND_GPU gpus: [ 1 ] } ]"))
+    assert "no GPUs" in (await checked(tmp_path)).faults[0].problem
+    assert (await check_repository(tmp_path, gpus=2, assumed_gpus=True)).faults == []
+    assert "gpu id 1" in (await check_repository(tmp_path, gpus=1, assumed_gpus=True)).faults[0].problem
+
+
+async def test_progress_counts_all_models(tmp_path: Path) -> None:
+    for number in range(5):
+        build(tmp_path, {f"m{number}": {"1/model.onnx": "onnx"}})
+    seen: list[tuple[int, int]] = []
+    await checked(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(number, 5) for number in range(1, 6)]
+
+
+async def test_the_example_models_have_no_fault(tmp_path: Path) -> None:
+    if not (EXAMPLES / "identity").is_dir():
+        pytest.skip("the example models are not built")
+    shutil.copytree(EXAMPLES, tmp_path / "models")
+    report = await checked(tmp_path / "models")
+    assert report.faults == []
+    assert report.models >= 10
