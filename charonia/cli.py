@@ -22,7 +22,7 @@ from .errors import CharoniaError, StartupError
 from .options import values as options
 
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
-_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check")
+_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
 
@@ -42,6 +42,7 @@ commands
   state       show, export, import: what a log holds, as a file for another server program or machine
   trace       summary: where the time of traced requests went, from trace files
   check       REPOSITORY: find every fault of its models without a server, and mend what is safe to mend (--fix)
+  migrate     SOURCE: make a repository of what another server's users have (MLServer, BentoML, TorchServe, KServe)
   infer       ask a model of a running server, ours or another, and print its answer
   submit      make an inference a job; result JOB waits for its answer, tail JOB follows it
   models      the models of a server; stats [MODEL] its statistics, health whether it is ready

@@ -12,7 +12,10 @@ from charonia.facts.jobs import JobState
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check")
+COMMANDS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
+
+SOURCES = ("mlserver", "bentoml", "torchserve", "kserve")
+"""Servers that `migrate` reads from."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -73,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     _executors(_actions(commands, "executors", "who executes, with what, and how much of it is in use"))
     _state(_actions(commands, "state", "the state of a log: what wrote it, and as a file to take elsewhere"))
     _check(commands)
+    _migrate(commands)
     _trace(_actions(commands, "trace", "trace files, which gateways write (--trace-config triton,file=PATH)"))
     return root
 
@@ -233,6 +237,15 @@ def _check(commands: Commands) -> None:
         "--gpus", type=count, default=None, metavar="N", help="check for a machine with N GPUs (those of this machine)"
     )
     command.add_argument("repository", type=file_path, help="the directory for --model-repository")
+
+
+def _migrate(commands: Commands) -> None:
+    text = "make a model repository of what another server's users have, and say what does not map"
+    command = commands.add_parser("migrate", help=text, description=text, allow_abbrev=False)
+    command.add_argument("--json", action="store_true", help="print one JSON document")
+    command.add_argument("--to", type=file_path, default=None, metavar="REPO", help="write here; else only say what")
+    command.add_argument("--from", dest="kind", choices=SOURCES, default="", help="what SOURCE is (found by its files)")
+    command.add_argument("source", type=file_path, help="a file, a directory or a .mar archive")
 
 
 def words(root: argparse.ArgumentParser) -> dict[str, dict[str, list[str]]]:

@@ -24,7 +24,7 @@ from . import job_commands as jobs
 from . import state_commands as states
 from . import trace_files as traces
 from .audit.model_audit import Scope, audit_models
-from .repositories import Check, cannot_check, check
+from .repositories import Check, cannot_check, check, migrated
 from .text import command_reports as reports
 
 Answer = tuple[dict[str, Any], bool]
@@ -48,6 +48,8 @@ def run(
             document, well = traces.summarise(options.file, options.model), True
         elif options.command == "check":
             document, well = check(options, check_repository)
+        elif options.command == "migrate":
+            document, well = migrated(options, check_repository)
         elif options.command == "state":
             document, well = asyncio.run(_state(options, environment, default_state_dir)), True
         else:

@@ -1,4 +1,4 @@
-"""`charonia check`: checks a model repository on this machine. What is a fault is decided by the executors' code."""
+"""`charonia check` and `charonia migrate`. What is a fault of a repository is decided by the executors' code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from charonia.clock import monotonic_ns
 from charonia.errors import Unsupported
+
+from .migration.migrating import migrate
 
 Check = Callable[[Path, int | None, bool, Callable[[int, int], None]], dict[str, Any]]
 """(repository, GPUs of the machine or None for this one's, whether to fix, progress) -> the document."""
@@ -37,3 +39,14 @@ def check(options: argparse.Namespace, check_repository: Check) -> tuple[dict[st
 
     document = check_repository(options.repository, options.gpus, options.fix, on_progress)
     return document, not document["faults"]
+
+
+def migrated(options: argparse.Namespace, check_repository: Check) -> tuple[dict[str, Any], bool]:
+    """The document of a migration, and whether what was written has no fault."""
+    document = migrate(options.source, options.kind, options.to)
+    faults: list[dict[str, Any]] = []
+    if options.to is not None:
+        names = {model["model"] for model in document["models"]}
+        checked = check_repository(options.to, None, False, lambda _done, _total: None)
+        faults = [fault for fault in checked["faults"] if fault["model"] in names]
+    return {**document, "faults": faults}, not faults

@@ -10,7 +10,7 @@ from typing import Any
 from charonia.operations.audit.journal_audit import Finding
 
 from .rendering import age, detail, moment, one_line, pairs, size, table
-from .repository_reports import check_lines
+from .repository_reports import check_lines, migrate_lines
 
 _JOB_COLUMNS = (
     ("id", "id"),
@@ -338,6 +338,7 @@ def _trace_summary(document: dict[str, Any]) -> list[str]:
 _REPORTS: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
     ("audit", ""): _audit,
     ("check", ""): check_lines,
+    ("migrate", ""): migrate_lines,
     ("queue", "ls"): _queue_ls,
     ("queue", "inspect"): _queue_inspect,
     ("queue", "pause"): _queue_pause,

@@ -1,0 +1,320 @@
+"""`charonia migrate`: what it makes of other servers' files, what it says does not map, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from onnx import TensorProto, helper
+
+from charonia.cli import main
+from charonia.errors import InvalidArgument
+from charonia.operations.migration import archives
+from charonia.operations.migration.archives import read_archive
+from charonia.operations.migration.migrating import migrate
+from protos.model_config_pb2 import ModelConfig
+
+ARRAY = {"name": "x", "datatype": "FP32", "shape": [-1, 4]}
+MLSERVER = {
+    "name": "iris",
+    "implementation": "mlserver_sklearn.SKLearnModel",
+    "max_batch_size": 16,
+    "max_batch_time": 0.005,
+    "inputs": [{**ARRAY, "parameters": {"content_type": "np"}}],
+    "outputs": [{"name": "y", "datatype": "INT64", "shape": [-1]}],
+    "parameters": {"uri": "./model.joblib", "version": "v0.1.0", "content_type": "np"},
+    "warm_workers": True,
+}
+BENTO = """
+import bentoml, numpy as np
+from typing import Annotated, AsyncGenerator
+from bentoml.validators import DType, Shape
+open("ran", "w")
+
+@bentoml.service(resources={"gpu": 1, "memory": "4Gi"}, traffic={"timeout": 60}, workers=2)
+class Iris:
+    def __init__(self) -> None:
+        self.model = None
+
+    @bentoml.api(batchable=True, max_batch_size=32, max_latency_ms=100)
+    def classify(self, rows: Annotated[np.ndarray, Shape((-1, 4)), DType("float32")]) -> np.ndarray:
+        return rows
+
+    @bentoml.api
+    async def talk(self, text: str, top: int = 3, image: "Path" = None) -> AsyncGenerator[str, None]:
+        yield text
+
+    def helper(self) -> None: ...
+"""
+KSERVE = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: custom}
+spec:
+  transformer: {}
+  predictor:
+    minReplicas: 2
+    containerConcurrency: 3
+    containers:
+      - name: kserve-container
+        image: me/custom:1
+        env: [{name: A, value: b}]
+        resources: {limits: {nvidia.com/gpu: "1", memory: 2Gi}}
+---
+kind: InferenceService
+metadata: {name: ready}
+spec: {predictor: {model: {modelFormat: {name: sklearn}, storageUri: "gs://b/m"}}}
+"""
+MANIFEST = {
+    "runtime": "python",
+    "model": {"modelName": "digits", "serializedFile": "w.pt", "handler": "image_classifier", "modelFile": "model.py",
+              "modelVersion": "2.0", "configFile": "model-config.yaml", "requirementsFile": "requirements.txt"},
+}  # fmt: skip
+
+
+def graph() -> bytes:
+    made = helper.make_graph(
+        [helper.make_node("Identity", ["a"], ["c"])],
+        "g",
+        [helper.make_tensor_value_info("a", TensorProto.FLOAT, ("n", 4))],
+        [helper.make_tensor_value_info("c", TensorProto.FLOAT, ("n", 4))],
+    )
+    return bytes(
+        helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+    )
+
+
+def mar(path: Path, manifest: dict[str, Any], files: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def configs(repository: Path) -> dict[str, ModelConfig]:
+    return {
+        path.parent.name: text_format.Parse(path.read_text(), ModelConfig())
+        for path in repository.glob("*/config.pbtxt")
+    }
+
+
+def unmapped(document: dict[str, Any], model: str) -> dict[str, str]:
+    (found,) = [one for one in document["models"] if one["model"] == model]
+    return {one["field"]: one["why"] for one in found["unmapped"]}
+
+
+def test_mlserver(tmp_path: Path) -> None:
+    (tmp_path / "iris").mkdir()
+    (tmp_path / "iris/model-settings.json").write_text(json.dumps(MLSERVER))
+    (tmp_path / "iris/model.joblib").write_bytes(b"weights")
+    (tmp_path / "settings.json").write_text('{"parallel_workers": 3, "http_port": 9}')
+    document = migrate(tmp_path, "", tmp_path / "models")
+    assert document["kind"] == "mlserver"
+    config = configs(tmp_path / "models")["iris"]
+    assert (config.backend, config.max_batch_size) == ("python", 16)
+    assert config.dynamic_batching.max_queue_delay_microseconds == 5000
+    assert config.instance_group[0].count == 3
+    assert [(item.name, list(item.dims)) for item in config.input] == [("x", [4])]
+    assert [(item.name, list(item.dims)) for item in config.output] == [("y", [1])]
+    assert (tmp_path / "models/iris/1/model.joblib").read_bytes() == b"weights"
+    fields = unmapped(document, "iris")
+    assert {"parameters.version", "implementation", "warm_workers", "settings.json: http_port"} <= set(fields)
+    assert {"inputs.x.parameters", "outputs.y.shape", "parameters.content_type"} <= set(fields)
+
+
+def test_bentoml_is_parsed_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "service.py").write_text(BENTO)
+    (tmp_path / "bentofile.yaml").write_text('service: "service:Iris"\npython: {packages: [numpy]}\n')
+    document = migrate(tmp_path, "", tmp_path / "models")
+    assert not (tmp_path / "ran").exists()
+    made = configs(tmp_path / "models")
+    assert set(made) == {"Iris_classify", "Iris_talk"}
+    batched, talk = made["Iris_classify"], made["Iris_talk"]
+    assert (batched.max_batch_size, list(batched.input[0].dims)) == (32, [4])
+    assert (batched.instance_group[0].count, batched.instance_group[0].kind) == (2, 1)
+    assert [item.name for item in talk.input] == ["text", "top", "image"]
+    assert talk.model_transaction_policy.decoupled
+    assert "api(max_latency_ms=...)" in unmapped(document, "Iris_classify")
+    assert {"image: Path", "service(traffic=...)", "resources.memory", "bentofile.yaml: python"} <= set(
+        unmapped(document, "Iris_talk")
+    )
+
+
+def test_torchserve(tmp_path: Path) -> None:
+    config = b"batchSize: 8\nmaxBatchDelay: 50\nminWorkers: 2\nresponseTimeout: 120\n"
+    files = {"w.pt": b"w", "model.py": b"class Net: ...", "requirements.txt": b"", "model-config.yaml": config}
+    document = migrate(mar(tmp_path / "d.mar", MANIFEST, files), "", tmp_path / "models")
+    made = configs(tmp_path / "models")["digits"]
+    assert (made.max_batch_size, made.instance_group[0].count) == (8, 2)
+    assert made.dynamic_batching.max_queue_delay_microseconds == 50_000
+    assert "NotImplementedError" in (tmp_path / "models/digits/2/model.py").read_text()
+    assert (tmp_path / "models/digits/2/original_model.py").read_text() == "class Net: ..."
+    assert {"model.handler", "model.py", "model-config.yaml: responseTimeout"} <= set(unmapped(document, "digits"))
+    assert os.listdir(tmp_path / "models") == ["digits"]
+
+
+def test_an_onnx_model_is_served_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = {"model": {"modelName": "net", "serializedFile": "net.onnx", "modelVersion": "1.0"}}
+    source = mar(tmp_path / "net.mar", manifest, {"net.onnx": graph()})
+    assert main(["migrate", str(source), "--to", str(tmp_path / "models")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["net: from TorchServe's net.mar, backend onnxruntime", "    wrote config.pbtxt",
+                         "    wrote 1/model.onnx"]  # fmt: skip
+    assert main(["check", str(tmp_path / "models")]) == 0
+
+
+def test_kserve(tmp_path: Path) -> None:
+    (tmp_path / "service.yaml").write_text(KSERVE)
+    document = migrate(tmp_path / "service.yaml", "", tmp_path / "models")
+    made = configs(tmp_path / "models")
+    assert set(made) == {"custom", "ready"}
+    assert (made["custom"].instance_group[0].count, made["custom"].instance_group[0].kind) == (3, 1)
+    fields = unmapped(document, "custom")
+    assert {"spec.transformer", "image", "containers.env", "spec.predictor.minReplicas"} <= set(fields)
+    assert {"modelFormat", "storageUri"} <= set(unmapped(document, "ready"))
+
+
+def test_a_skeleton_is_python_that_does_not_load_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the names are: nothing of the source becomes code."""
+    hostile = {
+        "name": "m",
+        "implementation": '"""\nimport os\nx = """',
+        "inputs": [{**ARRAY, "name": "');import os#\n"}],
+    }
+    (tmp_path / "model-settings.json").write_text(json.dumps(hostile))
+    assert main(["migrate", str(tmp_path / "model-settings.json"), "--to", str(tmp_path / "models")]) == 0
+    code = (tmp_path / "models/m/1/model.py").read_text()
+    spaces: dict[str, Any] = {}
+    body = code.replace("import triton_python_backend_utils as pb_utils", "pb_utils = None")
+    exec(compile(body, "model.py", "exec"), spaces)
+    assert "os" not in spaces
+    with pytest.raises(NotImplementedError, match="fill in"):
+        spaces["TritonPythonModel"]().initialize({})
+
+
+def test_without_a_repository_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.yaml").write_text(KSERVE)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["migrate", "--json", str(tmp_path / "s.yaml")]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [model["model"] for model in document["models"]] == ["custom", "ready"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_model_that_is_there_stays_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(KSERVE)
+    (tmp_path / "models/ready").mkdir(parents=True)
+    with pytest.raises(InvalidArgument, match="has 'ready' already: nothing was written"):
+        migrate(tmp_path / "s.yaml", "", tmp_path / "models")
+    assert os.listdir(tmp_path / "models") == ["ready"]
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "a/../../evil", "a\\..\\evil", "C:evil", ".."])
+def test_names_that_lead_outside_an_archive_are_refused(name: str, tmp_path: Path) -> None:
+    source = mar(tmp_path / "a.mar", MANIFEST, {name: b"x"})
+    with pytest.raises(InvalidArgument, match="leads outside"):
+        migrate(source, "", tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+    assert sorted(os.listdir(tmp_path)) == ["a.mar"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_in_a_tar_are_refused(kind: bytes, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("link")
+        member.type, member.linkname = kind, "/etc/passwd"
+        archive.addfile(member)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InvalidArgument):
+        read_archive(tmp_path / "a.tar.gz", tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.mar", "w") as archive:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InvalidArgument, match="link"):
+        read_archive(tmp_path / "a.mar", tmp_path / "out")
+
+
+def test_sizes_are_counted_while_unpacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "a.mar", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(10 << 20))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InvalidArgument, match="unpacks to more than 1048576 bytes"):
+        read_archive(tmp_path / "a.mar", tmp_path / "out", max_bytes=1 << 20)
+    assert (tmp_path / "out/zeros").stat().st_size <= 1 << 20
+    monkeypatch.setattr(archives, "MAX_FILES", 2)
+    many = mar(tmp_path / "b.mar", {}, {f"f{number}": b"" for number in range(3)})
+    (tmp_path / "more").mkdir()
+    with pytest.raises(InvalidArgument, match="more than 2 files"):
+        read_archive(many, tmp_path / "more")
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+SOURCES: dict[str, tuple[str, bytes]] = {
+    "no JSON": ("model-settings.json", b"{"),
+    "a list": ("model-settings.json", b"[]"),
+    "deep": ("model-settings.json", b"[" * 100_000),
+    "a bad shape": ("model-settings.json", json.dumps({"name": "m", "inputs": [{**ARRAY, "shape": [0]}]}).encode()),
+    "an odd shape": ("model-settings.json", json.dumps({"name": "m", "inputs": [{**ARRAY, "shape": ["²"]}]}).encode()),
+    "a bad type": ("model-settings.json", json.dumps({"name": "m", "inputs": [{**ARRAY, "datatype": "X"}]}).encode()),
+    "a bad size": ("model-settings.json", b'{"name": "m", "max_batch_size": -1}'),
+    "not a number": ("model-settings.json", b'{"name": "m", "max_batch_size": NaN}'),
+    "no name": ("model-settings.json", b'{"name": "///"}'),
+    "no YAML": ("s.yaml", b"a: [b"),
+    "an object of python": ("s.yaml", b"!!python/object/apply:os.system ['touch ran']"),
+    "no service": ("s.yaml", b"kind: Pod"),
+    "a Triton repository": (
+        "s.yaml",
+        b"kind: InferenceService\nmetadata: {name: a}\nspec: {predictor: {model: {modelFormat: {name: triton}}}}",
+    ),
+    "no Python": ("service.py", b"def f(:"),
+    "no API": ("service.py", b"x = 1"),
+    "not UTF-8": ("service.py", b"\xff\xfe"),
+    "no archive": ("a.mar", b"nothing"),
+    "an empty archive": ("a.mar", b""),
+    "unknown": ("a.txt", b""),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_that_cannot_be_read_are_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, content = SOURCES[name]
+    (tmp_path / file).write_bytes(content)
+    assert main(["migrate", str(tmp_path / file), "--to", str(tmp_path / "models")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("charonia: ")
+    assert "internal error" not in said
+    assert said.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == [file]
+
+
+def test_damaged_archives_are_refused(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo("MAR-INF/MANIFEST.json")
+        content = os.urandom(100_000)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    (tmp_path / "a.mar").write_bytes(cut(buffer.getvalue()))
+    with pytest.raises(InvalidArgument):
+        migrate(tmp_path / "a.mar", "", tmp_path / "models")
+    assert not (tmp_path / "models").exists()
