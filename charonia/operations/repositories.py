@@ -11,8 +11,6 @@ from typing import Any
 from charonia.clock import monotonic_ns
 from charonia.errors import Unsupported
 
-from .migration.migrating import migrate
-
 Check = Callable[[Path, int | None, bool, Callable[[int, int], None]], dict[str, Any]]
 """(repository, GPUs of the machine or None for this one's, whether to fix, progress) -> the document."""
 
@@ -43,6 +41,8 @@ def check(options: argparse.Namespace, check_repository: Check) -> tuple[dict[st
 
 def migrated(options: argparse.Namespace, check_repository: Check) -> tuple[dict[str, Any], bool]:
     """The document of a migration, and whether what was written has no fault."""
+    from .migration.migrating import migrate  # the other commands need none of it
+
     document = migrate(options.source, options.kind, options.to)
     faults: list[dict[str, Any]] = []
     if options.to is not None:

@@ -236,31 +236,43 @@ def _undecided(models: OfflineModels, directory: ModelDirectory) -> list[Note]:
 
 
 def _write(examined: _Examined, root: Path, report: RepositoryReport) -> None:
-    """Write a model's corrections. The configuration as it was stays beside it, as `config.pbtxt~`."""
+    """Write a model's corrections. The configuration as it was stays beside it, as `config.pbtxt~`.
+
+    Raises `InvalidArgument` when a file changed meanwhile or cannot be written.
+    """
     name = str(examined.path.relative_to(root))
-    for fault in examined.faults:
-        if isinstance(fault.correction, Move):
-            move = fault.correction
-            move.target.parent.mkdir(exist_ok=False)
-            os.rename(move.source, move.target)
-            report.fixed.append(f"moved {move.source.relative_to(root)} to {move.target.relative_to(root)}")
-    if examined.written is None or examined.corrected.encode() == examined.written:
-        return
-    before = examined.written.decode()
-    if examined.path.is_symlink() or examined.path.read_bytes() != examined.written:
-        raise InvalidArgument(f"'{name}' is a link or was changed meanwhile: it was not written")
+    try:
+        if any(isinstance(fault.correction, TextEdit) for fault in examined.faults):
+            _write_text(examined, name, report)
+        for fault in examined.faults:
+            if isinstance(move := fault.correction, Move):
+                move.target.parent.mkdir()
+                os.rename(move.source, move.target)
+                report.fixed.append(f"moved {move.source.relative_to(root)} to {move.target.relative_to(root)}")
+    except OSError as error:
+        raise InvalidArgument(f"'{name}' cannot be corrected: {error}") from None
+
+
+def _write_text(examined: _Examined, name: str, report: RepositoryReport) -> None:
+    written, corrected = examined.written or b"", examined.corrected
+    changed = f"'{name}' is a link or was changed meanwhile: it was not written"
+    if examined.path.is_symlink() or examined.path.read_bytes() != written:
+        raise InvalidArgument(changed)
     backup = _free(examined.path)
-    backup.write_bytes(examined.written)
     new = examined.path.with_name(f".{CONFIG_FILE}.new")
-    new.write_bytes(examined.corrected.encode())
-    os.chmod(new, examined.path.stat().st_mode & 0o777)
-    if examined.path.read_bytes() != examined.written:
-        new.unlink()
-        raise InvalidArgument(f"'{name}' was changed meanwhile: it was not written")
-    os.replace(new, examined.path)
-    report.fixed.append(f"corrected {name}; as it was: {backup.relative_to(root)}")
+    try:
+        new.write_bytes(corrected.encode())
+        new.chmod(examined.path.stat().st_mode & 0o777)
+        backup.write_bytes(written)
+        if examined.path.read_bytes() != written:
+            backup.unlink()
+            raise InvalidArgument(changed)
+        os.replace(new, examined.path)
+    finally:
+        new.unlink(missing_ok=True)
+    report.fixed.append(f"corrected {name}; as it was: {backup.parent.name}/{backup.name}")
     lines = difflib.unified_diff(
-        before.splitlines(True), examined.corrected.splitlines(True), f"{name} (as it was)", f"{name} (corrected)"
+        written.decode().splitlines(True), corrected.splitlines(True), f"{name} (as it was)", f"{name} (corrected)"
     )
     report.diffs.append("".join(line if line.endswith("\n") else line + "\n" for line in lines))
 

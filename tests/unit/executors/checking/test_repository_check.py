@@ -219,6 +219,20 @@ async def test_fix_refuses_a_file_that_changed_meanwhile(tmp_path: Path, monkeyp
     assert (tmp_path / "m/config.pbtxt").read_text() == "# mine\n" + ONNX
 
 
+async def test_fix_leaves_links_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    build(tmp_path / "models", {"m": {"1/model.onnx": "onnx"}, "n": {"1/model.onnx": "onnx"}})
+    (tmp_path / "shared.pbtxt").write_text('name: "other"')
+    (tmp_path / "models/m/config.pbtxt").symlink_to(tmp_path / "shared.pbtxt")
+    with pytest.raises(InvalidArgument, match="is a link"):
+        await checked(tmp_path / "models", fix=True)
+    (tmp_path / "models/m/config.pbtxt").unlink()
+    (tmp_path / "models/n/config.pbtxt").write_bytes(b'name: "\xff"')
+    report = await checked(tmp_path / "models", fix=True)
+    assert [(fault.model, fault.correction) for fault in report.faults] == [("n", None)]
+    assert (tmp_path / "models/n/config.pbtxt").read_bytes() == b'name: "\xff"'
+    assert (tmp_path / "shared.pbtxt").read_text() == 'name: "other"'
+
+
 async def test_earlier_backups_stay(tmp_path: Path) -> None:
     for name in ("n", "o"):
         build(tmp_path, onnx_model(f'name: "{name}"\n' + ONNX))
