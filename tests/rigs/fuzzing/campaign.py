@@ -141,8 +141,8 @@ def can_guide() -> bool:
 
 def guide(
     target: str, seed: int, seconds: float, say: Callable[[str], None], grown: Path
-) -> tuple[int, int, bytes | None]:
-    """Run atheris for so long, what it adds goes to `grown`; inputs, coverage, and the input that ended it."""
+) -> tuple[int, int, tuple[bytes, str] | None]:
+    """Run atheris for so long, what it adds goes to `grown`; inputs, coverage, what ended it and its words."""
     with tempfile.TemporaryDirectory() as directory:
         command = [
             *(sys.executable, "-m", "fuzzing", "--worker", target, str(grown), str(CORPUS / target)),
@@ -174,7 +174,7 @@ def guide(
         artifacts = sorted(Path(directory).iterdir())
         if not artifacts and worker.returncode:
             raise RuntimeError(f"atheris ended with {worker.returncode}:\n{''.join(last)}")
-        return inputs, coverage, artifacts[0].read_bytes() if artifacts else None
+        return inputs, coverage, (artifacts[0].read_bytes(), "".join(last)) if artifacts else None
 
 
 def run(
@@ -187,9 +187,10 @@ def run(
     inputs = len(corpus)
     if found is None and engine == "atheris":
         with tempfile.TemporaryDirectory() as grown:
-            inputs, coverage, data = guide(target, seed, seconds, say, Path(grown))
-            if data is not None:
-                found = finding_in(checked(target), data) or Finding(data, "only under atheris", "see its output")
+            inputs, coverage, ended = guide(target, seed, seconds, say, Path(grown))
+            if ended is not None:
+                data, report = ended
+                found = finding_in(checked(target), data) or Finding(data, "only under atheris", report)
             fresh = sorted((path.read_bytes() for path in Path(grown).iterdir()), key=len)
             for one in _spread(fresh, keeps_more):
                 keep(target, one)
