@@ -263,7 +263,7 @@ _READERS: tuple[Callable[[bytes], Any], ...] = (
 
 
 def wire(data: bytes) -> None:
-    """Records of the log as somebody who may write to it could have written them (H27)."""
+    """Records of the log as somebody who may write to it could have written them."""
     if not data:
         return
     try:
