@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import mutation
-from .targets import Check, checked
+from .targets import Check, Overdue, checked
 
 ROOT = Path(__file__).resolve().parents[3]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
@@ -77,13 +77,13 @@ def finding_in(check: Check, data: bytes) -> Finding | None:
     """What is wrong with this input."""
     try:
         check(data)
-    except Exception as error:
+    except (Exception, Overdue) as error:
         *_, place = traceback.extract_tb(error.__traceback__)
         return Finding(data, f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}", _report(error))
     return None
 
 
-def _report(error: Exception) -> str:
+def _report(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))[-4000:]
 
 

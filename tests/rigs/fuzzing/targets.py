@@ -12,10 +12,11 @@ import contextlib
 import json
 import logging
 import resource
+import signal
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import http2_wire
@@ -57,6 +58,8 @@ from protos import grpc_service_pb2 as pb
 
 MOST_SECONDS = 5.0
 """Of processor time for one input of at most `mutation.MAX_BYTES`; under coverage Python is some ten times slower."""
+
+_MOST_WAIT_S = 20
 
 MOST_MEMORY_BYTES = 256 << 20
 """By which one input may raise the peak of the process; what unfolds is bounded by 16 MiB, and copied."""
@@ -393,8 +396,29 @@ TARGETS: dict[str, Check] = {
 }
 
 
-def checked(target: str) -> Check:
-    """The target's function with the bounds of time and memory, and nothing logged as an error."""
+class Overdue(BaseException):
+    """An input does not end. Not an `Exception`: readers turn those into refusals."""
+
+
+@contextlib.contextmanager
+def _alarm() -> Iterator[None]:
+    def end(*_: Any) -> None:
+        raise Overdue(f"not done after {_MOST_WAIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, _MOST_WAIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def checked(target: str, *, with_alarm: bool = True) -> Check:
+    """The target's function with the bounds of time and memory, and nothing logged as an error.
+
+    `with_alarm`: raise `Overdue` for an input that does not end; libFuzzer has an alarm of its own.
+    """
     check = TARGETS[target]
     records: list[str] = []
     listener = logging.Handler(logging.ERROR)
@@ -407,7 +431,7 @@ def checked(target: str) -> Check:
     def run(data: bytes) -> None:
         records.clear()
         began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _alarm() if with_alarm else contextlib.nullcontext():
             warnings.simplefilter("ignore")  # libraries warn of what they read
             check(data)
         assert not records, records
