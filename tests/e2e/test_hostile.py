@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import socket
 import struct
 import threading
@@ -357,3 +358,63 @@ def test_h14_control_bodies_are_bounded(server: Any) -> None:
         "POST", "/v2/repository/models/scale/load", b'{"parameters":{"config":"{}","file:1/model.onnx":"%%%"}}'
     )
     assert status in (400, 500)
+
+
+# -- what stands beside the request ------------------------------------------------------------------------------------
+
+
+def test_h20_multipart_is_no_request(server: Any) -> None:
+    for boundary in ("x", "x" * 60_000):
+        body = f'--{boundary}\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--{boundary}--\r\n'.encode()
+        kind = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        status, answer = server.request("POST", "/v2/models/scale/infer", body, kind)
+        assert status in (400, 500), answer
+        assert b"failed to parse the request JSON buffer" in answer
+
+
+@pytest.mark.parametrize("key", ["", "x" * 500_000, "a\nb", 5])
+def test_h22_keys_that_are_none(key: Any, server: Any) -> None:
+    body = {**scale_body(), "parameters": {"charonia_idempotency_key": key}}
+    status, answer = post(server, "/v2/models/scale/infer", body)
+    assert status == 400, answer
+    assert len(answer["error"]) < 500
+    assert "key" in answer["error"].lower()
+
+
+@pytest.mark.parametrize("timeout", ["-1", "1e3", "nan", "9" * 30, "", str(2**53)])
+def test_h23_timeouts_that_are_none(timeout: str, server: Any) -> None:
+    body = json.dumps(scale_body()).encode()
+    status, answer = server.request("POST", "/v2/models/scale/infer", body, {"Charonia-Timeout-Ms": timeout})
+    assert status == 400, answer
+    assert b"whole number" in answer
+
+
+def test_h23_times_far_away_and_priorities_that_are_none(server: Any) -> None:
+    body = json.dumps(scale_body()).encode()
+    headers = {"Charonia-Timeout-Ms": str(2**53 - 1)}
+    status, answer = server.request("POST", "/v2/models/scale/infer", body, headers)
+    assert status == 400, answer
+    assert b"more than 366 days ahead" in answer
+    for parameters in ({"timeout": -1}, {"timeout": 2**64}, {"priority": -1}, {"priority": 2**64}, {"priority": True}):
+        status, answer = post(server, "/v2/models/scale/infer", {**scale_body(), "parameters": parameters})
+        assert status in (400, 500), (parameters, answer)
+        assert f"Unable to parse '{next(iter(parameters))}'" in answer["error"]
+    status, answer = post(server, "/v2/models/scale/infer", {**scale_body(), "parameters": {"priority": 2**64 - 1}})
+    assert status == 200, answer  # a model without levels has one
+
+
+def test_h25_names_of_strangers_are_no_labels_and_no_log_lines(server: Any) -> None:
+    before = _labels(server)
+    for number in range(200):
+        assert server.request("POST", f"/v2/models/stranger{number}/infer", b"{}")[0] in (400, 404)
+    forged = "%0AE1122%2000:00:00,000%201%20gateway.app%5D%20forged%1b%5B2J"
+    for path in (f"/v2/models/x{forged}/infer", f"/v2/repository/models/x{forged}/load"):
+        assert server.request("POST", path, b"{}")[0] in (400, 404, 500)
+    assert _labels(server) == before
+    log = server.log()
+    assert "\nE1122 00:00:00,000" not in log
+    assert "\x1b[2J" not in log
+
+
+def _labels(server: Any) -> set[str]:
+    return set(re.findall(r'model="([^"]*)"', server.scrape()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -10,29 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from inference_doubles import SERVED, infer
 
-from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
-from charonia.errors import CharoniaError, NotFound, ResourceExhausted
-from charonia.inference import InferenceRequest, InferenceResponse
-from charonia.models.interface import ModelInterface, TensorSpec
-from charonia.offload.pool import Offload
-from charonia.options.settings import GatewaySettings
+from charonia.errors import CharoniaError
+from charonia.inference import InferenceResponse
 from charonia.tensors import Tensor
 from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer
 from gateway.grpc.job_calls import CANCEL, JOB_ID, WAIT
-from gateway.grpc.servicer import Servicer
-from gateway.grpc.statuses import Refusal, Status
-from gateway.regions.client_regions import ClientRegions
-from gateway.requests.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobReceipt, JobView
+from gateway.grpc.statuses import Status
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
-from protos.model_config_pb2 import ModelConfig
-
-VIEW = ModelInterface(
-    "m", "b", "", 0, {"I": TensorSpec("I", DataType.FP32, (-1,))}, {"I": TensorSpec("I", DataType.FP32, (-1,))}
-)
-SERVED = ServedVersion("m", 1, "", ModelConfig(), VIEW, {}, {})
 
 FIELDS = {
     DataType.BOOL: "bool_contents",
@@ -47,51 +34,6 @@ FIELDS = {
     DataType.FP32: "fp32_contents",
     DataType.FP64: "fp64_contents",
 }
-
-
-class Echo:
-    """Only what an inference needs; answers every input under its own name."""
-
-    identifies = False
-    lane = None
-    tracer = None
-    offload = Offload()
-    regions = ClientRegions()
-
-    def served_model(self, name: str, version: str) -> ServedVersion:
-        return SERVED
-
-    async def submit_job(self, _request: InferenceRequest, _options: DeliveryOptions) -> JobReceipt:
-        raise ResourceExhausted("full")
-
-    async def job(self, _job_id: str, _caller: Caller) -> JobView:
-        raise NotFound(JOB_NOT_FOUND)
-
-    async def infer(
-        self, request: InferenceRequest, *, flush_interval_s: float = 0.0, options: DeliveryOptions | None = None
-    ) -> InferenceResponse:
-        return InferenceResponse(request.model, 1, request.inputs, request.id)
-
-
-class Call:
-    """A call's context as far as an inference looks at it."""
-
-    def invocation_metadata(self) -> tuple[Any, ...]:
-        return ()
-
-    def time_remaining(self) -> float | None:
-        return None
-
-
-SERVICER = Servicer(GatewaySettings(incarnation="test"), Echo())  # type: ignore[arg-type]
-
-
-def infer(data: bytes) -> tuple[bytes, Refusal | None]:
-    async def run() -> bytes | Refusal:
-        return await SERVICER._model_infer(data, Call())
-
-    reply = asyncio.run(run())
-    return (reply, None) if isinstance(reply, bytes) else (b"", reply)
 
 
 NUMBERS = st.sampled_from(sorted(FIELDS, key=lambda t: t.number))

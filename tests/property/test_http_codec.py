@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from typing import Any
@@ -12,57 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from inference_doubles import post
 
-from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
-from charonia.inference import InferenceRequest, InferenceResponse
-from charonia.models.interface import ModelInterface, TensorSpec
-from charonia.offload.pool import Offload
-from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
 from gateway.http.codec.jsontext import MAX_DEPTH, check_depth
-from gateway.http.fastpath import HttpApplication
-from protos.model_config_pb2 import ModelConfig
-
-VIEW = ModelInterface(
-    "m", "b", "", 0, {"I": TensorSpec("I", DataType.FP32, (-1,))}, {"I": TensorSpec("I", DataType.FP32, (-1,))}
-)
-
-
-class Echo:
-    """Only what an inference needs; answers every input under its own name."""
-
-    identifies = False
-    lane = None
-    tracer = None
-    offload = Offload()
-
-    def served_model(self, name: str, version: str) -> ServedVersion:
-        return ServedVersion("m", 1, "", ModelConfig(), VIEW, {}, {})
-
-    async def infer(self, request: InferenceRequest, *, flush_interval_s: float = 0.0) -> InferenceResponse:
-        return InferenceResponse(request.model, 1, request.inputs, request.id)
-
-
-APPLICATION = HttpApplication(
-    GatewaySettings(incarnation="test", http_max_input_size=1 << 20),
-    Echo(),  # type: ignore[arg-type]
-)
-
-
-def post(body: bytes, headers: dict[bytes, bytes]) -> tuple[int, dict[bytes, bytes], bytes]:
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/v2/models/m/infer", "headers": list(headers.items())}
-    asyncio.run(APPLICATION(scope, receive, send))
-    return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
 
 
 def check_typed(status: int, headers: dict[bytes, bytes], body: bytes) -> None:
@@ -135,7 +89,7 @@ def test_arbitrary_bytes(body: bytes, header: bytes | None, encoding: bytes) -> 
     headers = {} if header is None else {b"inference-header-content-length": header}
     if encoding:
         headers[b"content-encoding"] = encoding
-    check_typed(*post(body, headers))
+    check_typed(*post([body], headers))
 
 
 @settings(deadline=None, max_examples=300)
@@ -143,7 +97,7 @@ def test_arbitrary_bytes(body: bytes, header: bytes | None, encoding: bytes) -> 
 def test_mutated_requests(document: Any, shift: int, binary: bool, tail: bytes) -> None:
     text = json.dumps(document).encode()
     headers = {b"inference-header-content-length": b"%d" % (len(text) + shift)} if binary else {}
-    check_typed(*post(text + tail, headers))
+    check_typed(*post([text + tail], headers))
 
 
 @settings(deadline=None)
@@ -152,7 +106,7 @@ def test_damaged_text(document: Any, data: st.DataObject) -> None:
     text = bytearray(json.dumps(document).encode())
     for _ in range(data.draw(st.integers(1, 4))):
         text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
-    check_typed(*post(bytes(text), {}))
+    check_typed(*post([bytes(text)], {}))
 
 
 JSON_TYPES = [t for t in DataType if t not in (DataType.FP16, DataType.BF16, DataType.BYTES)]
@@ -176,7 +130,7 @@ def test_tensors_survive_json_and_binary(arrays: list[Any], binary_in: bool, bin
     document = {"id": request_id, "inputs": inputs, "parameters": {"binary_data_output": binary_out}}
     text = json.dumps(document).encode()
     raw = b"".join(bytes(t.data) for t in tensors) if binary_in else b""
-    status, headers, body = post(text + raw, {b"inference-header-content-length": b"%d" % len(text)} if raw else {})
+    status, headers, body = post([text + raw], {b"inference-header-content-length": b"%d" % len(text)} if raw else {})
     assert status == 200, body
     at = int(headers.get(b"inference-header-content-length", len(body)))
     answer = json.loads(body[:at])

@@ -21,7 +21,7 @@ from executors.host.output import OutputLines
 
 from .custom_metrics import Board
 from .model_environments import Interpreter
-from .protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
+from .protocol.frames import UNREADABLE, Buffer, Frame, FrameError, FrameReader, Kind, pack
 from .protocol.shared_slots import ExecutorSlots
 from .protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
@@ -400,7 +400,7 @@ class _FrameProtocol(asyncio.BufferedProtocol):
         try:
             for frame in self._reader.received(nbytes):
                 self._child.frame_received(frame)
-        except (FrameError, ValueError, TypeError, IndexError) as error:
+        except (FrameError, *UNREADABLE) as error:
             self._child.kill(f"it does not keep to the protocol: {error}")
 
     def pause_writing(self) -> None:

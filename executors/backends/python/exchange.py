@@ -47,7 +47,7 @@ from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.contexts import Context
 
-from .protocol.frames import Frame, FrameError, tensor_offsets
+from .protocol.frames import UNREADABLE, Frame, FrameError, tensor_offsets
 
 
 def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[Buffer]]:
@@ -118,7 +118,7 @@ def outputs_of(
                 raise FrameError("the columns of a model process are not of the size it describes")
             outputs.append(ColumnOutput(name, DataType.of_number(number), tuple(shape), data))
         return outputs
-    except (ValueError, TypeError, CharoniaError) as error:
+    except (*UNREADABLE, CharoniaError) as error:
         raise FrameError(f"the columns of a model process cannot be read: {error}") from None
 
 
@@ -139,7 +139,7 @@ def responses_of(frame: Frame) -> list[ModelResponse | None]:
     """
     try:
         return _responses(frame, frame.content())
-    except (ValueError, TypeError, IndexError, CharoniaError) as error:
+    except (*UNREADABLE, CharoniaError) as error:
         raise FrameError(f"the replies of a model process cannot be read: {error}") from None
 
 
@@ -149,7 +149,7 @@ def response_of(frame: Frame) -> tuple[int, bool, ModelResponse | None]:
         index, final, reply = frame.content()
         (response,) = _responses(frame, [reply])
         return int(index), bool(final), response
-    except (ValueError, TypeError, IndexError, CharoniaError) as error:
+    except (*UNREADABLE, CharoniaError) as error:
         raise FrameError(f"the response of a model process cannot be read: {error}") from None
 
 
@@ -181,7 +181,7 @@ def failure_of(frame: Frame) -> CharoniaError:
     try:
         code, message = frame.content()
         return CharoniaError.of(code, message)
-    except (ValueError, TypeError) as error:
+    except (*UNREADABLE, CharoniaError) as error:
         raise FrameError(f"the failure of a model process cannot be read: {error}") from None
 
 
@@ -222,7 +222,7 @@ def call_of(frame: Frame) -> CallFrame:
             sequence_end=bool(flags & _SEQUENCE_END),
         )
         return CallFrame(int(execute_call), bool(surely), bool(blocks), request, bool(decoupled), b"".join(span_ids))
-    except (ValueError, TypeError, IndexError, AttributeError, CharoniaError) as error:
+    except (*UNREADABLE, CharoniaError) as error:
         raise FrameError(f"the call of a model process cannot be read: {error}") from None
 
 
@@ -239,7 +239,7 @@ def files_of(frame: Frame, described: Sequence[Sequence[Any]]) -> dict[str, byte
     try:
         offsets = tensor_offsets([size for _, size in described])
         return {path: bytes(frame.data[at : at + size]) for (path, size), at in zip(described, offsets, strict=True)}
-    except (ValueError, TypeError) as error:
+    except (*UNREADABLE, CharoniaError) as error:
         raise FrameError(f"the files of a model process cannot be read: {error}") from None
 
 

@@ -35,3 +35,22 @@ def test_the_handlers_of_others_stay_as_they_are(monkeypatch: pytest.MonkeyPatch
     change_format("ISO8601")
     assert current_format() == "ISO8601"
     assert theirs.formatter is formatter
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("m\nE1122 00:00:00,000 1 gateway.app] forged", "m\n  E1122 00:00:00,000 1 gateway.app] forged"),
+        ("m\r\nforged", "m\\r\n  forged"),
+        ("\x1b[2Jm\x07\x9b1m", "\\x1b[2Jm\\x07\\x9b1m"),
+        ("m\u2028forged", "m\\u2028forged"),
+        (
+            "two\n\twords: \N{LATIN SMALL LETTER U WITH DIAERESIS}",
+            "two\n\twords: \N{LATIN SMALL LETTER U WITH DIAERESIS}",
+        ),
+    ],
+)
+def test_what_clients_write_is_no_line_of_its_own(name: str, written: str) -> None:
+    """H25."""
+    record = logging.LogRecord("gateway.app", logging.ERROR, "", 0, "no model %s", (name,), None)
+    assert LineFormatter().format(record).endswith(f"] no model {written}")

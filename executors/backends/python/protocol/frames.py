@@ -32,6 +32,9 @@ MAX_META_BYTES = 64 << 20
 MAX_DATA_BYTES = 64 << 30
 """Sanity limits: beyond them, the peer is not sending frames."""
 
+UNREADABLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+"""What taking a content apart that has another form than it should leads to."""
+
 _SCRATCH_BYTES = 64 << 10
 _JOIN_BYTES = 128 << 10
 
@@ -189,7 +192,10 @@ class FrameReader:
             self._begin = data_end
             return Frame(kind, call, meta, memoryview(self._scratch[data_begin:data_end]))
         # np.empty, unlike bytearray, does not zero the memory first
-        data = np.empty(data_bytes, dtype=np.uint8).data
+        try:
+            data = np.empty(data_bytes, dtype=np.uint8).data
+        except MemoryError:
+            raise FrameError(f"there is no memory for the {data_bytes} bytes of a frame") from None
         here = self._end - data_begin
         data[:here] = self._scratch[data_begin : self._end]
         self._head, self._data, self._filled = (kind, call, meta), data, here
@@ -207,6 +213,7 @@ class FrameReader:
 __all__ = [
     "ALIGNMENT",
     "HEADER_BYTES",
+    "UNREADABLE",
     "Buffer",
     "Frame",
     "FrameError",

@@ -89,6 +89,7 @@ def test_what_a_later_release_adds_is_left_unread() -> None:
         msgpack.packb(["accepted", pack_ids([A])]),
         msgpack.packb([0, b""]),
         msgpack.packb([0, "text"]),
+        msgpack.packb([0, [-17] * 9]),
         msgpack.packb([0, pack_ids([A])[:-1]]),
         msgpack.packb([0, pack_ids([A]) + b"\x00"]),
         msgpack.packb([1, pack_ids([A])]),

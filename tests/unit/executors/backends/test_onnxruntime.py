@@ -164,6 +164,34 @@ async def test_a_file_that_is_no_model_is_a_typed_error(tmp_path: Path) -> None:
         await OnnxRuntimeBackend().probe(source(tmp_path, ""))
 
 
+@pytest.mark.parametrize("location", ["../secret.bin", "{outside}/secret.bin", "link.bin"])
+async def test_weights_outside_the_model_are_not_read(tmp_path: Path, location: str) -> None:
+    """H11: a graph names the file of its weights."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    secret = np.arange(4, dtype=np.float32).tobytes()
+    for place in (outside, tmp_path / "m"):
+        place.mkdir(exist_ok=True)
+        (place / "secret.bin").write_bytes(secret)
+    directory = tmp_path / "m" / "1"
+    directory.mkdir()
+    (directory / "link.bin").symlink_to(outside / "secret.bin")
+    weights = TensorProto(name="b", data_type=FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    weights.external_data.add(key="location", value=location.format(outside=outside))
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["a", "b"], ["c"])],
+        "g",
+        [helper.make_tensor_value_info("a", FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("c", FLOAT, ["n", 4])],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    (directory / "model.onnx").write_bytes(model.SerializeToString())
+    backend = OnnxRuntimeBackend()
+    with pytest.raises(CharoniaError):
+        await backend.create_instance(spec(source(directory, CONFIG)))
+
+
 def test_the_model_may_be_a_directory_and_must_stay_in_its_version(tmp_path: Path) -> None:
     save(tmp_path / "1" / "model.onnx" / "model.onnx")
     assert model_path(source(tmp_path, "")).name == "model.onnx"

@@ -429,6 +429,7 @@ async def test_shutdown_ends_idle_connections_at_once_and_others_behind_their_la
         (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 256 + b"\r\n", (431, "request has more than 256 headers")),
         (b"GET / HTTP/1.1\r\na: " + b"b" * 70_000, (431, "request headers exceed 65536 bytes")),
         (b"GET /" + b"a" * 70_000, (431, "request headers exceed 65536 bytes")),
+        (b"GET / HTTP/1.1\r\na: " + b"b" * 70_000 + b"\r\n\r\n", (431, "request headers exceed 65536 bytes")),
         (b"CONNECT a:1 HTTP/1.1\r\nHost: x\r\n\r\n", (400, "this server is no proxy")),
         (b"nonsense\r\n\r\n", (400, "Invalid HTTP request received.")),
         (b"GET nowhere HTTP/1.1\r\nHost: x\r\n\r\n", (400, "Invalid HTTP request received.")),

@@ -53,7 +53,7 @@ def test_responses_are_cut_apart() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [None, [1], [[None, {}]], [[None, {}, [["A", 2, [3], 99]]]], [[None, {}, [["A", 77, [3], 3]]]]],
+    [None, [1], [[None, {}]], [[None, {}, [["A", 2, [3], 99]]]], [[None, {}, [["A", 77, [3], 3]]]], [{"A": 1}]],
 )
 def test_unreadable_replies_are_refused(content: object) -> None:
     with pytest.raises(FrameError):

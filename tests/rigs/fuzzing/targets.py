@@ -1,0 +1,443 @@
+"""What reads bytes of strangers, as functions that take any bytes and raise where a promise is broken.
+
+The promises: only a typed refusal comes out, the same answer however the stream is cut, and what is let through is
+what it says. Time and memory are bounded by `checked`. The first byte of an input chooses where a target has several
+readers; how a stream is cut follows from its checksum, so that an input is all that a finding needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import resource
+import signal
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import http2_wire
+import http_wire
+import inference_doubles
+
+from charonia.errors import CharoniaError, InvalidRecord
+from charonia.eventlog.redis.records.job_records import record_of
+from charonia.facts.events import pack_fact, unpack_fact
+from charonia.facts.jobs import parse_public_id, public_id
+from charonia.facts.journal import FIELD, read_facts
+from charonia.facts.resource_waits import TurnsNote
+from charonia.facts.sequence_states import SequenceAbout, SequenceState
+from charonia.models.interface import ModelInterface
+from charonia.models.names import check_model_name
+from charonia.traces.contexts import read_parent
+from charonia.wire import BatchHeader, Reference, records_of, requests_in, unpack_request, unpack_response
+from charonia.wire.waves import unpack_wave, unpack_wave_reply, work_in
+from executors.backends.python.exchange import call_of, failure_of, outputs_of, response_of, responses_of
+from executors.backends.python.protocol.frames import Frame, FrameError, FrameReader
+from executors.configuration.autofill import prepare
+from executors.configuration.config import from_json, normalise, to_json, validate, validate_structure
+from executors.repository.pbtxt import parse, unparse
+from gateway.grpc.convert import infer_request
+from gateway.http.codec.control_json import (
+    read_index_request,
+    read_load_request,
+    read_log_settings,
+    read_system_region,
+    read_trace_settings,
+    read_unload_request,
+)
+from gateway.http.codec.paths import group_of, resolve, version_of
+from gateway.jobs.job_views import Cursor
+from gateway.requests.idempotency import check_key, key_digest
+from gateway.requests.preferences import read_wish, words_of_headers
+from gateway.webhooks.addresses import check_url
+from protos import grpc_service_pb2 as pb
+
+MOST_SECONDS = 5.0
+"""Of processor time for one input of at most `mutation.MAX_BYTES`; under coverage Python is some ten times slower."""
+
+_MOST_WAIT_S = 20
+
+MOST_MEMORY_BYTES = 256 << 20
+"""By which one input may raise the peak of the process; what unfolds is bounded by 16 MiB, and copied."""
+
+Check = Callable[[bytes], None]
+
+
+def cuts(data: bytes) -> list[bytes]:
+    """The input in pieces: one to a few hundred bytes each, as its checksum says."""
+    state = zlib.crc32(data) | 1
+    pieces, at = [], 0
+    while at < len(data):
+        state = state * 48271 % 0x7FFFFFFF
+        size = 1 + (state >> 8) % (3, 17, 200, 2000)[state & 3]
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
+
+
+def _tells_no_address(data: bytes, answer: bytes) -> None:
+    """Where things lie in memory helps an attacker; texts of libraries name it now and then."""
+    assert b" at 0x" not in answer or b" at 0x" in data, answer
+
+
+def http(data: bytes) -> None:
+    """Heads, lengths, chunks and pipelining of HTTP/1.1."""
+    has_room = bool(zlib.crc32(data) & 1)
+    whole, at_once, slowly = (
+        asyncio.run(_http_answers(pieces, has_room=has_room, slowly=slowly))
+        for pieces, slowly in (([data], False), (cuts(data), False), (cuts(data), True))
+    )
+    assert whole == at_once, ("cut", whole, at_once)
+    assert whole == slowly, ("cut and slow", whole, slowly)
+    _tells_no_address(data, whole[0])
+
+
+_MOST_RESTS = 6
+
+
+async def _http_answers(pieces: list[bytes], *, has_room: bool, slowly: bool) -> tuple[bytes, bool]:
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    wire = http_wire.Wire(http_wire.App(_echo, has_room=has_room))
+    for number, piece in enumerate(pieces):
+        await wire.send(piece)
+        if slowly and number < _MOST_RESTS:
+            await wire.rest()
+    await wire.rest()
+    closed = wire.transport.closing
+    await wire.leave()
+    assert not problems, problems
+    return bytes(wire.transport.written), closed
+
+
+async def _echo(scope: Any, receive: Any, send: Any) -> None:
+    """As an application does, it ends when the client has left."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await http_wire.echo(scope, receive, send)
+
+
+def infer(data: bytes) -> None:
+    """The line before the first newline is Inference-Header-Content-Length, what follows is the body."""
+    header, _, body = data.partition(b"\n")
+    headers = {b"inference-header-content-length": header} if header else {}
+    whole = inference_doubles.post([body], headers)
+    status, reply_headers, reply = whole
+    assert int(reply_headers[b"content-length"]) == len(reply)
+    if status != 200:
+        assert 400 <= status < 600, whole
+        assert json.loads(reply)["error"] not in ("", "internal server error"), whole  # the catch-all's text
+    _tells_no_address(data, reply)
+    cut = inference_doubles.post(cuts(body), headers)
+    assert whole == cut, (whole, cut)
+
+
+def protobuf(data: bytes) -> None:
+    """A ModelInferRequest: what protobuf's own classes read decides about the answer."""
+    try:
+        oracle = infer_request(pb.ModelInferRequest.FromString(data))[0]
+    except Exception as error:
+        oracle = None
+        assert isinstance(error, CharoniaError) or type(error).__name__ == "DecodeError", error
+    reply, refusal = inference_doubles.infer(data)
+    if refusal is not None:
+        code, details, _ = refusal
+        assert code.name != "UNKNOWN", refusal
+        assert details not in ("", "internal server error"), refusal
+        _tells_no_address(data, details.encode())
+        return
+    answer = pb.ModelInferResponse.FromString(reply)
+    assert oracle is not None, "answered, though protobuf cannot read it"
+    assert answer.id == oracle.id
+    given = [(tensor.name, tensor.datatype.value, tensor.shape, bytes(tensor.data)) for tensor in oracle.inputs]
+    if not answer.parameters:  # a job's receipt has some
+        got = [(item.name, item.datatype, tuple(item.shape)) for item in answer.outputs]
+        assert len(got) <= len(given)
+
+
+def http2(data: bytes) -> None:
+    """What follows the preface of HTTP/2 and the first SETTINGS."""
+    whole = asyncio.run(http2_wire.answers([data]))
+    _tells_no_address(data, whole)
+    cut = asyncio.run(http2_wire.answers(cuts(data)))
+    assert whole == cut, (whole, cut)
+    asyncio.run(http2_wire.answers(cuts(data), slowly=True))
+
+
+def config(data: bytes) -> None:
+    """A model's configuration: JSON as of the load call where it begins with a brace, else text."""
+    try:
+        if data[:1] == b"{":
+            written = from_json(data)
+            assert from_json(to_json(written)) == written or b"nan" in data.lower()
+        else:
+            try:
+                text = data.decode()
+            except UnicodeDecodeError:
+                return
+            written = parse(text)
+            assert parse(unparse(written)) == written or "nan" in text.lower()
+        directory = written.name or "m"
+        for step in (
+            lambda: prepare(written, directory, ["model.onnx"]),
+            lambda: validate_structure(written, directory),
+            lambda: _complete(written, directory),
+        ):
+            _refusing(step)
+    except CharoniaError as error:
+        assert error.message
+
+
+def _complete(written: Any, directory: str) -> None:
+    done = normalise(written)
+    validate(done, directory)
+    assert normalise(done) == done
+    ModelInterface.of(done)
+    to_json(done)
+
+
+def _refusing(step: Callable[[], Any]) -> None:
+    try:
+        step()
+    except CharoniaError as error:
+        assert error.message
+
+
+def _a_request(data: bytes) -> None:
+    record = unpack_request(data)
+    inputs = record.inputs()
+    assert sum(len(tensor.data) for tensor in inputs) == len(record.data)
+    assert all(dim >= 0 for tensor in inputs for dim in tensor.shape)
+    assert unpack_request(memoryview(bytearray(data))).inputs() == inputs
+
+
+def _a_response(data: bytes) -> None:
+    record = unpack_response(data)
+    assert isinstance(record.model, str)
+    assert all(type(tensor.size_bytes) is int for tensor in record.outputs)
+
+
+def _a_wave(data: bytes) -> None:
+    wave = unpack_wave(data)
+    requests = wave.requests()
+    assert [request.id for request in requests] == wave.ids()
+    for request in requests:
+        assert all(dim >= 0 for tensor in request.inputs() for dim in tensor.shape)
+
+
+def _an_entry(data: bytes) -> None:
+    fields = [b"m", data]
+    records = records_of(fields)
+    assert sum(map(len, records)) <= len(data)
+    requests_in(fields)
+
+
+def _a_fact(data: bytes) -> None:
+    fact = unpack_fact(data)
+    if fact is not None:
+        again = unpack_fact(pack_fact(fact))
+        assert again == fact or "nan" in repr(fact)
+
+
+def _a_job(data: bytes) -> None:
+    values = data.split(b"\n")
+    record_of("m", bytes(16), [value or None for value in (values + [b""] * 16)[:16]], [data])
+
+
+_READERS: tuple[Callable[[bytes], Any], ...] = (
+    _a_request,
+    _a_response,
+    _a_wave,
+    unpack_wave_reply,
+    _an_entry,
+    lambda data: work_in([b"w", data]),
+    BatchHeader.unpack,
+    _a_fact,
+    lambda data: read_facts([FIELD, data]),
+    TurnsNote.unpack,
+    SequenceState.unpack,
+    lambda data: SequenceAbout.unpack(data[:24], data[24:]),
+    Reference.unpack,
+    _a_job,
+)
+
+
+def wire(data: bytes) -> None:
+    """Records of the log as somebody who may write to it could have written them."""
+    if not data:
+        return
+    try:
+        _READERS[data[0] % len(_READERS)](data[1:])
+    except InvalidRecord as error:
+        assert str(error)
+    except CharoniaError as error:  # a job's record, which a caller asks for
+        assert error.message
+
+
+def frames(data: bytes) -> None:
+    """What a model's process says to its executor."""
+    whole = _frames([data])
+    assert [_told(frame) for frame in whole] == [_told(frame) for frame in _frames(cuts(data))]
+    for frame in whole:
+        if isinstance(frame, Frame):
+            for read in _OF_FRAMES:
+                with contextlib.suppress(FrameError):
+                    read(frame)
+
+
+_OF_FRAMES: tuple[Callable[[Frame], Any], ...] = (
+    responses_of,
+    response_of,
+    failure_of,
+    call_of,
+    lambda frame: outputs_of(frame, 2, _no_slot),
+)
+
+
+def _no_slot(_sizes: Any) -> Any:
+    raise ValueError("there is no slot")
+
+
+def _told(frame: Frame | str) -> Any:
+    return frame if isinstance(frame, str) else (frame.kind, frame.call, frame.meta, bytes(frame.data))
+
+
+def _frames(pieces: list[bytes]) -> list[Frame | str]:
+    reader = FrameReader()
+    found: list[Frame | str] = []
+    try:
+        for piece in pieces:
+            rest = piece
+            while rest:
+                buffer = reader.get_buffer()
+                size = min(len(buffer), len(rest))
+                buffer[:size] = rest[:size]
+                rest = rest[size:]
+                found += reader.received(size)
+    except FrameError as error:  # frames before it in the same piece go with it: the process is ended
+        return [str(error)]
+    return found
+
+
+def _a_job_id(data: bytes) -> None:
+    found = parse_public_id(data.decode("latin-1"))
+    if found is not None:
+        model, job_id = found
+        assert len(job_id) == 16
+        assert parse_public_id(public_id(model, job_id)) == found
+
+
+def _a_cursor(data: bytes) -> None:
+    cursor = Cursor.parse(data.decode("latin-1"))
+    assert Cursor.parse(cursor.text()) == cursor
+
+
+def _a_path(data: bytes) -> None:
+    path = data.decode("utf-8", "surrogateescape")
+    route = resolve(path)
+    group_of(path)
+    if route is not None:
+        assert "/" not in route.model
+        assert version_of(route.version) >= -1
+        check_model_name(route.model)
+
+
+def _some_headers(data: bytes) -> None:
+    headers = [(name, value) for name, _, value in (line.partition(b":") for line in data.split(b"\n"))]
+    wish = read_wish(words_of_headers(headers), 0, form={})
+    assert 0 <= wish.wait_s <= 60
+    assert 0 <= wish.deadline_ns < 2**63
+    if wish.options.idempotency_key:
+        check_key(wish.options.idempotency_key)
+        assert len(key_digest("t", "m", wish.options.idempotency_key)) == 16
+    if wish.options.webhook is not None:
+        check_url(wish.options.webhook.url)
+
+
+def _a_trace_context(data: bytes) -> None:
+    parent, _, state = data.decode("latin-1").partition("\n")
+    read_parent(parent, state)
+
+
+_WORDS: tuple[Callable[[bytes], Any], ...] = (
+    _a_job_id,
+    _a_cursor,
+    _a_path,
+    _some_headers,
+    lambda data: check_url(data.decode("utf-8", "surrogateescape")),
+    _a_trace_context,
+    read_load_request,
+    read_unload_request,
+    read_index_request,
+    read_log_settings,
+    read_trace_settings,
+    read_system_region,
+)
+
+
+def jobs(data: bytes) -> None:
+    """Job ids, cursors, paths, delivery headers, webhook addresses, trace contexts, and bodies of control calls."""
+    if data:
+        _refusing(lambda: _WORDS[data[0] % len(_WORDS)](data[1:]))
+
+
+TARGETS: dict[str, Check] = {
+    "http": http,
+    "infer": infer,
+    "protobuf": protobuf,
+    "http2": http2,
+    "config": config,
+    "wire": wire,
+    "frames": frames,
+    "jobs": jobs,
+}
+
+
+class Overdue(BaseException):
+    """An input does not end. Not an `Exception`: readers turn those into refusals."""
+
+
+@contextlib.contextmanager
+def _alarm() -> Iterator[None]:
+    def end(*_: Any) -> None:
+        raise Overdue(f"not done after {_MOST_WAIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, _MOST_WAIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def checked(target: str, *, with_alarm: bool = True) -> Check:
+    """The target's function with the bounds of time and memory, and nothing logged as an error.
+
+    `with_alarm`: raise `Overdue` for an input that does not end; libFuzzer has an alarm of its own.
+    """
+    check = TARGETS[target]
+    records: list[str] = []
+    listener = logging.Handler(logging.ERROR)
+    listener.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    for name in ("gateway", "charonia", "executors", "asyncio", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.propagate = False
+        logger.handlers = [listener]
+
+    def run(data: bytes) -> None:
+        records.clear()
+        began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with warnings.catch_warnings(), _alarm() if with_alarm else contextlib.nullcontext():
+            warnings.simplefilter("ignore")  # libraries warn of what they read
+            check(data)
+        assert not records, records
+        seconds = time.process_time() - began
+        assert seconds < MOST_SECONDS, f"took {seconds:.1f} s"
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) * 1024
+        assert grown < MOST_MEMORY_BYTES, f"took {grown >> 20} MiB"
+
+    return run

@@ -1,0 +1,110 @@
+"""One connection of the native gRPC front without a socket, and what it must keep to whatever comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from gateway.grpc.calling import Context, Streaming, Unary, Write
+from gateway.grpc.native.codec import http2_frames as frames
+from gateway.grpc.native.codec.limits import KeepAlive
+from gateway.grpc.native.connection import Connection
+from gateway.grpc.native.serving import Serving
+from gateway.grpc.statuses import Refusal
+
+
+async def _echo(data: bytes, _context: Context) -> bytes | Refusal:
+    await asyncio.sleep(0)
+    return data
+
+
+async def _echo_all(messages: AsyncIterator[bytes], write: Write, _context: Context) -> Refusal | None:
+    async for message in messages:
+        await write(message)
+    return None
+
+
+METHODS = {"/s/Unary": Unary(_echo), "/s/Stream": Streaming(_echo_all)}
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written; closed, it says so to its protocol as a loop does."""
+
+    def __init__(self, protocol: Connection) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.written = bytearray()
+        self.closing = False
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    abort = close
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+def read_frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
+    """Kind, flags, stream and payload of each frame."""
+    found, at = [], 0
+    while at < len(data):
+        high, low, kind, flags, number = frames.HEAD.unpack_from(data, at)
+        start, at = at + 9, at + 9 + (high << 8 | low)
+        assert at <= len(data), "a frame is cut"
+        found.append((kind, flags, number, bytes(data[start:at])))
+    return found
+
+
+async def answers(pieces: list[bytes], *, slowly: bool = False, begins_well: bool = True) -> bytes:
+    """All that is written to a client that sends these pieces. `slowly`: the loop turns now and then in between."""
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    serving = Serving(dict(METHODS), KeepAlive(), 0, 1 << 20)
+    connection = Connection(serving)
+    transport = Transport(connection)
+    connection.connection_made(transport)
+    start = [frames.PREFACE + frames.settings({})] if begins_well else []
+    for number, piece in enumerate([*start, *pieces]):
+        if transport.closing:
+            break
+        connection.data_received(piece)
+        if slowly and number % 3 == 0:
+            await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    written = bytes(transport.written)
+    answered = read_frames(written)
+    ended = [number for kind, flags, number, _ in answered if kind == frames.HEADERS and flags & frames.END_STREAM]
+    assert len(ended) == len(set(ended)), "a stream was ended twice"
+    assert answered[0][0] == frames.SETTINGS
+    transport.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not connection.calls.streams
+    assert not serving.connections
+    assert connection.out.blocked_bytes == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert problems == []
+    return written
