@@ -15,11 +15,15 @@ from executors.host.devices import count_gpus
 
 def check(repository: Path, gpus: int | None, fix: bool, on_progress: Callable[[int, int], None]) -> dict[str, Any]:
     """The document of `charonia check`."""
-    # what a load logs of a refused model is in the document
-    logging.getLogger("executors").setLevel(logging.CRITICAL)
     devices = count_gpus(os.environ) if gpus is None else gpus
     work = check_repository(repository, gpus=devices, assumed_gpus=gpus is not None, fix=fix, on_progress=on_progress)
-    report = asyncio.run(work)
+    loads = logging.getLogger("executors")
+    level = loads.level
+    loads.setLevel(logging.CRITICAL)  # what a load logs of a refused model is in the document
+    try:
+        report = asyncio.run(work)
+    finally:
+        loads.setLevel(level)
     return {
         "repository": report.repository,
         "models": report.models,

@@ -204,9 +204,12 @@ async def test_a_killed_executor_ends_or_repeats_streams_and_splices_none(stack:
     unseen = await stack.ask("once", 2, hold=0)
     first = {kind: list(await stack.count(request_id, 2)) for kind, request_id in asked.items()}
     victims = {executor_of(records) for records in first.values()}
-    for executor in (one, other):
-        if executor.process.pid in victims:
-            executor.kill()
+    # both at once: the loss of one is known in milliseconds, and the other would get its streams
+    dying = [executor for executor in (one, other) if executor.process.pid in victims]
+    for executor in dying:
+        executor.process.kill()
+    for executor in dying:
+        executor.process.wait()
     if len(victims) == 2:
         await stack.start("executor")
     stack.gate.touch()

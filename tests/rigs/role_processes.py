@@ -124,6 +124,8 @@ class Role:
     def until_state(self, job: str, state: str) -> dict[str, Any]:
         def look() -> dict[str, Any] | None:
             status, view = self.ask("GET", f"/v2/jobs/{job}")
+            if status == 503:  # its log is away for a moment
+                return None
             assert status == 200, view
             return dict(view) if view["state"] == state else None
 
