@@ -95,3 +95,19 @@ for _type, (_number, _dtype, _size) in _TABLE.items():
 _BY_NAME = {t.value: t for t in DataType}
 _BY_NUMBER = {t.number: t for t in DataType}
 _BY_DTYPE = {t.numpy: t for t in DataType}
+
+CONTENTS_FIELDS: dict[DataType, str] = {
+    DataType.BOOL: "bool_contents",
+    DataType.INT8: "int_contents",
+    DataType.INT16: "int_contents",
+    DataType.INT32: "int_contents",
+    DataType.INT64: "int64_contents",
+    DataType.UINT8: "uint_contents",
+    DataType.UINT16: "uint_contents",
+    DataType.UINT32: "uint_contents",
+    DataType.UINT64: "uint64_contents",
+    DataType.FP32: "fp32_contents",
+    DataType.FP64: "fp64_contents",
+    DataType.BYTES: "bytes_contents",
+}
+"""The list of `InferTensorContents` that holds a type (G5); FP16 and BF16 have none."""

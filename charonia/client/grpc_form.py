@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from charonia.datatypes import DataType
+from charonia.datatypes import CONTENTS_FIELDS, DataType
 from charonia.errors import (
     AlreadyExists,
     Cancelled,
@@ -69,21 +69,6 @@ _ERRORS: dict[int, type[CharoniaError]] = {
     16: Unauthenticated,
 }
 """The other way round of `gateway.grpc.statuses`."""
-
-_CONTENTS: dict[DataType, str] = {
-    DataType.BOOL: "bool_contents",
-    DataType.INT8: "int_contents",
-    DataType.INT16: "int_contents",
-    DataType.INT32: "int_contents",
-    DataType.INT64: "int64_contents",
-    DataType.UINT8: "uint_contents",
-    DataType.UINT16: "uint_contents",
-    DataType.UINT32: "uint_contents",
-    DataType.UINT64: "uint64_contents",
-    DataType.FP32: "fp32_contents",
-    DataType.FP64: "fp64_contents",
-    DataType.BYTES: "bytes_contents",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +298,7 @@ def read_result(response: Any, targets: Mapping[str, SharedArray] = _NO_TARGETS)
 
 def _raw(output: Any, datatype: DataType) -> Any:
     """The raw bytes of typed contents, which other servers answer with."""
-    name = _CONTENTS.get(datatype)
+    name = CONTENTS_FIELDS.get(datatype)
     return packed(output.name, datatype, list(getattr(output.contents, name)) if name else [])
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from charonia.catalog.served import ServedVersion
-from charonia.datatypes import DataType
+from charonia.datatypes import CONTENTS_FIELDS, DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters, RegionPart, RegionUse
 from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
@@ -43,20 +43,6 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "fp32_contents": ("FP32", np.float32),
     "fp64_contents": ("FP64", np.float64),
     "bytes_contents": ("BYTES", None),
-}
-_FIELD_OF: dict[DataType, str] = {
-    DataType.BOOL: "bool_contents",
-    DataType.INT8: "int_contents",
-    DataType.INT16: "int_contents",
-    DataType.INT32: "int_contents",
-    DataType.INT64: "int64_contents",
-    DataType.UINT8: "uint_contents",
-    DataType.UINT16: "uint_contents",
-    DataType.UINT32: "uint_contents",
-    DataType.UINT64: "uint64_contents",
-    DataType.FP32: "fp32_contents",
-    DataType.FP64: "fp64_contents",
-    DataType.BYTES: "bytes_contents",
 }
 TAG_ID = b"\x1a"  # field 3, length-delimited
 TAG_RAW_OUTPUT = b"\x32"  # field 6, length-delimited
@@ -173,7 +159,7 @@ def _tensor_parameter(item: Any, key: str, expected: str) -> Any:
 
 def _typed(item: Any, datatype: DataType, shape: tuple[int, ...], model: str) -> bytes:
     """The raw encoding of typed contents (G5, G18); values wider than the type wrap to it."""
-    field = _FIELD_OF.get(datatype, "")
+    field = CONTENTS_FIELDS.get(datatype, "")
     contents = item.contents
     for name, (type_name, _) in _FIELDS.items():
         if name != field and len(getattr(contents, name)):
