@@ -414,24 +414,34 @@ def _alarm() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextlib.contextmanager
+def _errors_logged() -> Iterator[list[str]]:
+    """What is logged as an error meanwhile; nothing of it is printed."""
+    records: list[str] = []
+    listener = logging.Handler(logging.ERROR)
+    listener.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    loggers = [logging.getLogger(name) for name in ("gateway", "charonia", "executors", "asyncio", "uvicorn")]
+    before = [(logger.propagate, logger.handlers) for logger in loggers]
+    for logger in loggers:
+        logger.propagate, logger.handlers = False, [listener]
+    try:
+        yield records
+    finally:
+        for logger, (propagate, handlers) in zip(loggers, before, strict=True):
+            logger.propagate, logger.handlers = propagate, handlers
+
+
 def checked(target: str, *, with_alarm: bool = True) -> Check:
     """The target's function with the bounds of time and memory, and nothing logged as an error.
 
     `with_alarm`: raise `Overdue` for an input that does not end; libFuzzer has an alarm of its own.
     """
     check = TARGETS[target]
-    records: list[str] = []
-    listener = logging.Handler(logging.ERROR)
-    listener.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    for name in ("gateway", "charonia", "executors", "asyncio", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.propagate = False
-        logger.handlers = [listener]
 
     def run(data: bytes) -> None:
-        records.clear()
         began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with warnings.catch_warnings(), _alarm() if with_alarm else contextlib.nullcontext():
+        alarm = _alarm() if with_alarm else contextlib.nullcontext()
+        with _errors_logged() as records, warnings.catch_warnings(), alarm:
             warnings.simplefilter("ignore")  # libraries warn of what they read
             check(data)
         assert not records, records
