@@ -48,4 +48,5 @@ def test_a_server_is_what_its_document_says(example_models: Path, tmp_path: Path
     operations = {f"{m.upper()} {path}" for path, methods in document["paths"].items() for m in methods}
     assert set(findings.statuses) == operations - {"GET /openapi.json"}  # which it asked for first
     refused = {operation for operation, statuses in findings.statuses.items() if not statuses[200]}
-    assert refused == set(NEVER_DONE)
+    # the server is not ready while models are loaded and unloaded, which may be all the time
+    assert refused - {"GET /v2/health/ready"} == set(NEVER_DONE)
