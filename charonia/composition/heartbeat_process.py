@@ -42,6 +42,7 @@ from .children import HEARTBEATS, backoff_s, name_process
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
+_NICE = -10
 _REPORT_WITHIN_S = 2.0
 """How long the loss of an ended part is reported to a log that takes nothing: after it the leases have run out."""
 _END_WITHIN_S = 5.0
@@ -247,10 +248,20 @@ def _run(terms: KeeperTerms, channel: socket.socket, part: int, open_log: Callab
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     name_process(HEARTBEATS)
-    with contextlib.suppress(OSError):  # where it may: it needs a processor for moments, and then at once
-        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    _go_first()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_keep(terms, channel, part, open_log(terms.url)))
+
+
+def _go_first() -> None:
+    """Where this is allowed, be scheduled before others: this process needs a processor for moments, and then at once.
+
+    A part that was started with a higher priority keeps it: a lower one would let its leases run out.
+    """
+    present = os.getpriority(os.PRIO_PROCESS, 0)
+    if present > _NICE:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
 
 
 async def _keep(terms: KeeperTerms, channel: socket.socket, part: int, log: EventLog) -> None:

@@ -200,7 +200,7 @@ def count_calls(
 def favour() -> bool:
     """Favours this process and what it starts, servers and generators alike (nice -10), where that is allowed."""
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, -10)
+        os.setpriority(os.PRIO_PROCESS, 0, min(os.getpriority(os.PRIO_PROCESS, 0), -10))
     except OSError:
         return False
     return True

@@ -142,7 +142,7 @@ def first() -> Iterator[None]:
     """Where this may be done, be scheduled before others: what is measured is their time, not this process's."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, -10)
+        os.setpriority(os.PRIO_PROCESS, 0, min(before, -10))
     try:
         yield
     finally:

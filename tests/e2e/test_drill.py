@@ -63,7 +63,7 @@ def test_no_part_that_lives_is_lost_under_overload(few_models: Path) -> None:
     """The short form of `make overload`; how soon ends are known depends on the machine, so its limits are wide."""
     command = (
         *(sys.executable, "-m", "loadtest.drill.overload", "--json", "--minutes=0.1", "--factor=1", "--kills=2"),
-        *("--large-numbers=300000", "--process-secs=20", "--machine-secs=20", f"--model-repository={few_models}"),
+        *("--large-numbers=300000", "--process-secs=2", "--machine-secs=15", f"--model-repository={few_models}"),
     )
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

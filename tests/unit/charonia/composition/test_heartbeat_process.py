@@ -11,6 +11,7 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
+from charonia.composition import heartbeat_process
 from charonia.composition.heartbeat_process import Keeper, KeeperTerms
 from charonia.errors import LogUnavailable
 from charonia.facts.events import ProcessLeft, unpack_fact
@@ -149,3 +150,17 @@ async def test_a_log_that_is_away_is_tried_again() -> None:
     log.away = False
     await end(keeper, running)
     assert await log.losses() == LOST
+
+
+@pytest.mark.parametrize(("of_the_part", "own"), [(0, -10), (19, -10), (-10, -10), (-20, -20)])
+def test_it_is_never_scheduled_behind_its_part(of_the_part: int, own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    nice = of_the_part
+
+    def change(_which: int, _who: int, value: int) -> None:
+        nonlocal nice
+        nice = value
+
+    monkeypatch.setattr(os, "getpriority", lambda _which, _who: nice)
+    monkeypatch.setattr(os, "setpriority", change)
+    heartbeat_process._go_first()
+    assert nice == own
