@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
-from charonia.metrics.endpoint import MetricsEndpoint
+from charonia.metrics.endpoint import MetricsEndpoint, scrape
 from charonia.metrics.host_metrics import beside_host
 from charonia.options.settings import GatewaySettings, LogSettings
 
+from .control.start_progress import StartProgress
 from .listening import bound
 from .service import GatewayService
 from .tracing.writer import trace_writer
 
 _log = logging.getLogger(__name__)
+
+_PROGRESS_S, _MOST_PROGRESS_S = 5.0, 60.0
+"""How often the log says what the ports wait for: after the first of these, then ever more rarely, up to the other."""
 
 
 class Front(Protocol):
@@ -34,16 +41,46 @@ class Front(Protocol):
     async def close(self, grace_s: float) -> None: ...
 
 
-def _fronts(settings: GatewaySettings, handler: GatewayService) -> dict[str, tuple[str, Front]]:
+Page = Callable[[], Awaitable[bytes | None]]
+"""A metrics page, None where there is none."""
+
+
+def _fronts(settings: GatewaySettings, handler: GatewayService, metrics: Page) -> dict[str, tuple[str, Front]]:
     """The fronts that are on, by name, with their address; the libraries of the others are never loaded."""
     fronts: dict[str, tuple[str, Front]] = {}
     if settings.http_port >= 0:
         from .http.server import HttpFront
+        from .http2.http_connection import http2
 
-        fronts["http"] = (settings.http_address, HttpFront(settings, handler))
+        fronts["http"] = (settings.http_address, HttpFront(settings, handler, http2))
     if settings.grpc_port >= 0:
         fronts["grpc"] = (settings.grpc_address, _grpc_front(settings, handler))
+    if (sagemaker := settings.sagemaker) is not None:
+        from .clouds.sagemaker import SageMakerApplication
+        from .http.server import HttpFront
+
+        own = _of_cloud(settings, sagemaker.address, sagemaker.port)
+        application = SageMakerApplication(own, handler, sagemaker)
+        front = HttpFront(own, handler, application=application, service="SageMaker")
+        fronts["sagemaker"] = (sagemaker.address, front)
+    if (vertex_ai := settings.vertex_ai) is not None:
+        from .clouds.vertex_ai import VertexAiFront
+
+        own = _of_cloud(settings, vertex_ai.address, vertex_ai.port)
+        fronts["vertex-ai"] = (vertex_ai.address, VertexAiFront(own, handler, vertex_ai, metrics))
     return fronts
+
+
+def _of_cloud(settings: GatewaySettings, address: str, port: int) -> GatewaySettings:
+    """The settings of HTTP that a cloud's front shares: limits and restrictions, not TLS, sockets and forwarding."""
+    return replace(
+        settings,
+        http_address=address,
+        http_port=port,
+        http_socket="",
+        http_tls=None,
+        http_header_forward_pattern="",
+    )
 
 
 def _grpc_front(settings: GatewaySettings, handler: GatewayService) -> Front:
@@ -91,19 +128,40 @@ class GatewayApp:
             self.membership.say_again.append(self.service.payloads.renew)
             self.service.payloads.leased = self.membership.is_leased
         self.service.metrics.log_epoch_changes = lambda: self.membership.epoch_changes
-        self._fronts = _fronts(settings, self.service)
-        self._metrics = MetricsEndpoint(
+        self._fronts = _fronts(settings, self.service, self._page)
+        self._render = (
             self.service.metrics.render
             if settings.metrics_socket
-            else beside_host(self.service.metrics.render, settings.metrics),
+            else beside_host(self.service.metrics.render, settings.metrics)
+        )
+        self._metrics = MetricsEndpoint(
+            self._render,
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,
         )
         self.endpoints: dict[str, str] = {}
 
+    async def _page(self) -> bytes | None:
+        """The metrics of the whole server where `serve` has them, else of this gateway."""
+        settings = self._settings
+        if settings.metrics_port < 0 and not settings.metrics_socket:
+            return None
+        if settings.vertex_ai is not None and settings.vertex_ai.metrics_socket:
+            return (await scrape(Path(settings.vertex_ai.metrics_socket))).encode() or None
+        page = self._render()
+        return page if isinstance(page, bytes) else await page
+
     async def start(self) -> None:
-        """Bind the fronts and join. Raises `StartupError` when a port is taken."""
+        """Bind the fronts and join. Raises `StartupError` when a port is taken, and undoes all."""
+        try:
+            await self._start()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                await self._close(0.0)
+            raise
+
+    async def _start(self) -> None:
         self._payloads.open()
         await self._control.start()
         if self._log_is_private:
@@ -131,12 +189,32 @@ class GatewayApp:
         for address, port, service, reuse in (
             (settings.http_address, settings.http_port, "HTTP", settings.reuse_http_port),
             (settings.grpc_address, settings.grpc_port, "GRPC", settings.reuse_grpc_port),
+            *(
+                (cloud.address, cloud.port, name, settings.reuse_http_port)
+                for name, cloud in (("SageMaker", settings.sagemaker), ("Vertex AI", settings.vertex_ai))
+                if cloud is not None
+            ),
         ):
             if port > 0:
                 bound(address.strip("[]"), port, service=service, reuse_port=reuse).close()
         _log.info("the ports open when %d executors have loaded their models", wanted)
-        while len(self._control.catalog.loaded_executors()) < wanted:
-            await self._control.changed()
+        await self.loaded(wanted)
+
+    async def loaded(self, executors: int) -> None:
+        """Wait until so many executors have ended their first loads; the log says what is awaited."""
+        catalog, progress = self._control.catalog, StartProgress(executors)
+        clock = asyncio.get_running_loop().time
+        pause_s = _PROGRESS_S
+        say_s = clock() + pause_s
+        while len(catalog.loaded_executors()) < executors:
+            progress.see(catalog.executors, clock())
+            try:
+                async with asyncio.timeout_at(say_s):
+                    await self._control.changed()
+            except TimeoutError:
+                _log.info("%s", progress.text(catalog.executors, clock()))
+                pause_s = min(2 * pause_s, _MOST_PROGRESS_S)
+                say_s = clock() + pause_s
 
     async def became_ready(self) -> None:
         """Wait until readiness is true for the first time."""
@@ -157,12 +235,15 @@ class GatewayApp:
             await asyncio.wait_for(self.service.drained(), timeout_s)
         except TimeoutError:
             finished = False
-        for front in fronts:
-            await front.close(1.0 if finished else 0.0)
+        await self._close(1.0 if finished else 0.0)
+        return finished
+
+    async def _close(self, grace_s: float) -> None:
+        for _, front in self._fronts.values():
+            await front.close(grace_s)
         with contextlib.suppress(Exception):
             await self.membership.leave("drained")
         await self.service.close()
         await self._metrics.close()
         await self._control.close()
-        self._payloads.close()
-        return finished
+        await asyncio.to_thread(self._payloads.close)

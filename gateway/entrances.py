@@ -16,7 +16,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable
 from charonia.inference import InferenceRequest
 
-from .dataplane.dataplane import AdmittedRequest
+from .dataplane import AdmittedRequest
 from .metrics import GatewayMetrics, RequestCounts
 from .requests.delivery import AS_USUAL, DeliveryOptions
 from .requests.request_rules import check_deadline

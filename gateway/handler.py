@@ -6,7 +6,7 @@ Fronts translate and do nothing else: no front knows the log, no handler knows a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,7 @@ from charonia.catalog.served import ServedVersion
 from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.offload.pool import Offload
+from charonia.tensors import Buffer
 
 from .access.restrictions import RawHeaders
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
@@ -100,6 +101,15 @@ RESPONSE_DURATIONS = tuple(ResponseStatistics.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUsage:
+    """X7: what a version holds of the memories of one kind and device number, at all executors together."""
+
+    kind: str
+    device_id: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatistics:
     """X1, X2: one loaded version, cluster-wide. `last_inference_ms` is ms since the epoch, 0 for never."""
 
@@ -120,6 +130,7 @@ class ModelStatistics:
     failures: dict[str, int] = field(default_factory=dict)
     responses: dict[str, ResponseStatistics] = field(default_factory=dict)
     """By index of the response, as text."""
+    memory: tuple[MemoryUsage, ...] = ()
 
 
 class Handler(Protocol):
@@ -279,8 +290,20 @@ class Handler(Protocol):
 
     def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]: ...
 
-    async def load_model(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
+    async def load_model(self, name: str, config_json: str | None, files: Mapping[str, Buffer]) -> None:
         """Returns when the model is ready; `files` maps "<version>/<path>" to content (H41, R20-R25)."""
 
     async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         """Returns at once, the unload goes on (H42)."""
+
+    def registered_models(self) -> dict[str, str]:
+        """The keys of models that `register_model` loaded, until they are unloaded, by alias.
+
+        A key's namespace is the directory that was registered.
+        """
+
+    async def register_model(self, alias: str, name: str, directory: str) -> None:
+        """Load a model from a directory of the executors that is or holds it (H55). Returns when it is ready."""
+
+    async def unregister_model(self, alias: str, name: str) -> None:
+        """Unload it and what it is made of. Returns when its instances have ended."""

@@ -27,7 +27,7 @@ from charonia.metrics.triton_counters import (
 from charonia.offload.pool import Offload
 from charonia.options.settings import MetricsSettings
 
-from .dataplane.dataplane import DataPlane
+from .dataplane import DataPlane
 from .tracing.tracer import Tracer
 
 

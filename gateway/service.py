@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,15 +29,16 @@ from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
 from charonia.offload.pool import Offload
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
+from charonia.tensors import Buffer
 from charonia.wire import ResponseRecord
 
 from .access.restrictions import RawHeaders
-from .access.tenants import Tenants
+from .access.tenants import LOOK_INTERVAL_S, Tenants
 from .access.terms import TermsBook
 from .control.metadata import metadata_of
 from .control.model_statistics import model_statistics
 from .control.readiness import Readiness
-from .dataplane.dataplane import AdmittedRequest, DataPlane
+from .dataplane import AdmittedRequest, DataPlane
 from .entrances import Entrance, Entrances
 from .handler import (
     ModelIndexEntry,
@@ -56,6 +57,7 @@ from .requests.delivery import (
     Caller,
     DeliveryOptions,
     JobReceipt,
+    asks_nothing_more,
     is_job,
 )
 from .requests.large_tensors import check_elements
@@ -106,6 +108,7 @@ class GatewayService:
         self._model_control = ModelControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False
+        self._next_look: asyncio.TimerHandle | None = None
         self._refused = RefusedRequests(log)
         self.metrics = GatewayMetrics(
             self._catalog,
@@ -146,7 +149,8 @@ class GatewayService:
         if self._cache is not None:
             self._cache.start()
         if self._tenants is not None:
-            self._tenants.on_change = lambda: self._dataplane.spawn(self._weights_changed())
+            self._tenants.on_change = self._callers_changed
+            self._look_at_tenants()
         await self.say_weights()
 
     async def say_weights(self) -> None:
@@ -155,6 +159,16 @@ class GatewayService:
             weights = self._tenants.lane_weights()
             if weights != self._catalog.lane_weights:
                 await self._control.announce(LanesWeighed({str(lane): weight for lane, weight in weights.items()}))
+
+    def _look_at_tenants(self) -> None:
+        """From time to time: requests that are recognised by their bytes do not ask for their caller."""
+        assert self._tenants is not None
+        self._next_look = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look_at_tenants)
+        self._tenants.look()
+
+    def _callers_changed(self) -> None:
+        self.lane.callers_changed()
+        self._dataplane.spawn(self._weights_changed())
 
     async def _weights_changed(self) -> None:
         with contextlib.suppress(CharoniaError):
@@ -186,6 +200,8 @@ class GatewayService:
         await self._requester.wait_idle()
 
     async def close(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
         with contextlib.suppress(CharoniaError):
             await self._refused.flush()
         if self._cache is not None:
@@ -236,7 +252,9 @@ class GatewayService:
         options: DeliveryOptions | None = None,
     ) -> InferenceResponse:
         started_ns = monotonic_ns()
-        in_regions = None if request.regions is None else await self._read_regions(request, options)
+        in_regions = None
+        if request.regions is not None or (request.sequence_id and self._dataplane.turns):
+            in_regions = await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         counts = entrance.counts
         try:
@@ -277,8 +295,9 @@ class GatewayService:
                 send = partial(reported, request.trace, send)
             tenant = options.caller.tenant
             return self._coming(self._cache.answer(request, one.served, rules, tenant, send, entrance.counts))
-        if options is AS_USUAL and request.trace is None and rules is None and not request.sequence_id:
-            way = self.lane.way(one.served, entrance.counts, one.admitted, one.level, request.timeout_us)
+        if request.trace is None and rules is None and not request.sequence_id and asks_nothing_more(options):
+            tenant = options.caller.tenant
+            way = self.lane.way(one.served, entrance.counts, one.admitted, one.level, request.timeout_us, tenant)
             if way is not None:
                 return self._in_wave(way, one)
         return self._dataplane.infer(one) if is_plain else self._coming(self.jobs.infer(one))
@@ -286,11 +305,15 @@ class GatewayService:
     async def _read_regions(
         self, request: InferenceRequest, options: DeliveryOptions | None
     ) -> DeliveredInRegions | None:
-        """Fill in the inputs that lie in shared memory. Raises H49's errors, and `ResourceExhausted`."""
+        """Fill in the inputs that lie in shared memory, one request of a sequence after the other.
+
+        Raises H49's errors, and `ResourceExhausted`.
+        """
         tenant = options.caller.tenant if options is not None else ""
-        delivered = await self.regions.read(request, tenant, self._requester.hold, self._requester.release)
-        if not request.sequence_id:  # else what comes after it might overtake it
-            await check_elements(self.offload, request)
+        async with self._dataplane.turns.of(request):
+            delivered = await self.regions.read(request, tenant, self._requester.hold, self._requester.release)
+            if delivered is not None:
+                await check_elements(self.offload, request)
         return delivered
 
     async def _in_wave(self, way: Awaited, one: AdmittedRequest) -> ResponseRecord:
@@ -316,7 +339,9 @@ class GatewayService:
     ) -> AsyncGenerator[InferenceResponse]:
         # a request fails or succeeds by the last response that said anything, as in statistics (M1)
         started_ns = monotonic_ns()
-        in_regions = None if request.regions is None else await self._read_regions(request, options)
+        in_regions = None
+        if request.regions is not None or (request.sequence_id and self._dataplane.turns):
+            in_regions = await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         if not one.served.interface.decoupled:
             records = _only(self._send(entrance, one))
@@ -382,9 +407,9 @@ class GatewayService:
         return ANYONE if self._tenants is None else self._tenants.identify(headers)
 
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
-        if request.regions is not None:
-            if request.regions.outputs:
-                raise InvalidArgument("outputs of a request that is answered later cannot be in shared memory")
+        if request.regions is not None and request.regions.outputs:
+            raise InvalidArgument("outputs of a request that is answered later cannot be in shared memory")
+        if request.regions is not None or (request.sequence_id and self._dataplane.turns):
             await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, monotonic_ns(), options)
         try:
@@ -415,7 +440,8 @@ class GatewayService:
             *(self._log.statistics(keys.statistics(v.model, v.version, v.content_hash)) for v in versions)
         )
         return [
-            model_statistics(v.interface.name, v.version, fields) for v, fields in zip(versions, counted, strict=True)
+            model_statistics(v.interface.name, v.version, fields, v.memory)
+            for v, fields in zip(versions, counted, strict=True)
         ]
 
     def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]:
@@ -425,13 +451,24 @@ class GatewayService:
             if not ready or row.state == "READY"
         ]
 
-    async def load_model(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
+    async def load_model(self, name: str, config_json: str | None, files: Mapping[str, Buffer]) -> None:
         self._refuse_when_draining()
         await self._model_control.load(name, config_json, files)
 
     async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         self._refuse_when_draining()
         await self._model_control.unload(name, unload_dependents=unload_dependents)
+
+    def registered_models(self) -> dict[str, str]:
+        return self._catalog.registered()
+
+    async def register_model(self, alias: str, name: str, directory: str) -> None:
+        self._refuse_when_draining()
+        await self._model_control.register(alias, name, directory)
+
+    async def unregister_model(self, alias: str, name: str) -> None:
+        self._refuse_when_draining()
+        await self._model_control.unload(name, unload_dependents=True, alias=alias)
 
     def _refuse_when_draining(self) -> None:
         if self._draining:

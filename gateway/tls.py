@@ -1,4 +1,4 @@
-"""TLS of the fronts (G30, H55): certificates from files, which are read again when they have changed.
+"""TLS of the fronts (G30, H56): certificates from files, which are read again when they have changed.
 
 Connections that are open keep what they were made with; a handshake uses the newest files that fit together.
 """

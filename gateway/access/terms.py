@@ -15,7 +15,7 @@ from charonia.errors import InvalidArgument
 from charonia.eventlog.port import Limits
 from charonia.keys import lane_of
 from charonia.options.settings import GatewaySettings
-from gateway.requests.delivery import DeliveryOptions
+from gateway.requests.delivery import Caller, DeliveryOptions
 
 JOURNAL_ALL = "all"
 JOURNAL_OFF = "off"
@@ -63,6 +63,11 @@ class TermsBook:
                 self._known.clear()
             found = self._known[key] = self._terms(*key)
         return found
+
+    def shared(self, tenant: str) -> Terms | None:
+        """The terms on which a tenant's requests may share waves; None where each is counted for its bounds."""
+        terms = self.of(DeliveryOptions(caller=Caller(tenant))) if tenant else self.default
+        return None if terms.limits.tenant_requests or terms.limits.tenant_size_bytes else terms
 
     def _terms(self, tenant: str, durability: str, bounds: TenantBounds) -> Terms:
         settings = self._settings

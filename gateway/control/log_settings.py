@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from charonia.errors import Unsupported
-from charonia.log_lines import DEFAULT, change_format, current_format
+from charonia.log_lines import DEFAULT, change_format, current_file, current_format
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ def current() -> LogSwitches:
     """The settings that the root logger's present level and the format of its lines stand for."""
     level = logging.getLogger().getEffectiveLevel()
     return LogSwitches(
+        log_file=current_file(),
         log_info=level <= logging.INFO,
         log_warning=level <= logging.WARNING,
         log_error=level <= logging.ERROR,

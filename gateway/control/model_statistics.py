@@ -10,14 +10,19 @@ import re
 from collections.abc import Mapping
 
 from charonia.calls.refused import FAILURE_REASONS
-from gateway.handler import BatchStatistics, Duration, ModelStatistics, ResponseStatistics
+from gateway.handler import BatchStatistics, Duration, MemoryUsage, ModelStatistics, ResponseStatistics
 
 _BATCH_FIELD = re.compile(r"b(\d+)_count")
 _RESPONSE_FIELD = re.compile(r"r(\d+)_(?:infer|cancel)_count")
 
 
-def model_statistics(name: str, version: int, fields: Mapping[str, int]) -> ModelStatistics:
-    """The statistics of one model version from its counters; absent counters are 0."""
+def model_statistics(
+    name: str, version: int, fields: Mapping[str, int], memory: Mapping[str, int] | None = None
+) -> ModelStatistics:
+    """The statistics of one model version from its counters; absent counters are 0.
+
+    `memory` is what its executors say that it holds, as in `VersionLoaded`.
+    """
     get = fields.get
 
     def duration(what: str) -> Duration:
@@ -52,7 +57,13 @@ def model_statistics(name: str, version: int, fields: Mapping[str, int]) -> Mode
         batches=tuple(batches),
         failures={reason: get(f"fail_{reason}", 0) for reason in FAILURE_REASONS},
         responses=_responses(fields),
+        memory=tuple(_memory_usage(place, size_bytes) for place, size_bytes in sorted((memory or {}).items())),
     )
+
+
+def _memory_usage(place: str, size_bytes: int) -> MemoryUsage:
+    kind, _, number = place.rpartition(" ")
+    return MemoryUsage(kind, int(number), size_bytes)
 
 
 def _responses(fields: Mapping[str, int]) -> dict[str, ResponseStatistics]:

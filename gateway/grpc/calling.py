@@ -6,13 +6,19 @@ or none. Methods raise nothing but `asyncio.CancelledError`, when their caller h
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 
+from charonia.inference import ParameterValue
+from charonia.options.settings import GrpcDelays
 from charonia.tensors import Buffer
 
 from .statuses import Refusal
+
+T = TypeVar("T")
 
 
 class Context(Protocol):
@@ -25,37 +31,66 @@ class Context(Protocol):
         """Seconds until the call's deadline; None without one."""
 
 
-Write = Callable[[bytes], Awaitable[None]]
-"""Sends a message and returns when the transport took it; raises `asyncio.CancelledError` when the client has left."""
-
-
 @dataclass(frozen=True, slots=True)
 class LargeReply:
     """A serialised message in parts, of which some are tensors where they lie: joining them would copy them."""
 
     parts: Sequence[Buffer]
 
-    def joined(self) -> bytes:
-        return b"".join(self.parts)
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+
+Reply = bytes | LargeReply
+"""A serialised message."""
+
+Write = Callable[[Reply], Awaitable[None]]
+"""Sends a message and returns when the transport took it; raises `asyncio.CancelledError` when the client has left."""
+
+LARGEST_MESSAGE_BYTES = 0x7FFFFFFF
+"""As grpcio and Triton: protobuf can hold no larger one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A method of one message each way. With `takes_views` a large message may come as a view of shared memory."""
+    """A method of one message each way, of at most `largest_bytes` from the client.
 
-    call: Callable[[bytes | memoryview, Context], Awaitable[bytes | LargeReply | Refusal]]
+    With `takes_views` a large message may come as a view of shared memory.
+    """
+
+    call: Callable[[bytes | memoryview, Context], Awaitable[Reply | Refusal]]
     takes_views: bool = False
+    largest_bytes: int = LARGEST_MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A method of any number of messages each way."""
+    """As `Unary`, of any number of messages each way."""
 
-    call: Callable[[AsyncIterator[bytes], Write, Context], Awaitable[Refusal | None]]
+    call: Callable[[AsyncIterator[bytes | memoryview], Write, Context], Awaitable[Refusal | None]]
+    takes_views: bool = False
+    largest_bytes: int = LARGEST_MESSAGE_BYTES
+
+
+def too_large(size_bytes: int, largest_bytes: int) -> str:
+    """The refusal of a message, in gRPC's words."""
+    return f"Received message larger than max ({size_bytes} vs. {largest_bytes})"
 
 
 Methods = dict[str, Unary | Streaming]
 """By path: `/service/method`."""
+
+
+class Standing(NamedTuple):
+    """What the metadata of inference calls means for their requests: whose they are, and what the model is to see."""
+
+    tenant: str
+    forwarded: tuple[tuple[str, ParameterValue], ...]
+    generation: int = 0
+    """How often the keys of callers had changed when this was found out."""
+
+
+USUAL = Standing("", ())
 
 
 def metadata_of(context: Context) -> list[tuple[str, str | bytes]]:
@@ -66,9 +101,70 @@ def headers_of(context: Context) -> list[tuple[bytes, bytes]]:
     return raw_headers(metadata_of(context))
 
 
-def raw_headers(metadata: Sequence[tuple[str, str | bytes]]) -> list[tuple[bytes, bytes]]:
+def raw_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes, bytes]]:
     """Metadata as the headers it came in."""
     return [
         (name.encode("latin-1", "replace"), value if isinstance(value, bytes) else value.encode())
         for name, value in metadata
     ]
+
+
+def delayed(methods: Methods, delays: GrpcDelays, service: str) -> Methods:
+    """The methods, whose steps wait as tests of clients ask for (G33); without delays they are the same."""
+    if delays == GrpcDelays():
+        return methods
+    changed: Methods = {}
+    for path, method in methods.items():
+        if isinstance(method, Unary):
+            is_inference = path == f"/{service}/ModelInfer"
+            after_s = delays.answer_s if is_inference else delays.control_s
+            call = partial(_delayed_call, method.call, delays, delays.request_s if is_inference else 0.0, after_s)
+            changed[path] = replace(method, call=call)
+        elif path == f"/{service}/ModelStreamInfer":
+            changed[path] = replace(method, call=partial(_delayed_stream, method.call, delays))
+        else:
+            changed[path] = method
+    return changed
+
+
+async def _delayed_call(
+    call: Callable[[bytes | memoryview, Context], Awaitable[Reply | Refusal]],
+    delays: GrpcDelays,
+    before_s: float,
+    after_s: float,
+    data: bytes | memoryview,
+    context: Context,
+) -> Reply | Refusal:
+    await asyncio.sleep(before_s)
+    reply = await _not_cancelled_for(delays.cancellation_s, call(data, context))
+    await asyncio.sleep(after_s)
+    return reply
+
+
+async def _delayed_stream(
+    call: Callable[[AsyncIterator[bytes | memoryview], Write, Context], Awaitable[Refusal | None]],
+    delays: GrpcDelays,
+    messages: AsyncIterator[bytes | memoryview],
+    write: Write,
+    context: Context,
+) -> Refusal | None:
+    async def late_messages() -> AsyncIterator[bytes | memoryview]:
+        async for message in messages:
+            await asyncio.sleep(delays.request_s)
+            yield message
+
+    async def late_write(reply: Reply) -> None:
+        await asyncio.sleep(delays.response_s)
+        await write(reply)
+
+    return await _not_cancelled_for(delays.cancellation_s, call(late_messages(), late_write, context))
+
+
+async def _not_cancelled_for(delay_s: float, call: Awaitable[T]) -> T:
+    """Await a call that hears so much later that it is cancelled."""
+    running = asyncio.ensure_future(call)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        asyncio.get_running_loop().call_later(delay_s, running.cancel)
+        raise

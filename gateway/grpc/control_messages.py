@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from charonia.errors import InvalidArgument
+from charonia.errors import InvalidArgument, Unsupported
 from charonia.log_lines import FORMATS
 from gateway.control.log_settings import TYPES, LogSwitches
 from gateway.handler import (
@@ -62,6 +62,8 @@ def model_statistics(statistics: list[ModelStatistics]) -> pb.ModelStatisticsRes
             _duration(row.compute_input, batch.compute_input)
             _duration(row.compute_infer, batch.compute_infer)
             _duration(row.compute_output, batch.compute_output)
+        for memory in one.memory:
+            target.memory_usage.add(type=memory.kind, id=memory.device_id, byte_size=memory.size_bytes)
     return message
 
 
@@ -78,6 +80,12 @@ def repository_index(entries: list[ModelIndexEntry]) -> pb.RepositoryIndexRespon
     for entry in entries:
         message.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
     return message
+
+
+def check_repository(name: str) -> None:
+    """Raises `Unsupported` for a repository by name."""
+    if name:
+        raise Unsupported("'repository_name' specification is not supported")
 
 
 def read_load(message: pb.RepositoryModelLoadRequest) -> tuple[str | None, dict[str, bytes]]:

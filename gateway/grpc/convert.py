@@ -29,7 +29,7 @@ from gateway.requests.request_rules import (
 )
 from protos import grpc_service_pb2 as pb
 
-from .calling import LargeReply
+from .calling import LargeReply, Reply
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
@@ -264,7 +264,7 @@ class ResponseEncoder:
         """A serialised `ModelInferResponse` (G7, G19). Raises H19's errors for a classification that cannot be."""
         return b"".join(self._parts(response, classes, served))
 
-    def reply(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> bytes | LargeReply:
+    def reply(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> Reply:
         """As `encode`; large tensors are not copied."""
         parts = self._parts(response, classes, served)
         if max(map(len, parts)) < _LARGE_BYTES:
@@ -297,10 +297,13 @@ class ResponseEncoder:
         return found
 
 
-def stream_answer(reply: bytes, *, final: bool = True) -> bytes:
+def stream_answer(reply: Reply, *, final: bool = True) -> Reply:
     """A serialised `ModelStreamInferResponse` of a serialised reply, which is its request's last or not (G8, G24)."""
     flag = _FINAL if final else _NOT_FINAL
-    return b"".join((TAG_INFER_RESPONSE, varint(len(reply) + len(flag)), reply, flag))
+    before = TAG_INFER_RESPONSE + varint(len(reply) + len(flag))
+    if isinstance(reply, bytes):
+        return b"".join((before, reply, flag))
+    return LargeReply((before, *reply.parts, flag))
 
 
 def stream_error(message: str, request: pb.ModelInferRequest) -> bytes:

@@ -17,8 +17,8 @@ class NoEnvelope(ValueError):
     """The message is cut short or malformed; protobuf has the words for it."""
 
 
-def split(message: memoryview, max_fields: int = 10_000) -> tuple[bytes, list[memoryview]]:
-    """A serialised message without its raw tensors, and those in order.
+def split(message: memoryview, max_fields: int = 10_000) -> tuple[list[memoryview], list[memoryview]]:
+    """The parts of a serialised message without its raw tensors, and those in order.
 
     Raises `NoEnvelope`, also for more fields than `max_fields`: going through them by hand would take too long.
     """
@@ -36,7 +36,7 @@ def split(message: memoryview, max_fields: int = 10_000) -> tuple[bytes, list[me
         else:
             rest.append(message[at:end])
         at = end
-    return b"".join(rest), raw
+    return rest, raw
 
 
 def raw_at(begin: Buffer) -> int:

@@ -17,7 +17,7 @@ from gateway.handler import Handler
 from gateway.listening import bound, listen_unix
 from gateway.tls import ChangingFiles, certificates
 
-from .calling import LargeReply, Methods, Streaming, Unary
+from .calling import Methods, Reply, Streaming, Unary
 from .servicer import Servicer
 
 _log = logging.getLogger(__name__)
@@ -129,10 +129,8 @@ def _handlers(methods: Methods) -> tuple[Any, ...]:
 def _unary(method: Unary) -> Any:
     async def handle(data: bytes, context: Any) -> bytes:
         reply = await method.call(data, context)
-        if isinstance(reply, bytes):
-            return reply
-        if isinstance(reply, LargeReply):
-            return reply.joined()
+        if not isinstance(reply, tuple):
+            return reply if isinstance(reply, bytes) else b"".join(reply.parts)
         # abort's exception ends in a cycle with the context, and so would all that this frame holds
         data = b""
         code, details, metadata = reply
@@ -144,9 +142,9 @@ def _unary(method: Unary) -> Any:
 
 def _streaming(method: Streaming) -> Any:
     async def handle(messages: AsyncIterator[bytes], context: Any) -> None:
-        async def write(data: bytes) -> None:
+        async def write(reply: Reply) -> None:
             try:
-                await context.write(data)
+                await context.write(reply if isinstance(reply, bytes) else b"".join(reply.parts))
             except grpc.aio.BaseError:  # the client left: its stream is cancelled, which may only be noticed later
                 raise asyncio.CancelledError from None
 

@@ -21,6 +21,7 @@ from gateway.requests.large_tensors import classify_large
 from gateway.requests.preferences import HEADERS, MAX_WAIT_S, PARAMETERS, add_word
 from protos import grpc_service_pb2 as pb
 
+from .calling import Reply
 from .convert import EMPTY_FINAL, Classes, ResponseEncoder, stream_answer, stream_error, write_parameters
 
 JOB_ID = "charonia_job_id"
@@ -70,7 +71,7 @@ class JobCalls:
         caller: Caller,
         call_deadline_ns: int,
         only_later: str = "",
-    ) -> bytes:
+    ) -> Reply:
         """The serialised answer, or the description of the job that will have it."""
         answer = await self._deferral.answer(
             request,
@@ -104,16 +105,17 @@ class JobCalls:
             call_deadline_ns=call_deadline_ns,
         )
 
-    async def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> bytes:
+    async def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> Reply:
+        """The serialised response, large outputs classified elsewhere."""
         if classes:
             response, left = await classify_large(self._handler.offload, response, classes, served)
             classes = dict(left)
-        return self._encoder.encode(response, classes, served)
+        return self._encoder.reply(response, classes, served)
 
     def describe(self, accepted: Accepted, request_id: str, version: int) -> bytes:
         return _accepted(accepted.receipt, accepted.state, request_id, version)
 
-    async def follow(self, message: pb.ModelInferRequest, caller: Caller) -> AsyncGenerator[bytes]:
+    async def follow(self, message: pb.ModelInferRequest, caller: Caller) -> AsyncGenerator[Reply]:
         """The answers of a stream to a request for a job: all responses of one that may have several, as they come.
 
         Those after `charonia_after_index` when that is given. Any other job is fetched as by a unary call.
@@ -137,7 +139,7 @@ class JobCalls:
                     response.parameters |= placed(response)
                     yield stream_answer(await self.encode(response, classes, served), final=response.final)
 
-    async def fetch(self, message: pb.ModelInferRequest, caller: Caller) -> bytes:
+    async def fetch(self, message: pb.ModelInferRequest, caller: Caller) -> Reply:
         """The serialised result of the job that is asked for, or its state while it has none.
 
         Raises the job's error, `NotFound`, and `InvalidArgument` for a request that asks for more than a job.

@@ -6,7 +6,7 @@ Protobuf parses typed contents into one object for each element, and keeps the i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,8 +16,10 @@ from charonia.errors import CharoniaError, ErrorCode, InvalidArgument
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload, Task
 from charonia.tensors import Buffer
 from gateway.requests.large_tensors import check_elements, complaint
+from gateway.requests.request_rules import check_rest
 from protos import grpc_service_pb2 as pb
 
+from .control_messages import check_repository, read_load
 from .convert import infer_request, parse
 from .envelope import NoEnvelope, split
 
@@ -52,21 +54,21 @@ async def read_large(offload: Offload, data: bytes | memoryview) -> LargeMessage
 
     Raises where nothing of the message can be read.
     """
-    raw: Sequence[Buffer] = ()
     size = len(data)
     try:
-        data, raw = split(memoryview(data), _MAX_MEMBERS)
+        rest, raw = split(memoryview(data), _MAX_MEMBERS)
     except NoEnvelope:
-        pass
-    if len(data) > OFF_LOOP_BYTES:
-        (failure, elements), buffers = await offload.run(Task(f"{__name__}:read", len(raw), (data,)))
+        rest, raw = [memoryview(data)], []
+    del data
+    if sum(map(len, rest)) > OFF_LOOP_BYTES:
+        (failure, elements), buffers = await offload.run(Task(f"{__name__}:read", len(raw), rest))
         message = parse(pb.ModelInferRequest, buffers[0])
         if failure is not None:
             return LargeMessage(message, (), size, CharoniaError.of(ErrorCode(failure[0]), failure[1]))
         if not raw:
             return LargeMessage(message, CountedTensors(buffers[1:], elements), size)
     else:
-        message = parse(pb.ModelInferRequest, data)
+        message = parse(pb.ModelInferRequest, b"".join(rest))
     try:
         request, _ = infer_request(message, raw=raw)
     except CharoniaError:  # said when it is read for its model
@@ -81,7 +83,7 @@ def read(split_off: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffe
 
     `split_off` raw tensors were found before: then the message must have no contents, and is only read.
     """
-    message = parse(pb.ModelInferRequest, buffers[0])
+    message = parse(pb.ModelInferRequest, b"".join(buffers))
     if len(message.inputs) + len(message.outputs) + len(message.parameters) > _MAX_MEMBERS:
         raise InvalidArgument(f"request has more than {_MAX_MEMBERS} inputs, outputs and parameters")
     raw: list[Buffer] = [b""] * split_off or list(message.raw_input_contents)
@@ -102,18 +104,43 @@ def read(split_off: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffe
     for item in message.inputs:
         item.ClearField("contents")
     message.ClearField("raw_input_contents")
-    return [failure, elements], (message.SerializeToString(), *(tensor.data for tensor in tensors))
+    rest = message.SerializeToString()
+    check_rest(len(rest))
+    return [failure, elements], (rest, *(tensor.data for tensor in tensors))
 
 
-async def read_ahead(offload: Offload, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes | LargeMessage]:
-    """The messages of a stream, large ones read; those behind one that is being read wait, and its sender with them."""
-    async for data in messages:
-        if len(data) <= OFF_LOOP_BYTES:
-            yield data
-            continue
-        try:
-            large = await read_large(offload, data)
-        except CharoniaError as error:
-            large = LargeMessage(pb.ModelInferRequest(), (), len(data), error)
-        yield large
-        del data, large
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a `RepositoryModelLoadRequest` asks for."""
+
+    model: str
+    config: str | None
+    files: Mapping[str, Buffer]
+
+
+def load_of(data: Buffer) -> Load:
+    """Raises `InvalidArgument` with G12's texts, and `Unsupported` for a repository by name."""
+    message = parse(pb.RepositoryModelLoadRequest, bytes(data))
+    check_repository(message.repository_name)
+    return Load(message.model_name, *read_load(message))
+
+
+async def read_large_load(offload: Offload, data: Buffer) -> Load:
+    """As `load_of`; the files are views of memory."""
+    note, buffers = await offload.run(Task(f"{__name__}:take_load", None, (data,)))
+    model, config, names = note
+    return Load(model, config, dict(zip(names, buffers, strict=True)))
+
+
+def take_load(_note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
+    """In a worker."""
+    load = load_of(buffers[0])
+    return [load.model, load.config, list(load.files)], list(load.files.values())
+
+
+async def read_ahead(offload: Offload, data: bytes | memoryview) -> LargeMessage:
+    """A large message of a stream; one of which nothing can be read is answered like others that are wrong."""
+    try:
+        return await read_large(offload, data)
+    except CharoniaError as error:
+        return LargeMessage(pb.ModelInferRequest(), (), len(data), error)

@@ -49,7 +49,9 @@ class RegionCalls:
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def _register_cuda(self, message: pb.CudaSharedMemoryRegisterRequest, tenant: str) -> Any:
-        self._regions.register_cuda(message.name, tenant)
+        await self._regions.register_cuda(
+            message.name, message.raw_handle, message.device_id, message.byte_size, tenant
+        )
         return pb.CudaSharedMemoryRegisterResponse()
 
     async def _unregister_system(self, message: pb.SystemSharedMemoryUnregisterRequest, tenant: str) -> Any:

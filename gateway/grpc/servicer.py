@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
-from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.inference import LATEST_VERSION, InferenceRequest, Parameters
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
@@ -29,10 +29,24 @@ from protos import grpc_service_pb2 as pb
 from protos import health
 
 from . import control_messages as control
-from .calling import Context, LargeReply, Methods, Streaming, Unary, Write, headers_of, metadata_of
+from .calling import (
+    USUAL,
+    Context,
+    Methods,
+    Reply,
+    Standing,
+    Streaming,
+    Unary,
+    Write,
+    delayed,
+    headers_of,
+    metadata_of,
+    raw_headers,
+    too_large,
+)
 from .convert import Classes, ResponseEncoder, infer_request, parse
 from .job_calls import JobCalls, asks_for_job, words_of_metadata, words_of_parameters
-from .large_messages import CountedTensors, read_ahead, read_large
+from .large_messages import CountedTensors, LargeMessage, load_of, read_ahead, read_large, read_large_load
 from .region_calls import RegionCall, RegionCalls
 from .standard_services import StandardServices
 from .statuses import INTERNAL, Refusal, Status, refusal
@@ -51,7 +65,7 @@ _LEARNT_BYTES = 32_768
 class Learner(Protocol):
     """What recognises messages by their bytes."""
 
-    def learn(self, data: bytes, message: pb.ModelInferRequest) -> None: ...
+    def learn(self, data: bytes, message: pb.ModelInferRequest, standing: Standing) -> None: ...
 
 
 _OURS: Refusal = (Status.INTERNAL, INTERNAL, ())
@@ -60,8 +74,10 @@ _OURS: Refusal = (Status.INTERNAL, INTERNAL, ())
 class Servicer:
     """One gRPC front's calls. Raises `StartupError` for header options that make no sense."""
 
-    def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
+    def __init__(self, settings: GatewaySettings, handler: Handler, more: tuple[str, ...] = ()) -> None:
+        """`more` are services that the server has beside these, for reflection."""
         self._handler = handler
+        self._more = more
         # stock clients send one call at a time, and grpcio delivers one at a time (docs/adr/0003)
         self.flush_interval_s = settings.grpc_flush_interval_us / 1e6
         self.encoder = ResponseEncoder()
@@ -76,26 +92,26 @@ class Servicer:
             word="protocol",
             header_prefix="triton-grpc-protocol-",
         )
+        self._delays = settings.grpc_delays
         self.draining = False
         self.lane: Learner | None = None
         """Shown the messages that went the full way."""
 
-    @property
-    def may_ride(self) -> bool:
-        """Whether calls can be told by their bytes alone: not where headers decide about each."""
-        return not (self._identifies or self._forwarding.any)
-
-    def says_nothing(self, metadata: Sequence[tuple[str, str | bytes]]) -> bool:
-        """Whether the metadata of a call has no word about delivery, and no restriction forbids the call."""
+    def standing(self, metadata: Iterable[tuple[str, str | bytes]]) -> Standing | None:
+        """What the metadata of an inference call means; None where it has words about delivery, or is refused."""
+        if words_of_metadata(metadata):
+            return None
+        if not (self._restrictions.any or self._identifies or self._forwarding.any):
+            return USUAL
+        forwarded: Parameters = {}
+        headers = raw_headers(metadata)
         try:
-            if self._restrictions.any:
-                headers = [
-                    (n.encode("latin-1", "replace"), v if isinstance(v, bytes) else v.encode()) for n, v in metadata
-                ]
-                self._restrictions.check("inference", headers)
+            self._restrictions.check("inference", headers)
+            tenant = self._handler.identify(headers).tenant
+            self._forwarding.forward(headers, forwarded)
         except CharoniaError:
-            return False
-        return not words_of_metadata(metadata)
+            return None
+        return Standing(tenant, tuple(forwarded.items())) if tenant or forwarded else USUAL
 
     def methods(self) -> Methods:
         """What a server of gRPC serves."""
@@ -103,7 +119,8 @@ class Servicer:
         prefix = f"/{SERVICE}/"
         methods: Methods = {
             prefix + "ModelInfer": Unary(self._model_infer, takes_views=True),
-            prefix + "ModelStreamInfer": Streaming(self._model_stream_infer),
+            prefix + "ModelStreamInfer": Streaming(self._model_stream_infer, takes_views=True),
+            prefix + "RepositoryModelLoad": Unary(self._load, takes_views=True),
         }
         calls = {name: (group, _of_anyone(call)) for name, (group, call) in self._control_calls().items()}
         for name, region_call in self._regions.calls().items():
@@ -117,17 +134,17 @@ class Servicer:
             )
         check = self._unary("health", _parse_health, _of_anyone(self._health_check), health.serialize_response)
         methods[f"/{health.SERVICE_NAME}/Check"] = check
-        standard = StandardServices((SERVICE,), self._status, lambda: self.draining, self._allow)
-        return methods | standard.methods()
+        standard = StandardServices((SERVICE, *self._more), self._status, lambda: self.draining, self.allow)
+        return delayed(methods | standard.methods(), self._delays, SERVICE)
 
-    def _allow(self, group: str, context: Context) -> None:
+    def allow(self, group: str, context: Context) -> None:
         """Raise what a caller without the key of a restricted group is told."""
         if self._restrictions.any:
             self._restrictions.check(group, headers_of(context))
 
     # -- inference ----------------------------------------------------------------------------------------------------
 
-    async def _model_infer(self, data: bytes | memoryview, context: Context) -> bytes | LargeReply | Refusal:
+    async def _model_infer(self, data: bytes | memoryview, context: Context) -> Reply | Refusal:
         try:
             if self._restrictions.any:
                 self._restrictions.check("inference", headers_of(context))
@@ -145,10 +162,12 @@ class Servicer:
             learnt = data if self.lane is not None and isinstance(data, bytes) and len(data) <= _LEARNT_BYTES else None
             del data  # it may be large, and the answer long in coming
             if came_ns:
-                return await self._answer_traced(call, context, metadata, came_ns, raw)
+                return await self.infer_traced(call, context, metadata, came_ns, raw)
             reply = await self._answer(call, context, metadata, None, raw)
             if learnt is not None and self.lane is not None:
-                self.lane.learn(learnt, call)
+                standing = self.standing(metadata)
+                if standing is not None:
+                    self.lane.learn(learnt, call, standing)
             return reply
         except CharoniaError as error:
             return refusal(error)
@@ -163,10 +182,9 @@ class Servicer:
         metadata: Iterable[tuple[str, str | bytes]] = (),
         trace: Trace | None = None,
         raw: Sequence[Buffer] = (),
-    ) -> bytes:
+    ) -> Reply:
         """The serialised reply to a request of a stream."""
-        reply = await self._answer(message, context, metadata, trace, raw)
-        return reply if isinstance(reply, bytes) else reply.joined()
+        return await self._answer(message, context, metadata, trace, raw)
 
     async def _answer(
         self,
@@ -175,7 +193,7 @@ class Servicer:
         metadata: Iterable[tuple[str, str | bytes]],
         trace: Trace | None,
         raw: Sequence[Buffer] = (),
-    ) -> bytes | LargeReply:
+    ) -> Reply:
         """The serialised reply. `metadata` may hold words about delivery: that of a stream says nothing about one of
         its requests. `raw` are the request's raw tensors when they are not in the message.
         """
@@ -208,19 +226,8 @@ class Servicer:
         metadata: Iterable[tuple[str, str | bytes]],
         came_ns: int,
         raw: Sequence[Buffer] = (),
-    ) -> bytes:
+    ) -> Reply:
         """As `infer`; the request, which came at `came_ns`, may be one that is traced."""
-        reply = await self._answer_traced(message, context, metadata, came_ns, raw)
-        return reply if isinstance(reply, bytes) else reply.joined()
-
-    async def _answer_traced(
-        self,
-        message: pb.ModelInferRequest,
-        context: Context,
-        metadata: Iterable[tuple[str, str | bytes]],
-        came_ns: int,
-        raw: Sequence[Buffer] = (),
-    ) -> bytes | LargeReply:
         assert self._tracer is not None
         trace = begin_trace(self._tracer, message.model_name, metadata_of(context), came_ns)
         if trace is None:
@@ -249,7 +256,7 @@ class Servicer:
         return request, classes, deadline_ns
 
     async def _model_stream_infer(
-        self, messages: AsyncIterator[bytes], write: Write, context: Context
+        self, messages: AsyncIterator[bytes | memoryview], write: Write, context: Context
     ) -> Refusal | None:
         """Each request on its own, errors in-band (G22-G25)."""
         if self.draining:
@@ -258,7 +265,8 @@ class Servicer:
         try:
             if self._restrictions.any:
                 self._restrictions.check("inference", headers_of(context))
-            error = await AnswerStream(calls.answer, write).run(read_ahead(self._handler.offload, messages))
+            read = partial(read_ahead, self._handler.offload)
+            error = await AnswerStream[bytes | LargeMessage](calls.answer, write, read_large=read).run(messages)
         except CharoniaError as known:
             error = known
         except Exception:
@@ -275,20 +283,27 @@ class Servicer:
         call: Callable[[Any, Context], Awaitable[Any]],
         serialize: Callable[[Any], bytes],
     ) -> Unary:
-        """A control call with its restriction and its errors."""
+        """A control call with its restriction and its errors; it is read in the event loop, so it must not be large."""
 
         async def answer(data: bytes | memoryview, context: Context) -> bytes | Refusal:
-            try:
-                if self._restrictions.any:
-                    self._restrictions.check(group, headers_of(context))
-                return serialize(await call(parse(bytes(data)), context))
-            except CharoniaError as error:
-                return refusal(error)
-            except Exception:
-                _log.exception("a control call failed")
-                return _OURS
+            if len(data) > OFF_LOOP_BYTES:
+                return Status.RESOURCE_EXHAUSTED, too_large(len(data), OFF_LOOP_BYTES), ()
+            return await self._controlled(group, context, lambda: call(parse(bytes(data)), context), serialize)
 
-        return Unary(answer)
+        return Unary(answer, largest_bytes=OFF_LOOP_BYTES)
+
+    async def _controlled(
+        self, group: str, context: Context, call: Callable[[], Awaitable[Any]], serialize: Callable[[Any], bytes]
+    ) -> bytes | Refusal:
+        try:
+            if self._restrictions.any:
+                self._restrictions.check(group, headers_of(context))
+            return serialize(await call())
+        except CharoniaError as error:
+            return refusal(error)
+        except Exception:
+            _log.exception("a control call failed")
+            return _OURS
 
     def _of_tenant(self, call: RegionCall) -> Callable[[Any, Context], Awaitable[Any]]:
         """A call that is answered by what its tenant has."""
@@ -310,7 +325,6 @@ class Servicer:
             "ModelConfig": ("model-config", self._model_config),
             "ModelStatistics": ("statistics", self._model_statistics),
             "RepositoryIndex": ("model-repository", self._repository_index),
-            "RepositoryModelLoad": ("model-repository", self._load),
             "RepositoryModelUnload": ("model-repository", self._unload),
             "TraceSetting": ("trace", self._trace_setting),
             "LogSettings": ("logging", self._log_settings),
@@ -345,17 +359,21 @@ class Servicer:
         return control.model_statistics(await self._handler.statistics(message.name, message.version))
 
     async def _repository_index(self, message: pb.RepositoryIndexRequest) -> pb.RepositoryIndexResponse:
-        _check_repository(message.repository_name)
+        control.check_repository(message.repository_name)
         return control.repository_index(self._handler.repository_index(ready=message.ready))
 
-    async def _load(self, message: pb.RepositoryModelLoadRequest) -> pb.RepositoryModelLoadResponse:
-        _check_repository(message.repository_name)
-        config, files = control.read_load(message)
-        await self._handler.load_model(message.model_name, config, files)
-        return pb.RepositoryModelLoadResponse()
+    async def _load(self, data: bytes | memoryview, context: Context) -> bytes | Refusal:
+        async def load() -> pb.RepositoryModelLoadResponse:
+            large = len(data) > OFF_LOOP_BYTES
+            asked = await read_large_load(self._handler.offload, data) if large else load_of(data)
+            await self._handler.load_model(asked.model, asked.config, asked.files)
+            return pb.RepositoryModelLoadResponse()
+
+        serialize = pb.RepositoryModelLoadResponse.SerializeToString
+        return await self._controlled("model-repository", context, load, serialize)
 
     async def _unload(self, message: pb.RepositoryModelUnloadRequest) -> pb.RepositoryModelUnloadResponse:
-        _check_repository(message.repository_name)
+        control.check_repository(message.repository_name)
         dependents = control.read_unload(message)
         await self._handler.unload_model(message.model_name, unload_dependents=dependents)
         return pb.RepositoryModelUnloadResponse()
@@ -385,8 +403,3 @@ def _parse_health(data: bytes) -> str:
         return health.parse_request(data)
     except ValueError as error:
         raise InternalError(str(error)) from None
-
-
-def _check_repository(name: str) -> None:
-    if name:
-        raise Unsupported("'repository_name' specification is not supported")

@@ -11,9 +11,10 @@ from google.protobuf import descriptor_pool
 from google.protobuf.message import DecodeError
 
 from charonia.errors import CharoniaError
+from charonia.offload.pool import OFF_LOOP_BYTES
 from protos import health
 
-from .calling import Context, Methods, Streaming, Unary, Write
+from .calling import Context, Methods, Streaming, Write
 from .statuses import INTERNAL, Refusal, Status, refusal
 from .stream_calls import SHUTTING_DOWN
 
@@ -24,6 +25,9 @@ _LOOK_S = 0.25
 
 REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
 """The two names of one protocol: their messages have the same bytes."""
+
+CHANNELZ = "grpc.channelz.v1.Channelz"
+"""Served by the native front alone (`native.channelz`)."""
 
 
 class StandardServices:
@@ -39,16 +43,18 @@ class StandardServices:
         self._allow = allow
 
     def methods(self) -> Methods:
-        found: dict[str, Unary | Streaming] = {f"/{health.SERVICE_NAME}/Watch": Streaming(self._watch)}
-        found |= {f"/{name}/ServerReflectionInfo": Streaming(self._reflect) for name in REFLECTION}
-        return found
+        calls = {f"/{health.SERVICE_NAME}/Watch": self._watch}
+        calls |= {f"/{name}/ServerReflectionInfo": self._reflect for name in REFLECTION}
+        return {path: Streaming(call, largest_bytes=OFF_LOOP_BYTES) for path, call in calls.items()}
 
-    async def _watch(self, messages: AsyncIterator[bytes], write: Write, context: Context) -> Refusal | None:
+    async def _watch(
+        self, messages: AsyncIterator[bytes | memoryview], write: Write, context: Context
+    ) -> Refusal | None:
         """Send the status now and whenever it changes, until the client leaves or the server stops."""
         try:
             self._allow("health", context)
             async for message in messages:
-                health.parse_request(message)
+                health.parse_request(bytes(message))
                 break
             else:
                 return Status.INVALID_ARGUMENT, "a HealthCheckRequest is missing", ()
@@ -66,7 +72,9 @@ class StandardServices:
                 return Status.UNAVAILABLE, SHUTTING_DOWN, ()
             await asyncio.sleep(_LOOK_S)
 
-    async def _reflect(self, messages: AsyncIterator[bytes], write: Write, context: Context) -> Refusal | None:
+    async def _reflect(
+        self, messages: AsyncIterator[bytes | memoryview], write: Write, context: Context
+    ) -> Refusal | None:
         """Describe the services and their messages, one answer for each request."""
         try:
             self._allow("metadata", context)
@@ -74,7 +82,7 @@ class StandardServices:
             async for message in messages:
                 if self._is_draining():
                     return Status.UNAVAILABLE, SHUTTING_DOWN, ()
-                await write(_described(servicers, message))
+                await write(_described(servicers, bytes(message)))
         except CharoniaError as error:
             return refusal(error)
         except DecodeError:
@@ -88,6 +96,9 @@ class StandardServices:
 def _servicers(services: tuple[str, ...]) -> list[Any]:
     """One for each pool of descriptions: messages of health have one of their own."""
     from grpc_reflection.v1alpha.reflection import ReflectionServicer  # imports grpcio, which few gateways need
+
+    if CHANNELZ in services:
+        import grpc_channelz.v1.channelz_pb2  # noqa: F401  (describes itself)
 
     names = (*services, health.SERVICE_NAME, *REFLECTION)
     return [ReflectionServicer(names, pool) for pool in (descriptor_pool.Default(), health.POOL)]

@@ -18,6 +18,7 @@ from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable
 from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.tensors import Buffer
 from gateway.deferral import Accepted
 from gateway.handler import Handler
@@ -26,7 +27,7 @@ from gateway.requests.request_rules import earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 
-from .calling import Context, headers_of, metadata_of
+from .calling import Context, Reply, Write, headers_of, metadata_of
 from .convert import EMPTY_FINAL, Classes, ResponseEncoder, parse, stream_answer, stream_error
 from .job_calls import JobCalls, asks_for_job, placed, words_of_parameters
 from .large_messages import LargeMessage
@@ -52,7 +53,7 @@ class Inferring(Protocol):
     encoder: ResponseEncoder
     flush_interval_s: float
 
-    async def infer(self, message: pb.ModelInferRequest, context: Context, *, raw: Sequence[Buffer] = ()) -> bytes: ...
+    async def infer(self, message: pb.ModelInferRequest, context: Context, *, raw: Sequence[Buffer] = ()) -> Reply: ...
 
     async def infer_traced(
         self,
@@ -61,7 +62,7 @@ class Inferring(Protocol):
         metadata: Iterable[tuple[str, str | bytes]],
         came_ns: int,
         raw: Sequence[Buffer] = (),
-    ) -> bytes: ...
+    ) -> Reply: ...
 
     def read(
         self, message: pb.ModelInferRequest, served: ServedVersion, context: Context, raw: Sequence[Buffer] = ()
@@ -127,7 +128,7 @@ class StreamCalls:
 
     async def _responses(
         self, message: pb.ModelInferRequest, served: ServedVersion, raw: Sequence[Buffer]
-    ) -> AsyncGenerator[bytes]:
+    ) -> AsyncGenerator[Reply]:
         """The answers of a decoupled model. A failed response is an answer, a failure of the request is raised."""
         caller = self._caller()
         request, classes, deadline_ns = self._front.read(message, served, self._context, raw)
@@ -157,7 +158,11 @@ class StreamCalls:
                 elif empty_final or not response.is_flag:
                     if words:
                         response.parameters |= placed(response)
-                    yield stream_answer(await self._jobs.encode(response, classes, served), final=response.final)
+                    if classes:
+                        encoded = await self._jobs.encode(response, classes, served)
+                    else:
+                        encoded = self._front.encoder.encode(response, classes, served)
+                    yield stream_answer(encoded, final=response.final)
                 del response  # the next one may be long in coming
 
     def _is_traced(self) -> bool:
@@ -196,7 +201,7 @@ class StreamCalls:
             if self._last.get(row) is done:
                 del self._last[row]
 
-    async def _told(self, about: pb.ModelInferRequest, answers: AsyncGenerator[bytes]) -> AsyncGenerator[Answer]:
+    async def _told(self, about: pb.ModelInferRequest, answers: AsyncGenerator[Reply]) -> AsyncGenerator[Answer]:
         """The answers, and what is raised as the last one."""
         error: CharoniaError
         try:
@@ -238,7 +243,7 @@ MAX_OPEN_REQUESTS = 256
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Of requests that run and of answers that wait; one larger than this is still served, alone."""
 
-Answer = bytes | CharoniaError
+Answer = Reply | CharoniaError
 """A message, or the error that ends the stream."""
 
 Answering = Coroutine[Any, Any, Answer] | AsyncGenerator[Answer]
@@ -263,19 +268,23 @@ class _Open:
 class AnswerStream(Generic[Message]):
     """`answer` takes a request message and raises nothing; an error among its answers ends the stream.
 
-    `write` sends an answer and returns when the transport took it.
+    `write` sends an answer and returns when the transport took it. Without `read_large` messages are what `answer`
+    takes. With it they are bytes: it makes of a large one what `answer` takes, while those behind it wait, and their
+    sender with them.
     """
 
     def __init__(
         self,
         answer: Callable[[Message], Answering],
-        write: Callable[[bytes], Awaitable[None]],
+        write: Write,
         *,
+        read_large: Callable[[Any], Awaitable[Message]] | None = None,
         max_open_requests: int = MAX_OPEN_REQUESTS,
         max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
         self._answer = answer
         self._write = write
+        self._read_large = read_large
         self._max_open_requests = max_open_requests
         self._max_held_bytes = max_held_bytes
         self._ordered: deque[tuple[_Open, asyncio.Task[Answer]]] = deque()
@@ -286,7 +295,7 @@ class AnswerStream(Generic[Message]):
         self._writing = asyncio.Lock()
         self._over: asyncio.Future[CharoniaError | None] = asyncio.get_running_loop().create_future()
 
-    async def run(self, messages: AsyncIterator[Message]) -> CharoniaError | None:
+    async def run(self, messages: AsyncIterator[Any]) -> CharoniaError | None:
         """Until all messages are answered, or the first returned error, which is given back.
 
         Whatever ends it (an error, a failure of `messages` or `write`, the caller's cancellation), no request of the
@@ -303,8 +312,10 @@ class AnswerStream(Generic[Message]):
             if reading.done() and not reading.cancelled():
                 reading.exception()  # seen, unless it was raised
 
-    async def _read(self, messages: AsyncIterator[Message]) -> None:
+    async def _read(self, messages: AsyncIterator[Any]) -> None:
         async for message in messages:
+            if self._read_large is not None:
+                message = await self._read_large(message) if len(message) > OFF_LOOP_BYTES else bytes(message)
             one = _Open(len(message))
             answering = self._answer(message)
             if isinstance(answering, AsyncGenerator):
@@ -344,7 +355,7 @@ class AnswerStream(Generic[Message]):
         if one.written or task.cancelled() or task.exception() is not None:
             return
         answer = task.result()
-        size = len(answer) if isinstance(answer, bytes) else 0
+        size = 0 if isinstance(answer, CharoniaError) else len(answer)
         self._held_bytes += size - one.size_bytes
         one.size_bytes = size
         self._room.set()

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from typing import Protocol
 
+from charonia.tensors import Buffer
+
 from .bodies import CLIENT_LEFT, AsgiApp, Message, Scope
 from .codec.response_codec import LargeReply, status_line
 
@@ -25,6 +27,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_BYTES = 65_536
 """Up to here copying a body behind its head is cheaper than a second write."""
 
+_SLICE_BYTES = 1 << 20
+"""So much is encrypted in 3 ms; of a larger body other connections have their turn in between."""
+
 _NO_NAME = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -33,13 +38,15 @@ class FlowControl:
     """Both ways, of one connection. `waiting` are the requests that wait for their turn; with `max_waiting` no more is
     read."""
 
-    __slots__ = ("_max_waiting", "_transport", "_waiting", "_writable", "read_paused", "write_paused")
+    __slots__ = ("_max_waiting", "_transport", "_waiting", "_writable", "encrypts", "read_paused", "write_paused")
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized, max_waiting: int) -> None:
         self._transport = transport
         self._waiting = waiting
         self._max_waiting = max_waiting
         self._writable = asyncio.Event()
+        self.encrypts = bool(transport.get_extra_info("sslcontext"))
+        """Writing costs time in proportion to the bytes, even what the connection does not take yet."""
         self.read_paused = False
         self.write_paused = False
 
@@ -67,6 +74,19 @@ class FlowControl:
         while self.write_paused:
             await self._writable.wait()
 
+    async def write(self, data: Buffer) -> None:
+        """Write data of any size, as the connection takes it."""
+        if not self.encrypts or len(data) <= _SLICE_BYTES:
+            self._transport.write(data)
+            return
+        view = memoryview(data)
+        for at in range(0, len(view), _SLICE_BYTES):
+            await self.drain()
+            if self._transport.is_closing():
+                return
+            self._transport.write(view[at : at + _SLICE_BYTES])
+            await asyncio.sleep(0)
+
 
 class Connection(Protocol):
     """What an exchange asks of its connection."""
@@ -76,6 +96,9 @@ class Connection(Protocol):
 
     def answered(self) -> None:
         """A response is complete."""
+
+    def leave(self) -> None:
+        """End the connection when what was written is sent."""
 
     def whole_request(self) -> bytes | None:
         """All bytes of the request that is served, if it came by itself and is not large."""
@@ -186,7 +209,10 @@ class Exchange:
         connection is to end), and the caller sends ASGI messages.
         """
         connection = self._connection
-        if connection.flow.write_paused or self.response_started or not self.keep_alive:
+        flow = connection.flow
+        if flow.write_paused or self.response_started or not self.keep_alive:
+            return False
+        if flow.encrypts and len(body) > _SLICE_BYTES:
             return False
         if self.disconnected:
             return True
@@ -213,7 +239,7 @@ class Exchange:
         if kind != expected:
             raise RuntimeError(f"expected ASGI message {expected!r}, got {kind!r}")
         if self.response_started:
-            self._send_body(message.get("body", b""), message.get("more_body", False))
+            await self._send_body(message.get("body", b""), message.get("more_body", False))
         else:
             self._send_head(message["status"], list(message.get("headers", [])))
 
@@ -222,10 +248,7 @@ class Exchange:
         self.expects_continue = False
         lines = [status_line(status)]
         says_close = False
-        for given, value in headers:
-            if _NO_NAME.search(given) or _NO_VALUE.search(value):
-                raise RuntimeError(f"invalid HTTP header {given!r}")
-            name = given.lower()
+        for name, value in map(checked_header, headers):
             if name == b"content-length" and self._chunked is None:
                 self._left_bytes = int(value)
                 self._chunked = False
@@ -244,29 +267,45 @@ class Exchange:
         lines.append(b"\r\n")
         self._connection.transport.write(b"".join(lines))
 
-    def _send_body(self, body: bytes, more_body: bool) -> None:
-        transport = self._connection.transport
+    async def _send_body(self, body: Buffer, more_body: bool) -> None:
+        transport, flow = self._connection.transport, self._connection.flow
         if self._is_head:
             self._left_bytes = 0
         elif self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            transport.write(data if more_body else data + b"0\r\n\r\n")
+            end = b"" if more_body else b"0\r\n\r\n"
+            if len(body) > _JOIN_BYTES:
+                transport.write(b"%x\r\n" % len(body))
+                await flow.write(body)
+                transport.write(b"\r\n" + end)
+            else:
+                transport.write((b"%x\r\n%b\r\n" % (len(body), bytes(body)) if body else b"") + end)
         else:
             if len(body) > self._left_bytes:
                 raise RuntimeError("response content longer than Content-Length")
             self._left_bytes -= len(body)
-            transport.write(body)
+            if body:
+                await flow.write(body)
+        if self.disconnected:
+            return
         if not more_body:
             if self._left_bytes:
                 raise RuntimeError("response content shorter than Content-Length")
             if not self.keep_alive:
-                transport.close()
+                self._connection.leave()
             self._complete()
 
     def _complete(self) -> None:
         self.response_complete = True
         self._news.set()
         self._connection.answered()
+
+
+def checked_header(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    """A header of a response, its name in lower case. Raises RuntimeError for one that would be more than one."""
+    name, value = header
+    if _NO_NAME.search(name) or _NO_VALUE.search(value):
+        raise RuntimeError(f"invalid HTTP header {name!r}")
+    return name.lower(), value
 
 
 Request = tuple[Exchange, Scope]

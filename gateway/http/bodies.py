@@ -9,12 +9,15 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from charonia.catalog.served import ServedVersion
+from charonia.errors import CharoniaError
 from charonia.inference import InferenceResponse
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
+from charonia.tensors import Buffer
 
 from .codec.compression import IDENTITY, compress, content_encoding, decompress
 from .codec.conversions import read_reply, reply_task
-from .codec.error_replies import Headers, HttpRefusal
+from .codec.error_replies import Headers, HttpRefusal, error_body
+from .codec.job_json import response_json
 from .codec.request_codec import json_too_large, parse_header_length, raw_too_large
 from .codec.response_codec import HEADER_LENGTH, LargeReply, ReplyForm, ResponseEncoder
 
@@ -23,6 +26,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+LimitText = Callable[[dict[bytes, bytes], int, int], str]
+"""The refusal of a body, by its headers, its size and the limit."""
 
 _INFLATED_IN_LOOP_BYTES = 2 * 1024
 """A body may become a thousand times this size: larger ones are for a thread, as zlib lets go of the interpreter."""
@@ -52,35 +57,65 @@ class ClientGone(Exception):
     """The client closed the connection; there is no one to answer."""
 
 
-def check_declared(headers: dict[bytes, bytes], limit_bytes: int) -> None:
-    """Raise a 400 `HttpRefusal` with H24's text when Content-Length announces more than the limit."""
+async def response_text(
+    offload: Offload, encoder: ResponseEncoder, response: InferenceResponse, form: ReplyForm, served: ServedVersion
+) -> tuple[Buffer, ...]:
+    """As `job_json.response_json`, in parts; a large one is written elsewhere."""
+    if sum(len(tensor.data) for tensor in response.outputs) <= CLASSED_BYTES:
+        return (response_json(response, form, served),)
+    try:
+        _, reply = await written(offload, encoder, response, form, served)
+    except CharoniaError as refused:  # what no JSON can carry
+        return (error_body(refused.message),)
+    return reply.parts if isinstance(reply, LargeReply) else (reply,)
+
+
+def too_large(headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) -> str:
+    """H24's text for the kind of body the headers announce."""
+    declared = headers.get(HEADER_LENGTH)
+    if declared is not None and parse_header_length(declared) == 0:
+        return raw_too_large(size_bytes, limit_bytes)
+    return json_too_large(size_bytes, limit_bytes)
+
+
+def too_large_for_control(_headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) -> str:
+    """The text for a request that has no tensors."""
+    return f"request body of {size_bytes} bytes exceeds the maximum of {limit_bytes} bytes at this endpoint"
+
+
+def check_declared(headers: dict[bytes, bytes], limit_bytes: int, text: LimitText = too_large) -> None:
+    """Raise a 400 `HttpRefusal` with this text when Content-Length announces more than the limit."""
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared[:20]) > limit_bytes:
         size = int(declared[:20])
-        raise HttpRefusal(400, _too_large(headers, size, limit_bytes), close=size > limit_bytes * _DISCARD_LIMIT_FACTOR)
+        raise HttpRefusal(400, text(headers, size, limit_bytes), close=size > limit_bytes * _DISCARD_LIMIT_FACTOR)
 
 
-async def read_body(message: Message, headers: dict[bytes, bytes], receive: Receive, limit_bytes: int) -> bytes:
+async def read_body(
+    message: Message, headers: dict[bytes, bytes], receive: Receive, limit_bytes: int, text: LimitText = too_large
+) -> bytes | memoryview:
     """The whole body, `message` being its first ASGI message; call `check_declared` before awaiting that.
 
-    Raises a 400 `HttpRefusal` with H24's text past the limit, `ClientGone` when the client leaves first.
+    Raises a 400 `HttpRefusal` with this text past the limit, `ClientGone` when the client leaves first.
     """
-    parts: list[bytes] = []
-    size = 0
+    whole: bytes | bytearray = b""
     while True:
         if message["type"] == "http.disconnect":
             raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit_bytes:
-            raise HttpRefusal(400, _too_large(headers, size, limit_bytes), close=True)
-        parts.append(part)
+        part: bytes = message.get("body", b"")
+        if len(whole) + len(part) > limit_bytes:
+            raise HttpRefusal(400, text(headers, len(whole) + len(part), limit_bytes), close=True)
+        if not message.get("more_body", False) and not whole:
+            return part
+        if not isinstance(whole, bytearray):
+            whole = bytearray()
+        whole += part  # it grows in place: joining parts in the end would copy them all at once
         if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return memoryview(whole) if len(whole) > OFF_LOOP_BYTES else bytes(whole)
         message = await receive()
 
 
-async def inflate(offload: Offload, declared: bytes, body: bytes, limit_bytes: int) -> bytes:
+async def inflate(offload: Offload, declared: bytes, body: bytes | memoryview, limit_bytes: int) -> bytes | memoryview:
     """The body without its Content-Encoding `declared`. Raises as `content_encoding`, `decompress` and `Offload`."""
     encoding = content_encoding(declared)
     if encoding == IDENTITY:
@@ -92,9 +127,10 @@ async def inflate(offload: Offload, declared: bytes, body: bytes, limit_bytes: i
 
 async def deflate(offload: Offload, encoding: str, body: bytes | LargeReply) -> bytes:
     """The reply body in `encoding`."""
+    parts = body.parts if isinstance(body, LargeReply) else (body,)
     if len(body) <= _DEFLATED_IN_LOOP_BYTES:
-        return compress(encoding, _joined(body))
-    return await offload.in_thread(len(body), lambda: compress(encoding, _joined(body)), may_refuse=False)
+        return compress(encoding, parts)
+    return await offload.in_thread(len(body), compress, encoding, parts, may_refuse=False)
 
 
 async def written(
@@ -108,19 +144,7 @@ async def written(
     return read_reply(await offload.run(reply_task(response, form, served), may_refuse=False))
 
 
-def _joined(body: bytes | LargeReply) -> bytes:
-    return body.joined() if isinstance(body, LargeReply) else body
-
-
-def _too_large(headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) -> str:
-    """H24's text for the kind of body the headers announce."""
-    declared = headers.get(HEADER_LENGTH)
-    if declared is not None and parse_header_length(declared) == 0:
-        return raw_too_large(size_bytes, limit_bytes)
-    return json_too_large(size_bytes, limit_bytes)
-
-
-async def reply_whole(send: Send, status: int, headers: Headers, body: bytes) -> None:
+async def reply_whole(send: Send, status: int, headers: Headers, body: bytes | LargeReply) -> None:
     """Send a response that is there as a whole."""
     await send(
         {
@@ -129,4 +153,8 @@ async def reply_whole(send: Send, status: int, headers: Headers, body: bytes) ->
             "headers": [*headers, (b"content-length", b"%d" % len(body))],
         }
     )
+    if isinstance(body, LargeReply):
+        for part in body.parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        body = b""
     await send({"type": "http.response.body", "body": body})

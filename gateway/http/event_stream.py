@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from starlette.responses import Response
 
 from charonia.errors import CharoniaError
 from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceResponse
+from charonia.tensors import Buffer
 
 from .bodies import Receive, Scope, Send
 from .codec.job_json import EventWriter
@@ -31,13 +32,17 @@ Happening = JobEvent | InferenceResponse
 logger = logging.getLogger("charonia.gateway.http")
 
 
+_ONE_CHUNK_BYTES = 8 << 20
+
+
 class EventStream(Response):
-    """Streams `events` until they end; `closed` is called once, whatever ends it."""
+    """Streams `events` until they end; `text` gives a response as JSON, `closed` is called once, whatever ends it."""
 
     def __init__(
         self,
         events: AsyncIterator[Happening],
         writer: EventWriter,
+        text: Callable[[InferenceResponse], Awaitable[Sequence[Buffer]]],
         closed: Callable[[], None],
         *,
         heartbeat_s: float,
@@ -48,6 +53,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._writer = writer
+        self._text = text
         self._closed = closed
         self._heartbeat_s = heartbeat_s
 
@@ -66,7 +72,11 @@ class EventStream(Response):
                 coming = None
                 if event is None:
                     break
-                await _write(send, self._writer.write(event))
+                if isinstance(event, JobEvent):
+                    await _write(send, self._writer.event(event))
+                    continue
+                for part in in_chunks(self._writer.response(event, () if event.is_flag else await self._text(event))):
+                    await _write(send, part)
         except CharoniaError as error:
             # headers are out: ending without a last event makes the reader come again, to another gateway perhaps
             logger.info("an event stream ended early: %s", error.message)
@@ -95,5 +105,10 @@ class EventStream(Response):
         self._closed()
 
 
-async def _write(send: Send, data: bytes) -> None:
+def in_chunks(parts: Sequence[Buffer]) -> Sequence[Buffer]:
+    """The parts of an event as chunks: one, as readers that do not look for its end expect, if copying it is quick."""
+    return (b"".join(parts),) if sum(map(len, parts)) <= _ONE_CHUNK_BYTES else parts
+
+
+async def _write(send: Send, data: Buffer) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": True})

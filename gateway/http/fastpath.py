@@ -8,11 +8,13 @@ second, so it is loaded by the first request that needs it. Body bounds and comp
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable
 
 from charonia import failpoints
 from charonia.catalog.served import ServedVersion
-from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable, Unsupported
+from charonia.errors import SERVER_EXITING, CharoniaError, Unauthenticated, Unavailable, Unsupported
 from charonia.inference import InferenceRequest
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
@@ -95,12 +97,14 @@ class HttpApplication:
         self._generation = Generation(settings, handler, self._forwarding)
         self._identifies = handler.identifies
         self.lane: HttpLane | None = None
-        if handler.lane is not None and handler.lane.is_on and not self._identifies:
+        if handler.lane is not None and handler.lane.is_on:
             self.lane = HttpLane(handler.lane, self._encoder)
         self._tracer = handler.tracer
         self._routes: dict[str, Route] = {}
         self._control: AsgiApp | None = None
         self._loading: asyncio.Future[AsgiApp] | None = None
+        self.http2: Callable[[], asyncio.Protocol] | None = None
+        """Makes the protocol of a connection whose client speaks HTTP/2; None where that is refused."""
         self.draining = False
         """Once set, only health is answered; all else is "Server exiting" (E7)."""
 
@@ -136,17 +140,8 @@ class HttpApplication:
                 await self._answer_generate(route, scope, receive, send)
             else:
                 await self._answer_simple(route, scope, send)
-        except (CharoniaError, HttpRefusal) as error:
-            await reply_whole(send, *render_error(error))
-        except ClientGone:
-            pass
-        except asyncio.CancelledError:
-            # Cancelled by the protocol because the client left, or by the server past its grace time.
-            if not scope.get("state", {}).get(CLIENT_LEFT):
-                await reply_whole(send, *render_error(Unavailable(SERVER_EXITING)))
-        except Exception:
-            logger.exception("unexpected failure of %s %r", scope["method"], path[:256])
-            await reply_whole(send, 500, [JSON_CONTENT_TYPE], INTERNAL_BODY)
+        except (Exception, asyncio.CancelledError) as failure:
+            await answer_failure(failure, scope, send)
 
     # -- inference -----------------------------------------------------------------------------------------------------
 
@@ -185,11 +180,13 @@ class HttpApplication:
             body = await read_body(message, headers, receive, self._max_input_size_bytes)
         served = self._handler.served_model(route.model, route.version)
         decoupled = served.interface.decoupled
-        if decoupled and b"prefer" not in headers and PREFER.encode() not in bytes(body):
-            raise Unsupported(DECOUPLED)  # whatever else the body says
-        if b"content-encoding" in headers:
+        if b"content-encoding" not in headers:
+            is_small = len(body) <= OFF_LOOP_BYTES
+            if decoupled and is_small and b"prefer" not in headers and PREFER.encode() not in bytes(body):
+                raise Unsupported(DECOUPLED)  # whatever else the body says
+        else:
             limit = self._max_input_size_bytes
-            body = await inflate(self._handler.offload, headers[b"content-encoding"], bytes(body), limit)
+            body = await inflate(self._handler.offload, headers[b"content-encoding"], body, limit)
         if trace is not None:
             trace.mark(HTTP_RECV_END)
         version = version_of(route.version)
@@ -203,7 +200,8 @@ class HttpApplication:
         request.trace = trace
         request.served = served
         applied, may_learn = "", self.lane is not None
-        if form.delivery or self._identifies or not HEADER_NAMES.isdisjoint(headers):
+        says_more = bool(form.delivery) or not HEADER_NAMES.isdisjoint(headers)
+        if says_more or self._identifies:
             caller = self._handler.identify(scope["headers"]) if self._identifies else ANYONE
             words = {**form.delivery, **words_of_headers(scope["headers"])}
             note = form.note(batching=served.interface.batching)
@@ -213,7 +211,7 @@ class HttpApplication:
                 await reply_whole(send, 202, *accepted(answer))
                 return
             response, applied = answer.response, answer.applied
-            may_learn = False
+            may_learn = may_learn and not says_more
         elif decoupled:
             raise Unsupported(DECOUPLED)
         else:
@@ -243,9 +241,12 @@ class HttpApplication:
         if self.lane is not None and learnt is not None and header_length is not None and is_plain:
             whole = exchange.whole() if exchange is not None else None
             if whole is not None:
-                self.lane.learn(whole, learnt, parse_header_length(header_length), request, form, served)
+                json_bytes = parse_header_length(header_length)
+                with contextlib.suppress(Unauthenticated):  # its key was taken away while it was answered
+                    tenant = self._handler.identify(scope["headers"]).tenant if self._identifies else ""
+                    self.lane.learn(whole, learnt, json_bytes, request, form, served, tenant)
         if exchange is None or not exchange.respond(response_head(reply_headers, len(reply)), reply):
-            await reply_whole(send, 200, reply_headers, _joined(reply))
+            await reply_whole(send, 200, reply_headers, reply)
 
     async def _decode_large(
         self, model: str, version: int, body: bytes | memoryview, header_length: bytes | None, served: ServedVersion
@@ -328,10 +329,22 @@ class HttpApplication:
             logger.exception("unexpected failure of %s %r", scope["method"], scope["path"][:256])
 
 
+async def answer_failure(failure: BaseException, scope: Scope, send: Send) -> None:
+    """Answer a request that raised this."""
+    match failure:
+        case CharoniaError() | HttpRefusal():
+            await reply_whole(send, *render_error(failure))
+        case ClientGone():
+            pass
+        case asyncio.CancelledError():
+            # Cancelled by the protocol because the client left, or by the server past its grace time.
+            if not scope.get("state", {}).get(CLIENT_LEFT):
+                await reply_whole(send, *render_error(Unavailable(SERVER_EXITING)))
+        case _:
+            logger.error("unexpected failure of %s %r", scope["method"], scope["path"][:256], exc_info=failure)
+            await reply_whole(send, 500, [JSON_CONTENT_TYPE], INTERNAL_BODY)
+
+
 def _restricted(header: str) -> HttpRefusal:
     """The refusal of a restricted API (E9)."""
     return HttpRefusal(403, f"This API is restricted, expecting header '{header}'")
-
-
-def _joined(reply: bytes | LargeReply) -> bytes:
-    return reply.joined() if isinstance(reply, LargeReply) else reply

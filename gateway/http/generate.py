@@ -15,6 +15,7 @@ from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument
 from charonia.inference import InferenceResponse
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from charonia.options.settings import GatewaySettings
+from charonia.tensors import Buffer
 from gateway.access.restrictions import HeaderForwarding
 from gateway.deferral import Accepted, Deferral
 from gateway.handler import Handler
@@ -28,6 +29,7 @@ from .codec.error_replies import INTERNAL_BODY, JSON_CONTENT_TYPE, STATUS, Heade
 from .codec.generate_codec import decode_generate, encode_generate
 from .codec.job_json import accepted
 from .codec.paths import GENERATE_STREAM, Route
+from .event_stream import in_chunks
 from .trace_headers import HTTP_RECV_END, HTTP_SEND_END, begin_trace
 
 EVENT_CONTENT_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -75,7 +77,7 @@ class Generation:
             raise InvalidArgument("Unsupported content-encoding, only 'identity' is supported.")
         limit = self._max_input_size_bytes
         if len(body) <= OFF_LOOP_BYTES:
-            request, template = decode_generate(route.model, version, body, served.interface, limit)
+            request, template = decode_generate(route.model, version, bytes(body), served.interface, limit)
         else:
             template = read_template(await self._handler.offload.run(generate_task(body, served.interface, limit)))
             request = request_of(template, route.model, version)
@@ -108,7 +110,8 @@ async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], 
             given.append(response)
         if len(given) > 1:
             break  # the others have no reader: they are not made
-    status, headers, body = 200, [JSON_CONTENT_TYPE], b""
+    status, headers = 200, [JSON_CONTENT_TYPE]
+    body: Buffer = b""
     if given:
         status, headers, body = await _rendered(given[0], offload)
     if len(given) != 1:
@@ -117,7 +120,7 @@ async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], 
     await send({"type": "http.response.body", "body": body})
 
 
-async def _rendered(response: InferenceResponse, offload: Offload) -> tuple[int, Headers, bytes]:
+async def _rendered(response: InferenceResponse, offload: Offload) -> tuple[int, Headers, Buffer]:
     """Status, headers and JSON of one response."""
     error = response.error
     if error is None:
@@ -125,7 +128,7 @@ async def _rendered(response: InferenceResponse, offload: Offload) -> tuple[int,
             if sum(len(tensor.data) for tensor in response.outputs) <= OFF_LOOP_BYTES:
                 return 200, [JSON_CONTENT_TYPE], encode_generate(response)
             _, (body,) = await offload.run(generated_task(response), may_refuse=False)
-            return 200, [JSON_CONTENT_TYPE], bytes(body)
+            return 200, [JSON_CONTENT_TYPE], body
         except CharoniaError as unfit:
             error = unfit
     return render_error(error)
@@ -175,8 +178,9 @@ class _Events:
             await _start(self._send, STATUS[error.code] if error is not None else status, [EVENT_CONTENT_TYPE])
         await self._event(body)
 
-    async def _event(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % body, "more_body": True})
+    async def _event(self, body: Buffer) -> None:
+        for part in in_chunks((b"data: ", body, b"\n\n")):
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def _start(send: Send, status: int, headers: Headers) -> None:

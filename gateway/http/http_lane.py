@@ -14,9 +14,8 @@ from charonia.errors import CharoniaError, shed
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord, WaveReply
-from gateway.lane.door import Door
+from gateway.lane.door import Call, Door, values_of
 from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
-from gateway.lane.lane_calls import Call, values_of
 from gateway.lane.layout import Layout, is_plain
 from gateway.lane.pending_waves import response_in
 
@@ -67,7 +66,7 @@ class HttpCall(Call):
 
 
 class HttpSignature:
-    """What requests of one layout have in common; see `gateway.lane.lane_calls.Signature`."""
+    """What requests of one layout have in common; see `gateway.lane.door.Signature`."""
 
     __slots__ = (
         "_encoder",
@@ -186,8 +185,9 @@ class HttpLane:
         request: InferenceRequest,
         form: ReplyForm,
         served: ServedVersion,
+        tenant: str = "",
     ) -> None:
-        """A request that went the full way and was answered.
+        """A request of a tenant that went the full way and was answered.
 
         `whole` are its bytes, `body` those of its body, of which the first `json_bytes` are JSON.
         """
@@ -201,7 +201,7 @@ class HttpLane:
         signatures = self._by_size.get(len(whole), [])
         if any(found.layout == layout for found in signatures):
             return
-        door = self._lane.door_for(request)
+        door = self._lane.door_for(request, tenant)
         if door is None:
             return
         if self.count >= _MOST_SIGNATURES:
@@ -214,7 +214,9 @@ class HttpLane:
         signatures.insert(0, HttpSignature(door, layout, len(whole), self._encoder, form, served))
         self._by_size[len(whole)] = signatures
 
-    def _forget(self, door: Door) -> None:
+    def _forget(self, door: Door | None) -> None:
+        if door is None:
+            return  # keys are among the bytes of a signature, and all doors have closed
         for signatures in self._by_size.values():
             before = len(signatures)
             signatures[:] = [found for found in signatures if found.door is not door]

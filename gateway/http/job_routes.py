@@ -6,6 +6,8 @@ What they say is `job_json`'s, how a result is written `response_codec`'s; how j
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -13,15 +15,16 @@ from fastapi import FastAPI, Request, Response
 
 from charonia.errors import InvalidArgument, ResourceExhausted
 from charonia.facts.jobs import JobState
+from charonia.tensors import Buffer
 from gateway.deferral import only, served_of
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller, JobFilter
 from gateway.requests.preferences import MAX_WAIT_S
 
-from .bodies import deflate, written
+from .bodies import Receive, Scope, Send, deflate, reply_whole, response_text, written
 from .codec.compression import IDENTITY, choose_encoding
-from .codec.job_json import JOBS, EventWriter, location, page_json, responses_json, timeline_json, view_json
-from .codec.response_codec import ReplyForm, ResponseEncoder
+from .codec.job_json import JOBS, EventWriter, location, page_json, timeline_json, view_json
+from .codec.response_codec import LargeReply, ReplyForm, ResponseEncoder
 from .event_stream import HEARTBEAT_S, EventStream
 
 MAX_EVENT_STREAMS = 4096
@@ -100,7 +103,10 @@ class _Jobs:
         served = served_of(self._handler, view)
         if len(responses) != 1:
             form = ReplyForm.of_note(view.form, False)
-            return Response(responses_json(responses, form, served), media_type="application/json")
+            parts: list[Buffer] = []
+            for response in responses:
+                parts += (b",", *await response_text(self._handler.offload, self._encoder, response, form, served))
+            return _InParts([b"[", *parts[1:], b"]"], {"content-type": "application/json"})
         form = ReplyForm.of_note(view.form, binary)
         headers, reply = await written(self._handler.offload, self._encoder, only(responses), form, served)
         plain = {name.decode(): value.decode() for name, value in headers}
@@ -108,7 +114,7 @@ class _Jobs:
         if accepts and (encoding := choose_encoding(accepts.encode("latin-1"))) != IDENTITY:
             reply = await deflate(self._handler.offload, encoding, reply)
             plain["content-encoding"] = encoding
-        return Response(reply if isinstance(reply, bytes) else reply.joined(), 200, plain)
+        return _InParts([reply] if isinstance(reply, bytes) else reply.parts, plain)
 
     async def events(self, job_id: str, request: Request) -> Response:
         query = _query(request, "after")
@@ -131,11 +137,25 @@ class _Jobs:
         except BaseException:
             self._closed()
             raise
-        writer = EventWriter(ReplyForm.of_note(view.form, False), served_of(self._handler, view), number, responses)
-        return EventStream(following, writer, self._closed, heartbeat_s=self._heartbeat_s)
+        form, served = ReplyForm.of_note(view.form, False), served_of(self._handler, view)
+        text = partial(response_text, self._handler.offload, self._encoder, form=form, served=served)
+        writer = EventWriter(number, responses)
+        return EventStream(following, writer, text, self._closed, heartbeat_s=self._heartbeat_s)
 
     def _closed(self) -> None:
         self._streams -= 1
+
+
+class _InParts(Response):
+    """A body in parts, which are not joined."""
+
+    def __init__(self, parts: Sequence[Buffer], headers: dict[str, str]) -> None:
+        super().__init__(None, 200, headers)
+        del self.headers["content-length"]
+        self._parts = LargeReply(tuple(parts))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await reply_whole(send, self.status_code, self.raw_headers, self._parts)
 
 
 def _query(request: Request, *known: str) -> dict[str, str]:

@@ -25,6 +25,7 @@ from .codec.response_codec import response_head
 from .fastpath import HttpApplication
 from .http_lane import HttpCall, HttpSignature
 from .large_bodies import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, size_of
+from .lingering import Lingering
 
 MAX_CHUNKS = 65_536
 """H24."""
@@ -39,6 +40,8 @@ HEADERS_TIMEOUT_S = 10
 
 BODY_STALL_S = 10
 """A body must bring at least `BODY_MIN_BYTES` within this time."""
+
+TOO_SLOW = "request was not received in time"
 
 BODY_MIN_BYTES = 1024
 
@@ -55,6 +58,9 @@ _MOST_PLACES, _PLACE_BYTES = 1024, 256
 
 _WHOLE_BYTES = 65_536
 """A request of more bytes is not recognised, and no more are kept behind one."""
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client of HTTP/2 says first (RFC 9113, section 3.4)."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
@@ -111,6 +117,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._refusal: tuple[int, str] | None = None
         self._last_words: bytes | None = None
         """A refusal: nothing more is read, and it is written behind the answers that are due."""
+        self._lingers = False
+        """All is written; what the client still sends is dropped."""
         self._large: LargeBody | None = None
         """The body that is coming, when it is received past the parser."""
         self._latest: Exchange | None = None
@@ -132,9 +140,12 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self.transport = transport
         self.pipeline = Pipeline(self._app, transport, self.server_state.tasks, self._emptied)
         self.flow = self.pipeline.flow
-        self._server, self._client = _address(transport, "sockname"), _address(transport, "peername")
+        self._server, self._client = address(transport, "sockname"), address(transport, "peername")
         self._scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         self.server_state.connections.add(self)  # type: ignore[arg-type]
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2" and self._app.http2 is not None:
+            self._hand_over(self._app.http2(), b"")
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
@@ -152,11 +163,15 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self.pipeline.disconnect()
         self.flow.resume_writing()
 
+    def close(self) -> None:
+        """End the connection when what was written is sent."""
+        self.transport.close()
+
     def shutdown(self) -> None:
         """End the connection with the request that came last."""
         if self._call is not None:
             self._leaves = True
-        elif self._latest is None or self._latest.response_complete:
+        elif self._lingers or self._latest is None or self._latest.response_complete:
             self.transport.close()
         else:
             self._latest.keep_alive = False
@@ -244,8 +259,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._phase is _BODY:
             self._body_bytes += len(data)
             if latest is not self._latest and self._large is None:
-                self._begin_large()
-                large = self._large
+                large = self._begin_large()
                 if large is not None and len(large.view) - large.at >= LARGE_BODY_BYTES:
                     self._read_large_from_now(large)
         elif phase is not _BODY and latest is self._latest:
@@ -260,7 +274,24 @@ class BoundedHttpProtocol(asyncio.Protocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._stay(data, upgrade)
         except httptools.HttpParserError:
-            self._refuse_broken()
+            if self._latest is not None or self._parser.get_method() != b"PRI" or not self._becomes_http2(data):
+                self._refuse_broken()
+
+    def _becomes_http2(self, data: bytes) -> bool:
+        """Hand the connection over to HTTP/2, if `data`, at which the parser stopped, ends its preface."""
+        come = next((at for at in range(len(_PREFACE)) if data.startswith(_PREFACE[at:])), None)
+        if come is None or self._app.http2 is None:
+            return False
+        self._hand_over(self._app.http2(), _PREFACE[:come] + data)
+        return True
+
+    def _hand_over(self, connection: asyncio.Protocol, come: bytes) -> None:
+        self._phase = _IDLE
+        self.server_state.connections.discard(self)
+        self.transport.set_protocol(connection)
+        connection.connection_made(self.transport)
+        if come:
+            connection.data_received(come)
 
     def _stay(self, data: bytes, upgrade: httptools.HttpParserUpgrade | None) -> None:
         """Answer requests for another protocol in this one, as anybody may who does not speak the other.
@@ -334,7 +365,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         state: dict[str, Any] = {EXCHANGE: exchange}
         if self._raw_headers is not None:
             state[RAW_HEADERS] = self._raw_headers
-        path, raw_path, query = _PLACES.get(self._url) or _place(self._url)
+        path, raw_path, query = _PLACES.get(self._url) or place_of(self._url)
         scope: Scope = {
             "type": "http",
             "asgi": _ASGI,
@@ -411,20 +442,21 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if rest and not self.transport.is_closing() and self._last_words is None:
             self._parse(bytes(rest))
 
-    def _begin_large(self) -> None:
+    def _begin_large(self) -> LargeBody | None:
         """Receive the body whose headers came into memory of its own, if it is a large one of an inference."""
         sizes, serving = size_of(self._headers), self.pipeline.serving
         if self._large is not None or self._room is None or sizes is None or serving is None:
-            return
+            return None
         served, scope = serving
         if served is not self._latest or not served.keep_alive:
-            return
+            return None
         route = resolve(scope["path"]) if scope["method"] == "POST" else None
         view = self._room(*sizes) if route is not None and route.kind is INFER else None
         if view is None or self._last_words is not None:
-            return
+            return None
         large = self._large = LargeBody(view)
         large.take(served.divert(view))
+        return large
 
     def _read_large_from_now(self, large: LargeBody) -> None:
         self.transport.set_protocol(LargeBodyReader(large, self, self._large_came))
@@ -474,14 +506,29 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._last_words is not None and not self.transport.is_closing():
             if self._last_words:
                 self.transport.write(self._last_words)
-            self.transport.close()
+            self.leave()
 
     # -- what exchanges ask --------------------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """End the connection when what was written is sent; of a message that still comes, the rest is dropped."""
+        transport = self.transport
+        if self._lingers or transport.is_closing():
+            return
+        if (self._phase is _IDLE and self._last_words is None) or not transport.can_write_eof():
+            transport.close()
+            return
+        self._lingers = True
+        self._last_words = b""  # nothing more is read
+        self._large = None
+        transport.write_eof()
+        transport.set_protocol(Lingering(transport, self))
+        transport.resume_reading()
 
     def answered(self) -> None:
         """A response is complete."""
         self.server_state.total_requests += 1
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and not self._lingers:
             self.flow.resume_reading()
 
     def whole_request(self) -> bytes | None:
@@ -521,10 +568,10 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if phase is _IDLE:
             self.transport.close()
         else:
-            self._write_refusal(408, "request was not received in time")
+            self._write_refusal(408, TOO_SLOW)
 
 
-def _place(url: bytes) -> tuple[str, bytes, bytes]:
+def place_of(url: bytes) -> tuple[str, bytes, bytes]:
     """Path, raw path and query in a request target. Raises what ends the parse."""
     parsed = httptools.parse_url(url)
     place = unquote(parsed.path.decode("ascii")), parsed.path, parsed.query or b""
@@ -535,7 +582,7 @@ def _place(url: bytes) -> tuple[str, bytes, bytes]:
     return place
 
 
-def _address(transport: asyncio.Transport, name: str) -> tuple[str, int] | None:
+def address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
     """One of the connection's two addresses, as ASGI has it."""
     found = transport.get_extra_info(name)
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None

@@ -6,7 +6,7 @@ Routes of jobs are `job_routes`'. What `/docs` says of a route is in `openapi.op
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from importlib.metadata import version
 from typing import Any, TypeGuard
@@ -20,11 +20,12 @@ from charonia.errors import CharoniaError, Unsupported
 from charonia.models.json_form import to_json
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
+from charonia.tensors import Buffer
 from gateway.control import log_settings
 from gateway.handler import Handler
 from gateway.regions.region_store import RegionKind
 
-from .bodies import AsgiApp, check_declared, read_body
+from .bodies import AsgiApp, LimitText, check_declared, read_body, too_large, too_large_for_control
 from .codec import control_json
 from .codec.conversions import load_task, read_load
 from .codec.error_replies import (
@@ -61,11 +62,22 @@ def _json(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-async def _body(request: Request, settings: GatewaySettings) -> bytes:
+async def _large_body(request: Request, settings: GatewaySettings) -> bytes | memoryview:
     """The request's body within `--http-max-input-size` (H24)."""
+    return await _read(request, settings.http_max_input_size, too_large)
+
+
+async def _body(request: Request, settings: GatewaySettings) -> bytes:
+    """As `_large_body`, of a request that is read in the event loop, and so must not be large."""
+    if settings.http_max_input_size <= OFF_LOOP_BYTES:
+        return bytes(await _large_body(request, settings))
+    return bytes(await _read(request, OFF_LOOP_BYTES, too_large_for_control))
+
+
+async def _read(request: Request, limit_bytes: int, text: LimitText) -> bytes | memoryview:
     headers = dict(request.scope["headers"])
-    check_declared(headers, settings.http_max_input_size)
-    return await read_body(await request.receive(), headers, request.receive, settings.http_max_input_size)
+    check_declared(headers, limit_bytes, text)
+    return await read_body(await request.receive(), headers, request.receive, limit_bytes, text)
 
 
 def _check_version(version: str) -> str:
@@ -172,9 +184,10 @@ def _add_repository(app: FastAPI, settings: GatewaySettings, handler: Handler) -
 
     @app.post("/v2/repository/models/{model}/load")
     async def load(model: str, request: Request) -> Response:
-        body = await _body(request, settings)
+        files: Mapping[str, Buffer]
+        body = await _large_body(request, settings)
         if len(body) <= OFF_LOOP_BYTES:
-            config, files = control_json.read_load_request(body)
+            config, files = control_json.read_load_request(bytes(body))
         else:
             config, files = read_load(await handler.offload.run(load_task(body)))
         del body
@@ -242,7 +255,10 @@ def _add_shared_memory(app: FastAPI, settings: GatewaySettings, handler: Handler
         return Response(status_code=200)
 
     async def register_cuda(request: Request, region: str = "") -> Response:
-        regions.register_cuda(region, tenant(request))
+        whose = tenant(request)
+        await regions.check_cuda(region)
+        wanted = control_json.read_cuda_region(await _body(request, settings))
+        await regions.register_cuda(region, *wanted, whose)
         return Response(status_code=200)
 
     def add(kind: RegionKind, register: Callable[..., Awaitable[Response]]) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from uvicorn import Config, Server
 from uvicorn.server import ServerState
@@ -18,11 +20,16 @@ from gateway.handler import Handler
 from gateway.listening import BACKLOG, listen, listen_unix, unlink_own
 from gateway.tls import ServerTls
 
+from .bodies import AsgiApp
 from .fastpath import HttpApplication
 from .protocol import BoundedHttpProtocol
 
 _SWEEP_INTERVAL_S = 1.0
 _CANCEL_GRACE_S = 1.0
+
+
+Http2 = Callable[[GatewaySettings, AsgiApp, ServerState], Callable[[], asyncio.Protocol]]
+"""Makes what makes the connections of clients that speak HTTP/2 (`gateway.http2`)."""
 
 
 class HttpFront:
@@ -32,14 +39,26 @@ class HttpFront:
     under way.
     """
 
-    def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        handler: Handler,
+        http2: Http2 | None = None,
+        *,
+        application: HttpApplication | None = None,
+        service: str = "HTTP",
+    ) -> None:
+        """`application` answers in the place of the v2 interface; `service` is what a port that is taken is said of."""
+        self._service = service
         self._address = settings.http_address
         self._requested_port = settings.http_port
         self._reuse_port = settings.reuse_http_port
         self._tls = settings.http_tls
         self._path = settings.http_socket
         self._inode = 0
-        self._application = HttpApplication(settings, handler)
+        self._settings = settings
+        self._http2 = http2
+        self._application = application or HttpApplication(settings, handler)
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
@@ -68,13 +87,15 @@ class HttpFront:
         )
         config.load()
         if self._tls is not None:
-            config.ssl = ServerTls(self._tls, ["http/1.1"]).context
-        listener = listen(self._address, self._requested_port, service="HTTP", reuse_port=self._reuse_port)
+            config.ssl = ServerTls(self._tls, ["h2", "http/1.1"] if self._http2 else ["http/1.1"]).context
+        listener = listen(self._address, self._requested_port, service=self._service, reuse_port=self._reuse_port)
         self.port = listener.getsockname()[1]
         # not `serve`: signals, and the two steps of a shutdown, are the process's
         server = Server(config)
         server.lifespan = config.lifespan_class(config)
         self._state = server.server_state
+        if self._http2 is not None:
+            self._application.http2 = self._http2(self._settings, self._application, self._state)
         try:
             on_path = listen_unix(self._path, service="HTTP") if self._path else None
         except BaseException:
@@ -99,7 +120,7 @@ class HttpFront:
     async def close(self, grace_s: float) -> None:
         """Wait up to `grace_s` for requests under way, then cancel what is left and close all connections."""
         await self.stop_accepting()
-        for connection in list(self._state.connections):
+        for connection in self._connections():
             connection.shutdown()
         if self._state.tasks:
             await asyncio.wait(set(self._state.tasks), timeout=grace_s)
@@ -109,11 +130,11 @@ class HttpFront:
         if leftover:
             await asyncio.wait(leftover, timeout=_CANCEL_GRACE_S)
         stuck = [task for task in leftover if not task.done()]  # they write to clients that do not read
-        for connection in list(self._state.connections):
+        for connection in self._connections():
             if connection.transport is not None and stuck:
                 connection.transport.abort()
             elif connection.transport is not None:
-                connection.transport.close()
+                connection.close()
         if stuck:
             await asyncio.wait(stuck, timeout=_CANCEL_GRACE_S)
         if self._sweeper is not None:
@@ -122,13 +143,16 @@ class HttpFront:
                 await self._sweeper
             self._sweeper = None
 
+    def _connections(self) -> list[BoundedHttpProtocol]:
+        """Those of HTTP/2 as well, which have the same methods."""
+        return cast(list[BoundedHttpProtocol], list(self._state.connections))
+
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         last = loop.time()
         while True:
             await asyncio.sleep(_SWEEP_INTERVAL_S)
             now = loop.time()
-            for connection in list(self._state.connections):
-                if isinstance(connection, BoundedHttpProtocol):
-                    connection.sweep(now - last)
+            for connection in self._connections():
+                connection.sweep(now - last)
             last = now

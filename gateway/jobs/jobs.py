@@ -37,7 +37,7 @@ from charonia.models.interface import ModelInterface
 from charonia.options.settings import GatewaySettings
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
-from gateway.dataplane.dataplane import AdmittedRequest, DataPlane
+from gateway.dataplane import AdmittedRequest, DataPlane
 from gateway.metrics import JobCounts, count
 from gateway.requests.delivery import ANYONE, Caller, JobFilter, JobReceipt, JobView
 from gateway.requests.idempotency import check_key, key_digest, request_digest
@@ -53,6 +53,8 @@ BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
 BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
 
 _CANCEL_AT_ONCE = 200
+_DIGESTED_BYTES = 1 << 20
+"""So much is digested in 2 ms."""
 _ENTER_WITHIN_S = 10.0
 """Twice what a level of durability may take to be reached."""
 
@@ -254,6 +256,12 @@ class Jobs:
                 self.counts.rechecks += 1
 
     async def _prepare(self, one: AdmittedRequest, endpoint: bytes) -> _Prepared:
+        if not one.request.sequence_id:
+            return await self._prepare_now(one, endpoint)
+        async with self._dataplane.turns.of(one.request):
+            return await self._prepare_now(one, endpoint)
+
+    async def _prepare_now(self, one: AdmittedRequest, endpoint: bytes) -> _Prepared:
         request, served, options = one.request, one.served, one.options
         terms = self._terms.of(options)
         if options.webhook is not None:
@@ -264,7 +272,7 @@ class Jobs:
         if options.idempotency_key:
             check_key(options.idempotency_key)
             key = key_digest(options.caller.tenant, served.model, options.idempotency_key)
-            digest = request_digest(request)
+            digest = await _digest(request)
         retention = await self._retentions.tell(served.model, served.interface)
         retention_s = min(options.retention_s, retention.seconds) if options.retention_s > 0 else retention.seconds
         job_id = self._requester.ids.next()
@@ -418,6 +426,12 @@ class Retentions:
     def forget(self) -> None:
         """The log may have lost what it was told."""
         self._told.clear()
+
+
+async def _digest(request: InferenceRequest) -> bytes:
+    """The digest of a request, of a large one in a thread."""
+    size = sum([len(tensor.data) for tensor in request.inputs])
+    return request_digest(request) if size <= _DIGESTED_BYTES else await asyncio.to_thread(request_digest, request)
 
 
 def _is_number(text: str) -> bool:

@@ -25,14 +25,13 @@ from charonia.inference import InferenceRequest
 from charonia.tensors import Buffer
 from charonia.wire import ResponseRecord, WaveReply
 from gateway.access.terms import TermsBook
-from gateway.dataplane.dataplane import DataPlane
+from gateway.dataplane import DataPlane
 from gateway.entrances import Entrances
 from gateway.metrics import RequestCounts
 from gateway.tracing.tracer import Tracer
 
-from .door import Door
+from .door import Call, Door
 from .gathering import Gathering, Round
-from .lane_calls import Call
 from .pending_waves import ReplyServer, Waves, response_in
 
 MAX_REQUEST_BYTES = 16_384
@@ -44,7 +43,11 @@ _MOST_TRIED = 4096
 
 
 class Lane:
-    """The lane of one gateway. `fronts` are notified of each door that closes: they forget what leads to it."""
+    """The lane of one gateway. `fronts` are notified of each door that closes: they forget what leads to it.
+
+    They are notified of no door when the keys or the bounds of callers have changed: whose call something is must be
+    found out again.
+    """
 
     def __init__(
         self,
@@ -63,13 +66,13 @@ class Lane:
         self._dataplane = dataplane
         self._entrances = entrances
         self._tracer = tracer
-        self._terms = terms.default
+        self._terms = terms
         self._payloads = payloads
         self.waves = Waves(log, dataplane, endpoint, terms.default.limits, payloads)
         self.waves.on_close = self._forget
         self.waves.doors = self._doors
         self.replies = ReplyServer(self.waves)
-        self.fronts: list[Callable[[Door], None]] = []
+        self.fronts: list[Callable[[Door | None], None]] = []
         self._ways: dict[object, Awaited] = {}
         self._gatherings: dict[tuple[bytes, bool], Gathering] = {}
         """By stream, those of large requests apart: they do not wait for one another."""
@@ -78,7 +81,7 @@ class Lane:
         self._tried: dict[tuple[str, int], tuple[int, int]] = {}
         """By model and size: how often requests were looked at since when."""
         self._reserving: dict[str, asyncio.Task[bool]] = {}
-        self.is_on = is_on and not self._terms.journalled
+        self.is_on = is_on and not terms.default.journalled
         """Whether fronts recognise requests at all. Those that are journalled one by one gain nothing here."""
         self._is_closed = not self.is_on
         self._watch: asyncio.Task[None] | None = None
@@ -110,8 +113,10 @@ class Lane:
         self._tried[key] = tries + 1, since_ns
         return tries < _TRIES
 
-    def door_for(self, request: InferenceRequest) -> Door | None:
-        """The door for requests like this one, to be recognised by their bytes; None where each has to be read."""
+    def door_for(self, request: InferenceRequest, tenant: str = "") -> Door | None:
+        """The door for a tenant's requests like this one, to be recognised by their bytes; None where each has to be
+        read.
+        """
         if self._tracer.on or request.deadline_ns or request.sequence_id or request.regions or not request.inputs:
             return None
         if sum([len(tensor.data) for tensor in request.inputs]) > MAX_REQUEST_BYTES:
@@ -127,31 +132,48 @@ class Lane:
             return None
         if admitted.bytes_inputs:
             return None
-        way = self.way(served, entrance.counts, admitted, admission.level(request.priority), request.timeout_us)
+        level = admission.level(request.priority)
+        way = self.way(served, entrance.counts, admitted, level, request.timeout_us, tenant)
         return way.door if way is not None else None
 
     def way(
-        self, served: ServedVersion, counts: RequestCounts, admitted: Admitted, level: int, timeout_us: int
+        self,
+        served: ServedVersion,
+        counts: RequestCounts,
+        admitted: Admitted,
+        level: int,
+        timeout_us: int,
+        tenant: str = "",
     ) -> Awaited | None:
-        """The way into waves for admitted requests; None where they have to go by themselves."""
+        """The way into waves for a tenant's admitted requests; None where they have to go by themselves.
+
+        A wave does not say whose it is: it goes to the queue that its tenant shares with few others. So requests of a
+        tenant with bounds, and those of models that call others in its name, go by themselves.
+        """
         meta = admitted.meta
         if not served.takes_waves or self._is_closed or admitted.sequential:
             return None
         if not meta.size_bytes:
             return None
+        terms = self._terms.shared(tenant)
+        if terms is None or (tenant and admitted.passes_on):
+            return None
         is_large = meta.size_bytes >= BY_REFERENCE_BYTES
         if is_large and (admitted.bytes_inputs or not self._sends_in_slots(served, meta.size_bytes)):
             return None
-        key: tuple[object, ...]
         if admitted.bytes_inputs:  # all of it but the sizes, which differ from request to request
             inputs = tuple([(place.name, place.datatype, place.shape) for place in meta.inputs])
-            key = (served.model, served.version, inputs, meta.outputs, repr(meta.parameters), level, timeout_us)
+            alike: tuple[object, ...] = (inputs, meta.outputs, repr(meta.parameters))
         else:
-            key = (served.model, served.version, meta.packed, level, timeout_us)
+            alike = (meta.packed,)
+        key = (served.model, served.version, level, terms.lane, timeout_us, *alike)
         way = self._ways.get(key)
         if way is not None and way.door.served is served:
             return way
-        return self._open(key, served, counts, admitted, level, timeout_us, is_large=is_large)
+        stream = keys.queue(served.model, level, terms.lane)
+        if (served.model, level, terms.lane) not in self._dataplane.counts.lanes:
+            return None
+        return self._open(key, stream, served, counts, admitted, level, timeout_us, is_large=is_large)
 
     def _sends_in_slots(self, served: ServedVersion, size_bytes: int) -> bool:
         return self._payloads is not None and self._payloads.sends_in_slots(served, size_bytes)
@@ -159,6 +181,7 @@ class Lane:
     def _open(
         self,
         key: tuple[object, ...],
+        stream: bytes,
         served: ServedVersion,
         counts: RequestCounts,
         admitted: Admitted,
@@ -167,10 +190,6 @@ class Lane:
         *,
         is_large: bool,
     ) -> Awaited | None:
-        lane = self._terms.lane
-        if (served.model, level, lane) not in self._dataplane.counts.lanes:
-            return None
-        stream = keys.queue(served.model, level, lane)
         gathering = self._gatherings.get((stream, is_large))
         if gathering is not None and gathering.closed_until_ns > monotonic_ns():
             return None  # its model takes its time
@@ -233,6 +252,12 @@ class Lane:
         for front in self.fronts:
             front(door)
 
+    def callers_changed(self) -> None:
+        """Keys or bounds of tenants are others now."""
+        self.close_all()
+        for front in self.fronts:
+            front(None)
+
     def close_all(self) -> None:
         """Forget everything that was learned; waves under way are answered."""
         for door in self._doors():
@@ -281,7 +306,7 @@ class AwaitedCall(Call):
 
 
 class Awaited:
-    """The requests of one door that are awaited; see `gateway.lane.lane_calls.Signature`."""
+    """The requests of one door that are awaited; see `gateway.lane.door.Signature`."""
 
     __slots__ = ("door",)
 

@@ -13,12 +13,10 @@ while.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Protocol
 
 from charonia.clock import monotonic_ns
-
-from .lane_calls import Call
 
 SLOW_NS = 5_000_000
 """A model that takes longer for a wave gains little by it, and its requests could no longer be cancelled one by one."""
@@ -60,7 +58,9 @@ class Door(Protocol):
     """Where requests of one signature wait (`door.Door`). `most` are a full wave."""
 
     most: int
-    waiting: list[Call]
+
+    @property
+    def waiting(self) -> Sized: ...
 
     @property
     def gathering(self) -> Gathering: ...

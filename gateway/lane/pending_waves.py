@@ -40,12 +40,11 @@ from charonia.wire import (
     unpack_wave_reply,
 )
 
-from .door import Door
-from .lane_calls import Call, Expiry, PendingWave
+from .door import Call, Door, Expiry, PendingWave
 from .leases import Leases
 
 if TYPE_CHECKING:
-    from gateway.dataplane.dataplane import DataPlane
+    from gateway.dataplane import DataPlane
 
 _log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from charonia.inference import InferenceRequest, RegionPart
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import ResponseRecord
 
+from .cuda_memory import CudaMemory, CudaRegions
 from .region_memory import RegionMemory
 from .region_store import Region, RegionKind, RegionStore, Stamp, open_object
 
@@ -35,20 +36,29 @@ _RESERVED = ("triton_python_backend_shm_region_", "charonia-")
 """What Triton keeps for its python backend, and where this server's own tensors lie."""
 _IN_LOOP_BYTES = 256 * 1024
 """Copying so much takes less time than handing it to a thread."""
+_IN_LOOP_CALLS = 64
+"""Each copy is a call of the system."""
+MAX_REGIONS_AT_ONCE = 1024
+"""Of one request: each is opened, in the loop."""
 
 Room = Callable[[int, int], memoryview | None]
+Memory = RegionMemory | CudaMemory
 
 
 class DeliveredInRegions:
     """The regions that one request reads from and writes to: they stay open until it is dropped."""
 
-    __slots__ = ("_inputs", "_outputs")
+    __slots__ = ("_cuda", "_inputs", "_outputs")
 
     def __init__(
-        self, inputs: list[tuple[int, RegionMemory, RegionPart]], outputs: dict[str, tuple[RegionMemory, RegionPart]]
+        self,
+        inputs: list[tuple[int, Memory, RegionPart]],
+        outputs: dict[str, tuple[Memory, RegionPart]],
+        cuda: CudaRegions,
     ) -> None:
         self._inputs = inputs
         self._outputs = outputs
+        self._cuda = cuda
 
     @property
     def input_bytes(self) -> int:
@@ -56,7 +66,7 @@ class DeliveredInRegions:
 
     async def read(self, request: InferenceRequest, room: Room) -> None:
         """Fill in the inputs. Raises `InvalidArgument` for a region that has become smaller."""
-        wanted: list[tuple[int, RegionMemory, RegionPart, Buffer]] = []
+        wanted: list[tuple[int, Memory, RegionPart, Buffer]] = []
         for position, memory, part in self._inputs:
             size = part.size_bytes
             # a tensor in a slot travels to executors of this machine without another copy
@@ -67,8 +77,7 @@ class DeliveredInRegions:
             for _, memory, part, data in wanted:
                 memory.read(part.offset, memoryview(data))
 
-        # what comes after a request of a sequence must not overtake it while it waits for a thread
-        await _copied(copy, 0 if request.sequence_id else self.input_bytes)
+        await self._copied(copy, [memory for _, memory, _ in self._inputs], self.input_bytes)
         for position, _, _, data in wanted:
             tensor = request.inputs[position]
             request.inputs[position] = Tensor(tensor.name, tensor.datatype, tensor.shape, data)
@@ -81,7 +90,7 @@ class DeliveredInRegions:
         if record.error is not None or not self._outputs:
             return record
         outputs: list[Tensor] = []
-        writes: list[tuple[RegionMemory, RegionPart, Buffer]] = []
+        writes: list[tuple[Memory, RegionPart, Buffer]] = []
         try:
             for tensor in record.outputs:
                 found = self._outputs.get(tensor.name)
@@ -100,10 +109,18 @@ class DeliveredInRegions:
                 for memory, part, data in writes:
                     memory.write(part.offset, data)
 
-            await _copied(copy, sum(len(data) for _, _, data in writes))
+            await self._copied(copy, [memory for memory, _, _ in writes], sum(len(data) for _, _, data in writes))
         except CharoniaError as error:
             return replace(record, outputs=[], parameters={}, error=shed(error))
         return replace(record, outputs=outputs)
+
+    async def _copied(self, copy: Callable[[], None], memories: list[Memory], size_bytes: int) -> None:
+        if any(isinstance(memory, CudaMemory) for memory in memories):
+            await self._cuda.run(copy)
+        elif size_bytes <= _IN_LOOP_BYTES and len(memories) <= _IN_LOOP_CALLS:
+            copy()
+        else:
+            await asyncio.to_thread(copy)
 
     async def each(self, records: AsyncGenerator[ResponseRecord]) -> AsyncGenerator[ResponseRecord]:
         """As `write`, of each response of a stream."""
@@ -127,10 +144,12 @@ class ClientRegions:
         self._allowed = allowed
         self._room = room
         self._store = RegionStore(directory)
-        self._open: WeakValueDictionary[tuple[str, str, Stamp], RegionMemory] = WeakValueDictionary()
+        self._cuda = CudaRegions()
+        self._open: WeakValueDictionary[tuple[str, str, Stamp], Memory] = WeakValueDictionary()
         """Those that requests use now: a region that is unregistered must not be kept from going."""
 
     def close(self) -> None:
+        self._cuda.close()
         self._store.close()
 
     # -- registering --------------------------------------------------------------------------------------------------
@@ -157,22 +176,27 @@ class ClientRegions:
         finally:
             os.close(descriptor)
 
-    def register_cuda(self, name: str, tenant: str = "") -> None:
-        """Refuse to register memory of a GPU (H50)."""
+    async def check_cuda(self, name: str) -> None:
+        """Raise what refuses the memory of a GPU by its name alone, or as there is no GPU (H50)."""
         self.check_name(name, "cuda")
+        await self._cuda.check_driver(name)
+
+    async def register_cuda(self, name: str, handle: bytes, device_id: int, size_bytes: int, tenant: str = "") -> None:
+        """Register memory of a GPU; `handle` is what its owner made for other processes (H50)."""
+        await self.check_cuda(name)
         if self._store.find(tenant, name) is not None:
             raise _already(name)
-        raise InvalidArgument(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+        self._store.add(tenant, await self._cuda.run(lambda: self._cuda.checked(name, handle, device_id, size_bytes)))
 
     async def unregister(self, kind: RegionKind, name: str, tenant: str = "") -> None:
         """Forget a region, or with "" all of a kind (H48). Requests under way still read from it and write to it."""
         self._check_allowed()
         if not name:
             await asyncio.to_thread(self._unregister_all, kind, tenant)
-            return
-        found = self._store.find(tenant, name)
-        if found is not None and found[1].kind == kind:
+        elif (found := self._store.find(tenant, name)) is not None and found[1].kind == kind:
             self._store.remove(tenant, name)
+        if kind == "cuda":  # its owner may free it now: what earlier requests had open has been closed
+            await self._cuda.run(lambda: None)
 
     def _unregister_all(self, kind: RegionKind, tenant: str) -> None:
         for region in self._store.all(tenant, kind):
@@ -217,9 +241,11 @@ class ClientRegions:
         use = request.regions
         if use is None:
             return None
+        known: dict[str, tuple[Region, Memory]] = {}
         delivered = DeliveredInRegions(
-            [(position, self._opened(tenant, part), part) for position, part in use.inputs.items()],
-            {name: (self._opened(tenant, part), part) for name, part in use.outputs.items()},
+            [(position, self._opened(tenant, part, known), part) for position, part in use.inputs.items()],
+            {name: (self._opened(tenant, part, known), part) for name, part in use.outputs.items()},
+            self._cuda,
         )
         size = delivered.input_bytes
         if not size:
@@ -231,13 +257,12 @@ class ClientRegions:
             release(size)
         return delivered
 
-    def _opened(self, tenant: str, part: RegionPart) -> RegionMemory:
-        """The region of a part that lies within it. Raises H49's errors."""
+    def _opened(self, tenant: str, part: RegionPart, known: dict[str, tuple[Region, Memory]]) -> Memory:
+        """The region of a part that lies within it; `known` are those of the request. Raises H49's errors."""
         name = part.region
-        found = self._store.find(tenant, name) if self._allowed else None
-        if found is None:
-            raise NotFound(f"Unable to find shared memory region: '{name[:MAX_NAME_BYTES]}'")
-        stamp, region = found
+        if name not in known and len(known) >= MAX_REGIONS_AT_ONCE:
+            raise InvalidArgument(f"request uses more than {MAX_REGIONS_AT_ONCE} shared memory regions")
+        region, memory = known[name] if name in known else known.setdefault(name, self._find(tenant, name))
         if part.offset >= region.size_bytes:
             raise InvalidArgument(f"Invalid offset for shared memory region: '{name}'")
         if part.size_bytes > _MAX_SIZE - part.offset:
@@ -247,10 +272,22 @@ class ClientRegions:
             )
         if part.offset + part.size_bytes > region.size_bytes:
             raise InvalidArgument(f"Invalid offset + byte size for shared memory region: '{name}'")
+        return memory
+
+    def _find(self, tenant: str, name: str) -> tuple[Region, Memory]:
+        """A registered region, opened. Raises `NotFound` and `InternalError`."""
+        found = self._store.find(tenant, name) if self._allowed and len(name) <= MAX_NAME_BYTES else None
+        if found is None:
+            raise NotFound(f"Unable to find shared memory region: '{name[:MAX_NAME_BYTES]}'")
+        stamp, region = found
         memory = self._open.get((tenant, name, stamp))
         if memory is None:
-            memory = self._open[tenant, name, stamp] = RegionMemory(region, self._store.open(tenant, region))
-        return memory
+            if region.kind == "cuda":
+                memory = CudaMemory(region, self._cuda)
+            else:
+                memory = RegionMemory(region, self._store.open(tenant, region))
+            self._open[tenant, name, stamp] = memory
+        return region, memory
 
 
 def _already(name: str) -> CharoniaError:
@@ -272,10 +309,3 @@ def _check_key(name: str, key: str) -> None:
             )
     if len(bare.encode(errors="surrogatepass")) > MAX_KEY_BYTES:
         raise InternalError(f"Unable to open shared memory region: '{key[:MAX_KEY_BYTES]}'")
-
-
-async def _copied(copy: Callable[[], None], size_bytes: int) -> None:
-    if size_bytes <= _IN_LOOP_BYTES:
-        copy()
-    else:
-        await asyncio.to_thread(copy)

@@ -22,6 +22,8 @@ from typing import Any, Literal
 from charonia.errors import AlreadyExists, InternalError, ResourceExhausted
 from charonia.eventlog.payloads import REGIONS
 
+HANDLE_BYTES = 64
+"""The size of a handle of a GPU's memory."""
 MAX_REGIONS = 4096
 """Of one machine."""
 _ABOUT = "about.json"
@@ -41,7 +43,10 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A registered region; `device` and `inode` say which object a system region is in."""
+    """A registered region; `device` and `inode` say which object a system region is in.
+
+    The `key` of a region of a GPU is the handle of its memory, in base64.
+    """
 
     name: str
     kind: RegionKind
@@ -80,8 +85,8 @@ class RegionStore:
         if self._is_own and self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
 
-    def add(self, tenant: str, region: Region, descriptor: int) -> None:
-        """Register a region; `descriptor` is of its object.
+    def add(self, tenant: str, region: Region, descriptor: int | None = None) -> None:
+        """Register a region; `descriptor` is of the object of a system region.
 
         Raises `AlreadyExists`, `ResourceExhausted`, and `InternalError` when the directory cannot be written.
         """
@@ -91,9 +96,10 @@ class RegionStore:
             if len(os.listdir(root)) >= MAX_REGIONS:
                 raise ResourceExhausted(f"at most {MAX_REGIONS} shared memory regions can be registered")
             unfinished.mkdir(mode=0o700)
-            with contextlib.suppress(OSError):  # on another file system: then it is opened by its key
-                # with a descriptor Python calls linkat(2), which follows; link(2) would link to the symbolic link
-                os.link(f"/proc/self/fd/{descriptor}", unfinished / _MEMORY, src_dir_fd=descriptor)
+            if descriptor is not None:
+                with contextlib.suppress(OSError):  # on another file system: then it is opened by its key
+                    # with a descriptor Python calls linkat(2), which follows; link(2) would link to the symbolic link
+                    os.link(f"/proc/self/fd/{descriptor}", unfinished / _MEMORY, src_dir_fd=descriptor)
             (unfinished / _ABOUT).write_text(json.dumps({"tenant": tenant, **asdict(region)}))
             target = self._path(tenant, region.name)
             try:

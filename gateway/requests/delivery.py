@@ -66,6 +66,14 @@ def is_job(options: DeliveryOptions) -> bool:
     return bool(options.idempotency_key) or options.webhook is not None
 
 
+def asks_nothing_more(options: DeliveryOptions) -> bool:
+    """Whether a synchronous call with these options asks for nothing more than its answer."""
+    if options is AS_USUAL:
+        return True
+    kept = options.durability or options.retention_s
+    return not (is_job(options) or kept or options.on_disconnect or options.respond_async)
+
+
 @dataclass(frozen=True, slots=True)
 class JobReceipt:
     """A job was accepted, or (`created` False) its key was known and this is the earlier job.

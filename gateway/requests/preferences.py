@@ -160,8 +160,8 @@ def _text(words: Parameters, name: str) -> str:
 
 def _whole(words: Parameters, name: str) -> int:
     value: ParameterValue = words.get(name, 0)
-    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
-        value = int(value)
+    if isinstance(value, str) and _WHOLE.fullmatch(digits := value.strip()):
+        value = int(digits)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX_NUMBER:
         raise InvalidArgument(f"'{name}' must be a whole number of 0 or more")
     return value

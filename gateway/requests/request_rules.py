@@ -13,6 +13,9 @@ MAX_DIMENSIONS = 64
 
 MAX_DEADLINE_NS = 2**63 - 1
 
+MAX_REST_BYTES = 1 << 20
+"""Names, ids and parameters of a request, which the event loop goes through: so much takes 5 ms."""
+
 _MAX_DEADLINE_AHEAD_NS = 366 * 86_400 * 1_000_000_000
 
 NO_DEADLINE = "'charonia_deadline_us' must be a whole number of 0 or more"
@@ -25,6 +28,14 @@ def check_request_id(request_id: str) -> None:
     size = len(request_id.encode())
     if size > MAX_CLIENT_ID_BYTES:
         raise InvalidArgument(f"request id of {size} bytes exceeds the maximum of {MAX_CLIENT_ID_BYTES} bytes")
+
+
+def check_rest(size_bytes: int) -> None:
+    """Raise `InvalidArgument` for more bytes than `MAX_REST_BYTES` beside a request's tensors."""
+    if size_bytes > MAX_REST_BYTES:
+        raise InvalidArgument(
+            f"request has {size_bytes} bytes of names and parameters beside its tensors, the limit is {MAX_REST_BYTES}"
+        )
 
 
 def check_parameter_name(key: str) -> None:

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership, preferred_owner
 from charonia.eventlog.port import EventLog
-from charonia.metrics.endpoint import MetricsEndpoint
+from charonia.metrics.endpoint import MetricsEndpoint, render
 from charonia.options.settings import LogSettings, WebhookSettings
 
 from .addresses import Allowed
 from .keyring import Keyring
 from .posting import Poster
 from .sender import Sender
+
+
+class _Sent(Collector):
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+
+    def collect(self) -> Iterable[Metric]:
+        deliveries = CounterMetricFamily(
+            "charonia_webhook_deliveries", "Calls of webhooks, by how they ended", labels=["outcome"]
+        )
+        for outcome, count in self._sender.outcomes.items():
+            deliveries.add_metric([outcome], count)
+        yield deliveries
+        yield GaugeMetricFamily(
+            "charonia_webhook_pending", "Webhooks of ended jobs still to be delivered", value=self._sender.pending
+        )
+
+
+def render_metrics(sender: Sender) -> bytes:
+    """The text exposition 0.0.4 of one sender."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Sent(sender))
+    return render(registry)
+
 
 ROLE = "webhooks"
 
@@ -90,6 +118,6 @@ class WebhooksApp:
         return [model for model in models if preferred_owner(model, senders) == me]
 
     def _render(self) -> bytes:
-        from .metrics import render_metrics  # its library is not needed before the first scrape
+        from .app import render_metrics  # its library is not needed before the first scrape
 
         return render_metrics(self.sender)

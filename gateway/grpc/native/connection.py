@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
+from charonia.clock import monotonic_ns
 from gateway.grpc.statuses import INTERNAL, Refusal
 
-from .codec.call_headers import MOST_HEADER_BYTES, HeaderReader
+from .codec.call_headers import MOST_HEADER_BYTES, HeaderReader, Meaning
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
 from .codec.http2_frames import (
     ACK,
@@ -49,15 +52,13 @@ from .codec.http2_frames import (
     window_update,
     without_padding,
 )
-from .codec.limits import MANY_FIELDS, MOST_BLOCKED_BYTES, MOST_STREAMS, Patience, PingStrikes
+from .codec.limits import MANY_FIELDS, MOST_BLOCKED_BYTES, Patience, PingStrikes
 from .connection_calls import STREAM_WINDOW, Calls
-from .ending import Ending
 from .grpc_lane import LANE_HEAD_BYTES, LaneCall
-from .life import Life
-from .outbox import Outbox
+from .life import Ending, Life
+from .outbox import Outbox, Stream
 from .receiving import WORTH_SWITCHING_BYTES, LargeReader
-from .serving import Serving
-from .stream import Stream
+from .serving import Serving, Tally
 
 _log = logging.getLogger(__name__)
 
@@ -72,25 +73,19 @@ _JOINED_BYTES = 32_768
 """A frame of which so little came is read again together with what follows it."""
 _TOLD_BYTES = 16 * 1024
 
-_OPENING = settings(
-    {
-        HEADER_TABLE_SIZE: 0,
-        MAX_CONCURRENT_STREAMS: MOST_STREAMS,
-        INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-        MAX_FRAME_SIZE: FRAME_BYTES,
-        MAX_HEADER_LIST_SIZE: _TOLD_BYTES,
-    }
-) + window_update(0, CONNECTION_WINDOW - 65_535)
+MakeCalls = Callable[[Serving, Outbox], Calls]
 
 
 class Connection(asyncio.Protocol):
-    """One client's. `serving` is what all of a front's connections share."""
+    """One client's. `serving` is what all of a front's connections share, `calls` keeps what becomes of its streams,
+    and `of` says what their headers mean, where they are not calls of gRPC (`gateway.http2`).
+    """
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, calls: MakeCalls = Calls, of: Meaning | None = None) -> None:
         self._serving = serving
         self._lane = serving.lane
         self._loop = asyncio.get_running_loop()
-        self._reader = HeaderReader(serving.known_headers)
+        self._reader = HeaderReader(serving.known_headers, of)
         self._transport: asyncio.Transport | None = None
         self._rest = bytearray()
         self._preface_left = PREFACE
@@ -104,13 +99,14 @@ class Connection(asyncio.Protocol):
         self._patience = Patience(self._loop.time())
         self._strikes = PingStrikes(serving.keep_alive)
         self.out = Outbox(self._loop)
-        self.calls = Calls(serving, self.out)
+        self.calls = calls(serving, self.out)
         self.ending = Ending(self.out, self.calls, lambda: self.last_id)
         self._life = Life(self, serving.keep_alive)
         self._large: Stream | None = None
         """A call whose large message is coming; `LargeReader` reads until it has come."""
         self._is_plain = False
         """Not encrypted: what comes may be read to where it belongs."""
+        self.id = serving.next_id()
 
     @property
     def is_open(self) -> bool:
@@ -134,7 +130,7 @@ class Connection(asyncio.Protocol):
         self.out.connect(self._transport)
         self.ending.connect(self._transport)
         self._serving.connections.add(self)
-        self.out.put(_OPENING)
+        self.out.put(_opening(self._serving.most_streams))
         self._life.begin()
 
     def connection_lost(self, _exc: Exception | None) -> None:
@@ -148,6 +144,22 @@ class Connection(asyncio.Protocol):
         self._transport = None
         for stream in list(self.calls.streams.values()):
             self.calls.abandon(stream)
+        past, mine = serving.past, self.calls.tally
+        past.started += mine.started
+        past.refused += mine.refused
+        past.reset += mine.reset
+        past.last_started_ns = max(past.last_started_ns, mine.last_started_ns)
+
+    def tally(self) -> Tally:
+        """What happened on it until now (channelz)."""
+        streams = self.calls.streams.values()
+        silent = sum(isinstance(stream, LaneCall) and not stream.ended for stream in streams)
+        counted = self.calls.tally
+        return replace(counted, open=len(streams), received=counted.received - silent)
+
+    def extra(self, name: str) -> Any:
+        """What its transport knows by this name, None for nothing."""
+        return self._transport.get_extra_info(name) if self._transport is not None else None
 
     def pause_writing(self) -> None:
         self.out.pause()
@@ -230,14 +242,19 @@ class Connection(asyncio.Protocol):
         """Whether frames may be recognised by their bytes: nothing is half read, and headers mean what they say."""
         return self._settled and self._block is None and self._reader.is_free and not self.ending.takes_no_calls
 
-    def took(self, last_id: int, size: int) -> None:
-        """The lane took frames up to this call, with so much data."""
+    def took(self, last_id: int, size: int, begun: int) -> None:
+        """The lane took frames up to this call, which have begun so many, with so much data."""
         self.last_id = last_id
+        tally = self.calls.tally
+        tally.started += begun
+        tally.received += begun
+        tally.last_started_ns = tally.last_received_ns = monotonic_ns()
         self.window -= size
         self._credit(size)
 
     def answered(self, *, at_once: bool) -> None:
         """Calls of the lane were answered."""
+        self.calls.tally.last_sent_ns = monotonic_ns()
         self.out.answered(at_once=at_once)
         self.calls.on_end()
 
@@ -364,7 +381,7 @@ class Connection(asyncio.Protocol):
             self._lane.learn_block(block, headers)
         if self._reader.decoded_fields > MANY_FIELDS:
             self._spend(self._reader.decoded_fields)
-        if self.ending.takes_no_calls or len(self.calls.streams) >= MOST_STREAMS:
+        if self.ending.takes_no_calls or len(self.calls.streams) >= self._serving.most_streams:
             self._spend(Patience.FRAME)
             self.out.put(rst_stream(number, ErrorCode.REFUSED_STREAM))
             return
@@ -421,6 +438,9 @@ class Connection(asyncio.Protocol):
                 flag, length = PREFIX.unpack_from(data, start)
                 if not flag and length == size - PREFIX_BYTES:  # the whole message of most calls
                     stream.messages.append(data[start + PREFIX_BYTES : end])
+                    tally = self.calls.tally
+                    tally.received += 1
+                    tally.last_received_ns = monotonic_ns()
                     self.calls.end(stream)
                     return
             payload = memoryview(data)[start:end]
@@ -588,6 +608,7 @@ class Connection(asyncio.Protocol):
 
     def ping(self) -> None:
         """Ask the client for a sign of life."""
+        self.calls.tally.keep_alives += 1
         self.out.put(frame(PING, 0, 0, b"charonia"))
 
     def leave(self) -> None:
@@ -605,6 +626,18 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close now."""
         self.ending.abort()
+
+
+def _opening(most_streams: int) -> bytes:
+    """The first frames that a client gets."""
+    wanted = {
+        HEADER_TABLE_SIZE: 0,
+        MAX_CONCURRENT_STREAMS: most_streams,
+        INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+        MAX_FRAME_SIZE: FRAME_BYTES,
+        MAX_HEADER_LIST_SIZE: _TOLD_BYTES,
+    }
+    return settings(wanted) + window_update(0, CONNECTION_WINDOW - 65_535)
 
 
 def _checked(length: int) -> int:

@@ -12,16 +12,16 @@ from typing import Any
 
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, ResourceExhausted
-from gateway.grpc.calling import LargeReply, Streaming, Unary
+from charonia.tensors import Buffer
+from gateway.grpc.calling import Reply, Streaming, Unary
 from gateway.grpc.statuses import INTERNAL, Refusal, Status
 
 from .codec.call_headers import CallHeaders, answer_block, http_block, status_block
-from .codec.grpc_messages import PREFIX, Assembler, MessageFault, Packed, framed
+from .codec.grpc_messages import Assembler, MessageFault, Packed, framed
 from .codec.http2_frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, rst_stream, window_update
 from .grpc_lane import LaneCall
-from .outbox import Outbox
-from .serving import Serving
-from .stream import Stream
+from .outbox import ENDED_SILENTLY, REFUSED, Outbox, Stream
+from .serving import Serving, Tally
 
 _log = logging.getLogger(__name__)
 
@@ -49,14 +49,18 @@ class Calls:
         self._out = out
         out.on_closed = self._closed
         self.streams: dict[int, Stream | LaneCall] = {}
+        self.tally = Tally()
         self.on_end: Callable[[], None] = lambda: None
 
     def begin(self, number: int, headers: CallHeaders, ended: bool) -> None:
         """The headers of a call came; `ended` when nothing follows them."""
         stream = self.streams[number] = Stream(self, number, headers, STREAM_WINDOW, self._out.initial_window)
         stream.ended = ended
+        self.tally.started += 1
+        self.tally.last_started_ns = monotonic_ns()
         method = self._serving.methods.get(headers.path)
         if headers.http_status != 200:
+            stream.outcome = REFUSED
             block = http_block(headers.http_status)
             self._out.end(stream, frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block))
         elif headers.refusal is not None:
@@ -77,6 +81,7 @@ class Calls:
         """A call of the lane as an ordinary one, to which nothing has been done yet."""
         stream = self.streams[call.id] = Stream(self, call.id, call.headers, STREAM_WINDOW, call.send_window)
         stream.ended = ended
+        self.tally.received -= not call.ended
         if call.deadline_ns or call.headers.timeout_ns is not None:
             remaining_s = max(0.0, (call.deadline_ns - wall_ns()) / 1e9)
             stream.deadline_ns = monotonic_ns() + int(remaining_s * 1e9)
@@ -94,9 +99,10 @@ class Calls:
         if stream.tail is not None:
             return  # it is refused, and what it has answered not sent yet
         if stream.assembler is None:
-            method = self._serving.methods.get(stream.headers.path)
-            room = self._serving.room if isinstance(method, Unary) and method.takes_views else None
-            stream.assembler = Assembler(stream.headers.encoding, self._serving.most_decompressed_bytes, room)
+            method = self._serving.methods[stream.headers.path]
+            room = self._serving.room if method.takes_views else None
+            limit = self._serving.most_decompressed_bytes
+            stream.assembler = Assembler(stream.headers.encoding, limit, room, method.largest_bytes)
         try:
             messages = stream.assembler.feed(payload)
         except MessageFault as fault:
@@ -108,7 +114,10 @@ class Calls:
     def came(self, stream: Stream, messages: Iterable[bytes | memoryview | Packed]) -> None:
         """These are whole."""
         self._release(stream)
+        before = len(stream.messages)
         stream.messages.extend(messages)
+        self.tally.received += len(stream.messages) - before
+        self.tally.last_received_ns = monotonic_ns()
         stream.arrived()
         if len(stream.messages) > 1 and isinstance(self._serving.methods.get(stream.headers.path), Unary):
             self.refuse(stream, _NOT_ONE)
@@ -181,7 +190,7 @@ class Calls:
     # -- answers ------------------------------------------------------------------------------------------------------
 
     async def _serve_unary(self, stream: Stream, method: Unary, message: bytes | memoryview) -> None:
-        reply: bytes | LargeReply | Refusal
+        reply: Reply | Refusal
         call = method.call(message, stream)
         del message  # it may be large, and the call long
         try:
@@ -194,23 +203,22 @@ class Calls:
         stream.task = None
         if stream.closed:
             return
-        if not isinstance(reply, tuple) and self._compression(stream):
-            message = reply.joined() if isinstance(reply, LargeReply) else reply
-            packed = await self._framed(stream, message)
+        if isinstance(reply, tuple):
+            self.refuse(stream, reply)
+        elif isinstance(reply, bytes) and not self._compression(stream):
+            self.answer(stream, reply)
+        else:
+            packed = await self._framed(stream, reply)
+            del reply  # the outbox lets go of each part as the client takes it
             if not stream.closed:
                 self._send(stream, packed)
                 self._out.end(stream, self._tail(stream, _DONE))
-        elif isinstance(reply, LargeReply):
-            self._send_large(stream, reply)
-        elif not isinstance(reply, bytes):
-            self.refuse(stream, reply)
-        else:
-            self.answer(stream, reply)
 
     def answer(self, stream: Stream, reply: bytes) -> None:
         """Answer a unary call."""
+        self.tally.last_sent_ns = monotonic_ns()
         if self._compression(stream) or not self._out.answer(stream, reply):
-            self._send(stream, framed(reply, self._compression(stream)))
+            self._send(stream, framed((reply,), self._compression(stream)))
             self._out.end(stream, self._tail(stream, _DONE))
 
     async def _serve_stream(self, stream: Stream, method: Streaming) -> None:
@@ -224,39 +232,35 @@ class Calls:
             refusal = _FAILED
         stream.task = None
         if not stream.closed:
+            stream.outcome = ENDED_SILENTLY
             self.refuse(stream, refusal or _DONE)
 
-    async def send(self, stream: Stream, message: bytes) -> None:
+    async def send(self, stream: Stream, message: Reply) -> None:
         """Send a message of a streaming method, and wait until the transport took it."""
-        if stream.closed or stream.tail is not None:
-            raise asyncio.CancelledError
+        _raise_if_over(stream)
         packed = await self._framed(stream, message)
-        if stream.closed or stream.tail is not None:
-            raise asyncio.CancelledError
+        del message
+        _raise_if_over(stream)
         stream.sent = sent = self._loop.create_future()
+        self.tally.streamed += 1
         self._send(stream, packed)
+        del packed
         await sent
         if stream.closed and stream.tail is None:
             raise asyncio.CancelledError
 
-    async def _framed(self, stream: Stream, message: bytes) -> list[bytes]:
+    async def _framed(self, stream: Stream, message: Reply) -> list[Buffer]:
         """A message as it is sent, compressed where the client takes that."""
         level = self._compression(stream)
+        parts = (message,) if isinstance(message, bytes) else message.parts
         if not level or len(message) <= _DEFLATED_IN_LOOP_BYTES:
-            return framed(message, level)
-        return await self._serving.offload.in_thread(len(message), framed, message, level, may_refuse=False)
+            return framed(parts, level)
+        return await self._serving.offload.in_thread(len(message), framed, parts, level, may_refuse=False)
 
-    def _send(self, stream: Stream, packed: list[bytes]) -> None:
+    def _send(self, stream: Stream, packed: list[Buffer]) -> None:
+        self.tally.last_sent_ns = monotonic_ns()
         self._start(stream, "gzip" if self._compression(stream) else "")
         self._out.data(stream, packed)
-
-    def _send_large(self, stream: Stream, reply: LargeReply) -> None:
-        """Send a whole answer whose parts are not joined."""
-        self._start(stream, "")
-        parts = reply.parts
-        self._out.data(stream, [PREFIX.pack(0, sum(map(len, parts))), *parts])
-        del parts, reply  # the outbox lets go of each part as the client takes it
-        self._out.end(stream, self._tail(stream, _DONE))
 
     def _start(self, stream: Stream, encoding: str) -> None:
         if not stream.started:
@@ -275,6 +279,8 @@ class Calls:
     def refuse(self, stream: Stream, refusal: Refusal) -> None:
         """End a call with a status, once what it has answered is sent."""
         if stream.tail is None and not stream.closed:
+            if refusal[0] != Status.OK:
+                stream.outcome = REFUSED
             self._out.end(stream, self._tail(stream, refusal))
 
     def _expire(self, stream: Stream) -> None:
@@ -294,6 +300,9 @@ class Calls:
         """The last frame of a stream is on its way."""
         if stream.closed:
             return
+        if stream.outcome:
+            self.tally.refused += stream.outcome == REFUSED
+            self.tally.silent += stream.outcome == ENDED_SILENTLY
         if not stream.ended:
             self._out.put(rst_stream(stream.id, ErrorCode.NO_ERROR))
         self._forget(stream)  # which may close the connection
@@ -304,11 +313,14 @@ class Calls:
     def abandon(self, stream: Stream | LaneCall) -> None:
         """No client waits for the answer of a call any more."""
         if isinstance(stream, LaneCall):
-            self.streams.pop(stream.id, None)
+            if self.streams.pop(stream.id, None) is not None:
+                self.tally.reset += 1
+                self.tally.received -= not stream.ended
             if stream.ended:
                 stream.abandon()
             self.on_end()
             return
+        self.tally.reset += not stream.closed
         self._forget(stream)
         self._out.drop(stream)
         stream.messages.clear()
@@ -336,3 +348,8 @@ class Calls:
                 stream = ordinary
             self._cut(stream, refusal)
         return [task for task in tasks if not task.done()]
+
+
+def _raise_if_over(stream: Stream) -> None:
+    if stream.closed or stream.tail is not None:
+        raise asyncio.CancelledError

@@ -16,13 +16,13 @@ from charonia.errors import CharoniaError
 from charonia.inference import LATEST_VERSION, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord, WaveReply
+from gateway.grpc.calling import Standing
 from gateway.grpc.convert import ResponseEncoder, infer_request, varint
 from gateway.grpc.job_calls import JOB_ID
 from gateway.grpc.statuses import Refusal, refusal
 from gateway.handler import Handler
-from gateway.lane.door import Door
+from gateway.lane.door import Call, Door, values_of
 from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
-from gateway.lane.lane_calls import Call, values_of
 from gateway.lane.layout import Layout, protobuf_layout
 from gateway.lane.pending_waves import response_in
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
@@ -32,8 +32,7 @@ from .codec.call_headers import CallHeaders
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
 from .codec.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS
 from .codec.limits import MOST_BLOCKED_BYTES, MOST_STREAMS
-from .outbox import ANSWER, DONE, ENDS, Outbox
-from .stream import Stream
+from .outbox import ANSWER, DONE, ENDS, Outbox, Stream
 
 LANE_HEAD_BYTES = 5
 """Of a frame: size, type and flags, by which it may be one of the lane (`GrpcLane.by_head`)."""
@@ -47,6 +46,9 @@ _MOST_TIMEOUT_NS = 86_400 * 10**9
 """Of longer ones the full way says whether they are allowed."""
 _MOST_MESSAGE_BYTES = MAX_REQUEST_BYTES + 4096
 _WORDS = DELIVERY_PARAMETERS | {JOB_ID}
+
+
+_Blocks = dict[bytes, tuple[CallHeaders, Standing]]
 
 
 class Calls(Protocol):
@@ -67,7 +69,7 @@ class Connection(Protocol):
     @property
     def calls(self) -> Calls: ...
 
-    def took(self, last_id: int, size: int) -> None: ...
+    def took(self, last_id: int, size: int, begun: int) -> None: ...
 
     def answered(self, *, at_once: bool) -> None: ...
 
@@ -81,16 +83,19 @@ class Connection(Protocol):
 class LaneCall(Call):
     """A call as the connection's table of streams has it; `Stream` says what the fields mean."""
 
-    __slots__ = ("connection", "headers", "id", "send_window")
+    __slots__ = ("connection", "headers", "id", "send_window", "standing")
 
     pending = ()
     task = None
     closed = False
 
-    def __init__(self, connection: Connection, number: int, headers: CallHeaders, send_window: int) -> None:
+    def __init__(
+        self, connection: Connection, number: int, headers: CallHeaders, standing: Standing, send_window: int
+    ) -> None:
         self.connection = connection
         self.id = number
         self.headers = headers
+        self.standing = standing
         self.send_window = send_window
         self.gone = False
         self.wave = None
@@ -109,15 +114,16 @@ class LaneCall(Call):
 
 
 class GrpcSignature:
-    """What calls of one layout have in common; see `gateway.lane.lane_calls.Signature`."""
+    """What calls of one layout have in common; see `gateway.lane.door.Signature`."""
 
-    __slots__ = ("_encoder", "_fixed", "_outputs", "_version", "_whole", "_write", "door", "layout")
+    __slots__ = ("_encoder", "_fixed", "_outputs", "_version", "_whole", "_write", "door", "layout", "standing")
 
     counts_itself = True
 
-    def __init__(self, door: Door, layout: Layout, encoder: ResponseEncoder) -> None:
+    def __init__(self, door: Door, layout: Layout, standing: Standing, encoder: ResponseEncoder) -> None:
         self.door = door
         self.layout = layout
+        self.standing = standing
         self._encoder = encoder
         self._outputs: object = None
         self._version = self._whole = 0
@@ -220,23 +226,28 @@ def _nothing(_number: int, _values: tuple[bytes, ...]) -> bytes:
 
 
 class GrpcLane:
-    """What the connections of a native front recognise. `takes` says whether calls with some headers may ride."""
+    """What the connections of a native front recognise.
+
+    `standing` says what calls with some headers have in common; None where they may not ride.
+    """
 
     def __init__(
-        self, lane: Lane, handler: Handler, encoder: ResponseEncoder, takes: Callable[[CallHeaders], bool]
+        self, lane: Lane, handler: Handler, encoder: ResponseEncoder, standing: Callable[[CallHeaders], Standing | None]
     ) -> None:
         self._lane = lane
         self._waves = lane.waves
         self._handler = handler
         self._encoder = encoder
-        self._takes = takes
-        self.by_head: dict[bytes, tuple[int, dict[bytes, CallHeaders] | None, list[GrpcSignature]]] = {}
+        self._standing = standing
+        self.by_head: dict[bytes, tuple[int, _Blocks | None, list[GrpcSignature]]] = {}
         """First five bytes of a frame to its whole size and, for HEADERS, the blocks known, for DATA, signatures."""
         self.count = 0
         """How many signatures are known; without one no call can be recognised."""
         self.touched, self.ready = lane.waves.touched, lane.waves.ready
         """The doors that calls came to, and what is called when a connection has read what there was."""
         self._blocks = 0
+        self._generation = 0
+        """Of the callers' keys: calls whose headers were recognised before a change are no others' alike after it."""
         lane.fronts.append(self._forget)
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -245,24 +256,27 @@ class GrpcLane:
         """The header block of an ordinary call; the same bytes mean the same whenever they come."""
         if headers.timeout_ns is not None and not 0 < headers.timeout_ns <= _MOST_TIMEOUT_NS:
             return
-        if len(block) > _MOST_BLOCK_BYTES or not self._takes(headers):
+        standing = self._standing(headers) if len(block) <= _MOST_BLOCK_BYTES else None
+        if standing is None:
             return
+        standing = standing._replace(generation=self._generation)
         head = _frame_head(len(block), HEADERS, END_HEADERS)
         known = self.by_head.get(head)
         if known is not None and known[1] is not None and block in known[1]:
             return
         if self._blocks >= _MOST_BLOCKS:
-            self.by_head = {first: found for first, found in self.by_head.items() if found[1] is None}
-            self._blocks, known = 0, None
+            self._forget_blocks()
+            known = None
         if known is None or known[1] is None:
             known = self.by_head[head] = (HEAD_BYTES + len(block), {}, [])
         blocks = known[1]
         assert blocks is not None
         self._blocks += 1
-        blocks[block] = headers
+        blocks[block] = headers, standing
 
-    def learn(self, data: bytes, message: pb.ModelInferRequest) -> None:
-        """A message that went the full way and was answered."""
+    def learn(self, data: bytes, message: pb.ModelInferRequest, standing: Standing) -> None:
+        """A message that went the full way and was answered. `standing` is what its metadata means now."""
+        standing = standing._replace(generation=self._generation)
         if len(data) > _MOST_MESSAGE_BYTES or not self._lane.may_learn(message.model_name, len(data)):
             return
         if message.parameters and not _WORDS.isdisjoint(message.parameters):
@@ -274,9 +288,10 @@ class GrpcLane:
                 served = self._handler.served_model(message.model_name, message.model_version)
                 version = LATEST_VERSION if message.model_version in ("", "-1") else served.version
                 request, classes = infer_request(message, version)
+                request.parameters.update(standing.forwarded)
                 found = layout.cut(data, 0)
                 if not classes and found is not None and found[0] == tuple([tensor.data for tensor in request.inputs]):
-                    door = self._lane.door_for(request)
+                    door = self._lane.door_for(request, standing.tenant)
             except (CharoniaError, ValueError):
                 door = None
         if door is None or layout is None:
@@ -286,7 +301,7 @@ class GrpcLane:
         _, _, signatures = self.by_head.setdefault(head, (HEAD_BYTES + size, None, []))
         prefix = PREFIX.pack(0, len(data))
         layout = layout.behind(prefix)
-        if any(found.layout == layout for found in signatures):
+        if any(found.layout == layout and found.standing == standing for found in signatures):
             return
         if self.count >= _MOST_SIGNATURES:
             self.by_head = {first: found for first, found in self.by_head.items() if found[1] is not None}
@@ -296,9 +311,17 @@ class GrpcLane:
             self.count -= len(signatures)
             signatures.clear()
         self.count += 1
-        signatures.insert(0, GrpcSignature(door, layout, self._encoder))
+        signatures.insert(0, GrpcSignature(door, layout, standing, self._encoder))
 
-    def _forget(self, door: Door) -> None:
+    def _forget_blocks(self) -> None:
+        self.by_head = {first: found for first, found in self.by_head.items() if found[1] is None}
+        self._blocks = 0
+
+    def _forget(self, door: Door | None) -> None:
+        if door is None:  # other keys are good now
+            self._generation += 1
+            self._forget_blocks()
+            return
         for _, blocks, signatures in self.by_head.values():
             if blocks is None and signatures:
                 before = len(signatures)
@@ -314,7 +337,7 @@ class GrpcLane:
         by_head = self.by_head
         streams = connection.calls.streams
         out = connection.out
-        room = MOST_STREAMS - len(streams)
+        room = room_before = MOST_STREAMS - len(streams)
         if out.blocked_bytes > MOST_BLOCKED_BYTES:
             return at
         last_id = connection.last_id
@@ -334,12 +357,13 @@ class GrpcLane:
                 break
             (number,) = _NUMBER.unpack_from(data, at + 5)
             if blocks is not None:
-                headers = blocks.get(data[at + HEAD_BYTES : end])
-                if headers is None or number <= last_id or not number & 1 or number >> 31 or room <= 0:
+                known = blocks.get(data[at + HEAD_BYTES : end])
+                if known is None or number <= last_id or not number & 1 or number >> 31 or room <= 0:
                     break
                 last_id = number
                 room -= 1
-                begun_call = streams[number] = LaneCall(connection, number, headers, initial_window)
+                headers, standing = known
+                begun_call = streams[number] = LaneCall(connection, number, headers, standing, initial_window)
                 if headers.timeout_ns is not None:
                     now_ns = now_ns or wall_ns()
                     begun_call.deadline_ns = deadline_ns = now_ns + headers.timeout_ns
@@ -357,7 +381,7 @@ class GrpcLane:
                 start = at + HEAD_BYTES
                 for signature in signatures:
                     layout = signature.layout
-                    if data.startswith(layout.head, start):
+                    if data.startswith(layout.head, start) and signature.standing == call.standing:
                         if layout.only:
                             call.data = (data[start + layout.only : end],)
                             break
@@ -376,7 +400,7 @@ class GrpcLane:
                     touched.append(door)
             at = end
         if at != begun:
-            connection.took(last_id, used)
+            connection.took(last_id, used, room_before - room)
         if timed:
             self._waves.expiry.watch(earliest_ns)
             for one in timed:

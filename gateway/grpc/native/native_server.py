@@ -8,17 +8,21 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
+from typing import Any
 
 from charonia.errors import StartupError
-from charonia.options.settings import GatewaySettings
+from charonia.options.settings import GatewaySettings, GrpcDelays
+from gateway.grpc.calling import Standing
 from gateway.grpc.envelope import raw_at
 from gateway.grpc.servicer import MODEL_INFER, Servicer
+from gateway.grpc.standard_services import CHANNELZ
 from gateway.grpc.statuses import Status
 from gateway.grpc.stream_calls import SHUTTING_DOWN
 from gateway.handler import Handler
 from gateway.listening import BACKLOG, listen, listen_unix, unlink_own
 from gateway.tls import ServerTls
 
+from .channelz import Channelz
 from .codec.call_headers import CallHeaders
 from .codec.limits import KeepAlive
 from .connection import Connection
@@ -37,7 +41,7 @@ class NativeGrpcFront:
 
     def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
         self._settings = settings
-        self._servicer = Servicer(settings, handler)
+        self._servicer = Servicer(settings, handler, (CHANNELZ,) if settings.grpc_channelz else ())
         level = settings.grpc_infer_response_compression_level
         if level not in _LEVELS:
             raise StartupError(
@@ -52,25 +56,30 @@ class NativeGrpcFront:
             room=lambda size_bytes, begin: handler.room(size_bytes, raw_at(begin)),
             offload=handler.offload,
         )
-        if handler.lane is not None and handler.lane.is_on and self._servicer.may_ride:
-            lane = GrpcLane(handler.lane, handler, self._servicer.encoder, self._takes)
+        if settings.grpc_channelz:
+            self._serving.methods |= Channelz(self._serving, self._listening, self._servicer.allow).methods()
+        if handler.lane is not None and handler.lane.is_on and settings.grpc_delays == GrpcDelays():
+            lane = GrpcLane(handler.lane, handler, self._servicer.encoder, self._standing)
             self._serving.lane = self._servicer.lane = lane
         self._servers: list[asyncio.Server] = []
         self._inode = 0
         self.port = 0
         """The real port, once started."""
 
-    def _takes(self, headers: CallHeaders) -> bool:
-        """Whether the calls with these headers may ride: nothing in them asks for anything."""
-        return (
+    def _listening(self) -> list[Any]:
+        return [one.getsockname() for server in self._servers for one in server.sockets]
+
+    def _standing(self, headers: CallHeaders) -> Standing | None:
+        """What calls with these headers have in common; None where they may not ride: something asks for more."""
+        may_ride = (
             headers.path == MODEL_INFER
             and headers.http_status == 200
             and not headers.malformed
             and headers.refusal is None
             and headers.encoding == "identity"
             and not (headers.accepts_gzip and self._serving.compression_level)
-            and self._servicer.says_nothing(headers.metadata)
         )
+        return self._servicer.standing(headers.metadata) if may_ride else None
 
     async def start(self) -> None:
         """Bind and serve. Raises `StartupError` when the port cannot be had (V5) or a certificate cannot be read."""

@@ -1,17 +1,22 @@
-"""What goes to one client: frames of a loop's tick in one write, data as the client's windows allow (RFC 9113, 5.2)."""
+"""The calls of a client, and what goes to it: frames of a loop's tick in one write, data as the client's windows allow
+(RFC 9113, 5.2).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from struct import Struct
 from typing import Protocol
 
+from charonia.clock import monotonic_ns
 from charonia.tensors import Buffer
+from gateway.grpc.calling import Reply
 from gateway.grpc.statuses import Status
 
-from .codec.call_headers import answer_block, status_block
-from .codec.grpc_messages import PREFIX_BYTES
+from .codec.call_headers import CallHeaders, answer_block, status_block
+from .codec.grpc_messages import PREFIX_BYTES, Assembler, Packed
 from .codec.http2_frames import (
     DATA,
     DEFAULT_FRAME_BYTES,
@@ -25,7 +30,6 @@ from .codec.http2_frames import (
     ErrorCode,
     StreamFault,
 )
-from .stream import Stream
 
 ANSWER = answer_block()
 DONE = status_block(Status.OK, "", alone=False)
@@ -35,6 +39,115 @@ _MOST_AT_ONCE_BYTES = 1 << 20
 _NOT_JOINED_BYTES = 1 << 13
 """A part of so many bytes goes to the transport by itself, with those before and behind it in one system call."""
 ENDS = END_STREAM | END_HEADERS
+
+
+ENDED_WELL, ENDED_SILENTLY, REFUSED = 0, 1, 2
+"""How a call ended, once it has: with a message and OK, with OK alone, with another status."""
+
+
+class Owner(Protocol):
+    """The calls of the stream's connection (`connection_calls.Calls`), as far as messages need them."""
+
+    def took(self, stream: Stream) -> None: ...
+
+    async def unpack(self, stream: Stream, message: Packed) -> bytes | None: ...
+
+    async def send(self, stream: Stream, message: Reply) -> None: ...
+
+
+class Stream:
+    """The state of a call. As a context (`calling.Context`) and as the messages of a streaming method it is given to
+    methods; all else is `connection_calls`'.
+    """
+
+    __slots__ = (
+        "_arrived",
+        "_calls",
+        "assembler",
+        "closed",
+        "deadline_ns",
+        "ended",
+        "expires",
+        "headers",
+        "held_bytes",
+        "id",
+        "messages",
+        "outcome",
+        "pending",
+        "receive_window",
+        "send_window",
+        "sent",
+        "started",
+        "tail",
+        "task",
+        "uncredited",
+    )
+
+    def __init__(
+        self, calls: Owner, stream_id: int, headers: CallHeaders, receive_window: int, send_window: int
+    ) -> None:
+        self._calls = calls
+        self.id = stream_id
+        self.headers = headers
+        self.receive_window = receive_window
+        self.send_window = send_window
+        """May be negative, after the client has made its windows smaller."""
+        self.uncredited = 0
+        """Bytes received that the client was not given back."""
+        self.held_bytes = 0
+        """Bytes it was given back for, of a message that is not whole."""
+        self.assembler: Assembler | None = None
+        self.messages: deque[bytes | memoryview | Packed] = deque()
+        self._arrived: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.pending: deque[memoryview] = deque()
+        """Data that waits for windows or the transport."""
+        self.tail: bytes | None = None
+        """What ends the stream, once nothing is pending."""
+        self.sent: asyncio.Future[None] | None = None
+        """A writer waits until nothing is pending."""
+        self.started = self.ended = self.closed = False
+        """An answer was begun; the client has ended its side; nothing more is sent or received."""
+        self.outcome = ENDED_WELL
+        self.deadline_ns = 0 if headers.timeout_ns is None else monotonic_ns() + headers.timeout_ns
+        self.expires: asyncio.TimerHandle | None = None
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return self.headers.metadata
+
+    def time_remaining(self) -> float | None:
+        return max(0.0, (self.deadline_ns - monotonic_ns()) / 1e9) if self.deadline_ns else None
+
+    # -- messages of a streaming method -------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> bytes | memoryview:
+        while not self.messages:
+            if self.ended or self.closed:
+                raise StopAsyncIteration
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        message = self.messages.popleft()
+        if not self.messages:
+            self._calls.took(self)
+        if not isinstance(message, Packed):
+            return message
+        unpacked = await self._calls.unpack(self, message)
+        if unpacked is None:
+            raise StopAsyncIteration
+        return unpacked
+
+    def arrived(self) -> None:
+        """A message or the end of them is here."""
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+        self._arrived = None
+
+    def write(self, data: Reply) -> Awaitable[None]:
+        """Send a message of a streaming method (`calling.Write`)."""
+        return self._calls.send(self, data)
 
 
 class Windowed(Protocol):

@@ -13,7 +13,7 @@ from typing import Protocol
 from .codec.grpc_messages import Assembler
 from .codec.http2_frames import DATA, END_STREAM, HEAD, HEAD_BYTES, LARGEST_ID, PADDED
 from .connection_calls import Calls
-from .stream import Stream
+from .outbox import Stream
 
 WORTH_SWITCHING_BYTES = 1 << 16
 """So much of a message must be missing: below, two changes of the reader cost more than they save."""

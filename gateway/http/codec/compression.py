@@ -6,8 +6,10 @@ Sizes are bounded while decompressing, so that a small bomb never becomes a larg
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 from charonia.errors import InvalidArgument
+from charonia.tensors import Buffer
 
 from .error_replies import HttpRefusal
 
@@ -20,6 +22,9 @@ _LEVEL = 1
 """Tensors compress little better at higher levels and the time is the caller's latency."""
 
 _STEP_BYTES = 1 << 20
+"""What is decompressed in one go."""
+_PIECE_BYTES = 1 << 18
+"""Of what is compressed: zlib copies what it has not used yet with every step."""
 
 
 def content_encoding(value: bytes) -> str:
@@ -55,16 +60,20 @@ def choose_encoding(accept: bytes) -> str:
     return IDENTITY if qualities.get(IDENTITY, 0.0) > best_quality else best
 
 
-def decompress(encoding: str, body: bytes, limit_bytes: int) -> bytes:
+def decompress(encoding: str, body: bytes | memoryview, limit_bytes: int) -> bytes:
     """The decompressed body. Raises `InvalidArgument` for a broken stream, a 413 `HttpRefusal` past the limit."""
-    if encoding == IDENTITY:
-        return body
     parts: list[bytes] = []
     total = 0
-    rest = body
-    while rest:
-        decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
-        while not decoder.eof:
+    decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
+    for at in range(0, len(body), _PIECE_BYTES):
+        rest: bytes | memoryview = memoryview(body)[at : at + _PIECE_BYTES]
+        part = b""
+        while rest or len(part) == _STEP_BYTES:
+            if decoder.eof and rest:
+                if encoding == DEFLATE:
+                    text = "failed to decompress the request body: data after the end of the compressed stream"
+                    raise InvalidArgument(text)
+                decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
             try:
                 part = decoder.decompress(rest, min(_STEP_BYTES, limit_bytes - total + 1))
             except zlib.error as error:
@@ -73,21 +82,16 @@ def decompress(encoding: str, body: bytes, limit_bytes: int) -> bytes:
             if total > limit_bytes:
                 raise HttpRefusal(413, decompressed_too_large(limit_bytes))
             parts.append(part)
-            rest = decoder.unconsumed_tail
-            if not part and not rest and not decoder.eof:
-                raise InvalidArgument("failed to decompress the request body: the compressed data is truncated")
-        rest = decoder.unused_data
-        if encoding == DEFLATE and rest:
-            raise InvalidArgument("failed to decompress the request body: data after the end of the compressed stream")
+            rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+    if body and not decoder.eof:
+        raise InvalidArgument("failed to decompress the request body: the compressed data is truncated")
     return b"".join(parts)
 
 
-def compress(encoding: str, body: bytes) -> bytes:
-    """`body` in `encoding`."""
-    if encoding == IDENTITY:
-        return body
+def compress(encoding: str, parts: Iterable[Buffer]) -> bytes:
+    """The parts of a body, joined, in `encoding`."""
     encoder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
-    return encoder.compress(body) + encoder.flush()
+    return b"".join([*map(encoder.compress, parts), encoder.flush()])
 
 
 def decompressed_too_large(limit_bytes: int) -> str:

@@ -18,10 +18,10 @@ from gateway.handler import (
     ServerMetadata,
     TensorMetadata,
 )
-from gateway.regions.region_store import Region
+from gateway.regions.region_store import HANDLE_BYTES, Region
 
 from .jsondata import NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED
-from .jsontext import parse_control
+from .jsontext import parse_json
 
 _FILE_PREFIX = "file:"
 _NO_SUCH: dict[type, str] = {bool: NOT_BOOLEAN, int: NOT_UNSIGNED, str: NOT_STRING}
@@ -98,7 +98,7 @@ def read_log_settings(body: bytes) -> dict[str, Any]:
 
     Raises `InternalError` (E4) for a value of the wrong type, `Unavailable` for an unknown format.
     """
-    document = parse_control(body) if body else {}
+    document = parse_json(body) if body else {}
     wanted: dict[str, Any] = {}
     for key, value in document.items() if isinstance(document, dict) else ():
         expected = TYPES.get(key)
@@ -134,7 +134,7 @@ def trace_settings(settings: dict[str, list[str]]) -> dict[str, Any]:
 
 def read_system_region(body: bytes) -> tuple[str, int, int]:
     """Key, offset and size of a registration (H47). Raises `InvalidArgument` and `InternalError` (E4)."""
-    document = parse_control(body) if body else {}
+    document = parse_json(body) if body else {}
     members = document if isinstance(document, dict) else {}
     if "key" not in members:
         raise InvalidArgument("Shared memory register request has no 'key' field")
@@ -151,6 +151,28 @@ def read_system_region(body: bytes) -> tuple[str, int, int]:
     return key, offset, size
 
 
+def read_cuda_region(body: bytes) -> tuple[bytes, int, int]:
+    """Handle, device and size of a registration (H50). Raises `InvalidArgument` and `InternalError` (E4)."""
+    document = parse_json(body) if body else {}
+    members = document if isinstance(document, dict) else {}
+    if "raw_handle" not in members:
+        raise InvalidArgument("Shared memory register request has no 'raw_handle' field")
+    text = _member(members["raw_handle"], "b64")
+    if not isinstance(text, str):
+        raise InternalError(NOT_STRING)
+    numbers = [_member(members, name) for name in ("byte_size", "device_id")]
+    for number in numbers:
+        if type(number) is not int or not 0 <= number < 2**64:
+            raise InternalError(NOT_UNSIGNED)
+    try:
+        handle = base64.b64decode(text, validate=True)
+        if len(handle) != HANDLE_BYTES:
+            raise ValueError
+    except ValueError:
+        raise InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t") from None
+    return handle, numbers[1], numbers[0]
+
+
 def region_list(regions: list[Region]) -> list[dict[str, Any]]:
     """Registered regions (H46)."""
     return [
@@ -159,6 +181,12 @@ def region_list(regions: list[Region]) -> list[dict[str, Any]]:
         else {"name": r.name, "device_id": r.device_id, "byte_size": r.size_bytes}
         for r in regions
     ]
+
+
+def _member(members: Any, name: str) -> Any:
+    if not isinstance(members, dict) or name not in members:
+        raise InternalError(f"attempt to access non-existing object member '{name}'")
+    return members[name]
 
 
 def _parameters(body: bytes) -> dict[str, Any]:
@@ -171,7 +199,7 @@ def _parameters(body: bytes) -> dict[str, Any]:
 def _optional_object(body: bytes) -> dict[str, Any]:
     if not body:
         return {}
-    document = parse_control(body)
+    document = parse_json(body)
     if not isinstance(document, dict):
         raise InternalError("attempt to access non-object as object in the request JSON")
     return document
@@ -211,7 +239,7 @@ def _statistics(s: ModelStatistics) -> dict[str, Any]:
             }
             for b in s.batches
         ],
-        "memory_usage": [],
+        "memory_usage": [{"type": m.kind, "id": m.device_id, "byte_size": m.size_bytes} for m in s.memory],
     }
 
 

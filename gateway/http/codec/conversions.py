@@ -18,6 +18,7 @@ from charonia.models.interface import ModelInterface
 from charonia.offload.pool import Task
 from charonia.tensors import Buffer, Tensor
 from gateway.requests.classification import classified
+from gateway.requests.request_rules import check_rest
 
 from .control_json import read_load_request
 from .generate_codec import decode_generate, encode_generate
@@ -84,6 +85,8 @@ def _packed(template: Template) -> tuple[Any, Sequence[Buffer]]:
     reply = template.reply
     if sum(map(len, (template.inputs, template.outputs, template.parameters, reply.listed))) > _MAX_MEMBERS:
         raise InvalidArgument(f"request has more than {_MAX_MEMBERS} inputs, outputs and parameters")
+    words = (*template.parameters, *template.parameters.values(), *template.outputs, *reply.delivery.values())
+    check_rest(sum(len(word) for word in (*words, *(s.name for s in template.inputs)) if isinstance(word, str)))
     slots = [[s.name, s.datatype.value, s.shape, s.size_bytes, s.data is not None] for s in template.inputs]
     scalars = [
         *(template.binary_bytes, template.id, template.priority, template.timeout_us, template.deadline_ns),
@@ -156,10 +159,10 @@ def parse_load(_note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buf
     return [config, list(files)], list(files.values())
 
 
-def read_load(result: Result) -> tuple[str | None, dict[str, bytes]]:
+def read_load(result: Result) -> tuple[str | None, Mapping[str, Buffer]]:
     """As `control_json.read_load_request`."""
     (config, names), buffers = result
-    return config, {name: bytes(content) for name, content in zip(names, buffers, strict=True)}
+    return config, dict(zip(names, buffers, strict=True))
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------

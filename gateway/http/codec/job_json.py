@@ -6,7 +6,7 @@ responses it is the event's number alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -16,6 +16,7 @@ from charonia.catalog.served import ServedVersion
 from charonia.errors import CharoniaError
 from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceResponse
+from charonia.tensors import Buffer
 from gateway.deferral import Accepted
 from gateway.requests.delivery import JobPage, JobView
 
@@ -143,31 +144,26 @@ def response_json(response: InferenceResponse, form: ReplyForm, served: ServedVe
     return error_body(error.message)
 
 
-def responses_json(responses: Iterable[InferenceResponse], form: ReplyForm, served: ServedVersion) -> bytes:
-    """A JSON list of responses."""
-    return b"[%b]" % b",".join([response_json(response, form, served) for response in responses])
-
-
 class EventWriter:
     """Writes what one reader follows, who has seen `number` events and `responses` responses."""
 
-    def __init__(self, form: ReplyForm, served: ServedVersion, number: int, responses: int) -> None:
-        self._form = form
-        self._served = served
+    def __init__(self, number: int, responses: int) -> None:
         self._number = number
         self._responses = responses
 
-    def write(self, happening: JobEvent | InferenceResponse) -> bytes:
-        """One event of the stream."""
-        if isinstance(happening, JobEvent):
-            self._number = happening.number
-            return server_sent(happening, self._place())
-        attempt, index = happening.place or (1, 0)
+    def event(self, event: JobEvent) -> bytes:
+        """An event of the job."""
+        self._number = event.number
+        return server_sent(event, self._place())
+
+    def response(self, response: InferenceResponse, text: Sequence[Buffer]) -> list[Buffer]:
+        """A response as an event, in parts; `text` is it as JSON."""
+        attempt, index = response.place or (1, 0)
         self._responses = index + 1
-        told = b'{"attempt":%d,"index":%d,"final":%b' % (attempt, index, b"true" if happening.final else b"false")
-        if not happening.is_flag:
-            told += b',"response":' + response_json(happening, self._form, self._served)
-        return b"id: %b\nevent: response\ndata: %b}\n\n" % (self._place(), told)
+        told = b'{"attempt":%d,"index":%d,"final":%b' % (attempt, index, b"true" if response.final else b"false")
+        if not response.is_flag:
+            told += b',"response":'
+        return [b"id: %b\nevent: response\ndata: %b" % (self._place(), told), *text, b"}\n\n"]
 
     def _place(self) -> bytes:
         return b"%d-%d" % (self._number, self._responses) if self._responses else b"%d" % self._number

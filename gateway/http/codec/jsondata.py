@@ -16,12 +16,13 @@ from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.tensors import Tensor, join_bytes_elements, split_bytes_elements
 
-from .jsontext import MAX_DEPTH
-
 _SIGNED = frozenset((DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64))
 _UNSIGNED = frozenset((DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64))
 _FLOATS = frozenset((DataType.FP32, DataType.FP64))
 _BINARY_ONLY = frozenset((DataType.FP16, DataType.BF16))
+
+MAX_DEPTH = 100
+"""Elements lie in fewer arrays than this, the `data` array included (E8)."""
 
 NOT_SIGNED = "attempt to access JSON non-signed-integer as signed-integer"
 NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
@@ -91,7 +92,7 @@ def render_elements(tensor: Tensor) -> bytes:
 def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
     """The elements in order and the set of their types. One level at a time, since levels may be mixed (T4)."""
     elements = data
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH - 1):
         types = set(map(type, elements))
         if list not in types:
             return elements, types

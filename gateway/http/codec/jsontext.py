@@ -1,4 +1,4 @@
-"""JSON text to values: nesting bounded before parsing, NaN and Infinity taken, failures in Triton's words. Pure.
+"""JSON text to values: what is nested too deep cut off, NaN and Infinity taken, failures in Triton's words. Pure.
 
 orjson reads nearly everything; what it refuses goes to a tolerant reader that either accepts the bare tokens of T5 or
 says what is wrong and where (E4). When a key occurs twice, the last one counts.
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from charonia.errors import InternalError, InvalidArgument
+from charonia.errors import InternalError
 from charonia.tensors import Buffer
 
-MAX_DEPTH = 100
-"""How deep JSON may be nested (E8)."""
+MOST_DEPTH = 128
+"""How deep JSON is read: deeper than `data` of a tensor may be nested (E8, `jsondata`), and no parser's limit."""
 
 # Possessive, and an unterminated string runs to the end, so that hostile text costs linear time.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
@@ -40,28 +40,32 @@ _TOO_BIG = "Number too big to be stored in double."
 
 
 def parse_json(text: Buffer) -> Any:
-    """The value of JSON text. Raises `InvalidArgument` past the nesting limit (E8), else `InternalError` (E4)."""
-    check_depth(text)
+    """The value of JSON text. What is nested deeper than `MOST_DEPTH` reads as 0. Raises `InternalError` (E4)."""
+    return _parse(_cut_deep(text))
+
+
+def _parse(text: Buffer) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return _parse_tolerant(bytes(text))
 
 
-def parse_control(text: Buffer) -> Any:
-    """As `parse_json`, without a nesting limit (E8 is for tensors): what is nested deeper reads as a number."""
-    return parse_json(_cut_deep(bytes(text)))
-
-
-def _cut_deep(data: bytes) -> bytes:
-    """JSON text with 0 in the place of each array and object below `MAX_DEPTH`."""
-    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
-        return data
+def _cut_deep(text: Buffer) -> Buffer:
+    """JSON text with 0 in the place of each array and object below `MOST_DEPTH`. Linear, whatever the text."""
+    data = bytes(text)
+    if data.count(b"[") + data.count(b"{") <= MOST_DEPTH:
+        return text
+    brackets = np.frombuffer(_STRING.sub(b"", data).translate(None, _NOT_BRACKETS), dtype=np.uint8)
+    # bit 1 is set in "[" and "{" and clear in "]" and "}"
+    steps = (brackets & 2).astype(np.int8) - 1
+    if steps.cumsum(dtype=np.int32).max(initial=0) <= MOST_DEPTH:
+        return text
     outside = np.frombuffer(_STRING.sub(lambda found: b" " * len(found[0]), data), dtype=np.uint8)
     opens, closes = (outside == ord("[")) | (outside == ord("{")), (outside == ord("]")) | (outside == ord("}"))
     depths = (opens.astype(np.int8) - closes).cumsum(dtype=np.int32)
-    first = opens & (depths == MAX_DEPTH + 1)
-    deep = (depths > MAX_DEPTH) | (closes & (depths == MAX_DEPTH))
+    first = opens & (depths == MOST_DEPTH + 1)
+    deep = (depths > MOST_DEPTH) | (closes & (depths == MOST_DEPTH))
     cut = np.frombuffer(data, dtype=np.uint8).copy()
     cut[first] = ord("0")
     return bytes(cut[first | ~deep])
@@ -79,22 +83,9 @@ class Members(dict[str, Any]):
 
 def parse_members(text: Buffer) -> Any:
     """As `parse_json`, with `Members` for objects."""
-    parse_json(text)  # for its complaints
-    return json.loads(bytes(text), object_pairs_hook=Members, parse_int=_integer, parse_float=_finite)
-
-
-def check_depth(text: Buffer) -> None:
-    """Raise E8's `InvalidArgument` if arrays and objects nest deeper than `MAX_DEPTH`. Linear, whatever the text."""
-    data = bytes(text)
-    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
-        return
-    brackets = np.frombuffer(_STRING.sub(b"", data).translate(None, _NOT_BRACKETS), dtype=np.uint8)
-    if not brackets.size:
-        return
-    # bit 1 is set in "[" and "{" and clear in "]" and "}"
-    steps = (brackets & 2).astype(np.int8) - 1
-    if int(steps.cumsum(dtype=np.int32).max()) > MAX_DEPTH:
-        raise InvalidArgument(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
+    shallow = _cut_deep(text)
+    _parse(shallow)  # for its complaints
+    return json.loads(bytes(shallow), object_pairs_hook=Members, parse_int=_integer, parse_float=_finite)
 
 
 def quote(text: str) -> bytes:

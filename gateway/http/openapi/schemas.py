@@ -186,7 +186,7 @@ def _control() -> dict[str, Schema]:
                     "additionalProperties": members(dict.fromkeys(RESPONSE_DURATIONS, duration)),
                 },
                 "batch_stats": array(members({"batch_size": COUNT, **dict.fromkeys(parts, duration)})),
-                "memory_usage": {"type": "array", "maxItems": 0},
+                "memory_usage": array(members({"type": TEXT, "id": COUNT, "byte_size": COUNT})),
             }
         ),
         "IndexRequest": opened({}, {"ready": FLAG | {"description": "only models that are ready"}}),

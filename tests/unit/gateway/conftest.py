@@ -7,11 +7,12 @@ from typing import Any
 
 import echo_handler
 import pytest
+from fake_cuda import cuda
 from memory_objects import objects
 
 from charonia.options.settings import GatewaySettings
 
-__all__ = ["objects"]
+__all__ = ["cuda", "objects"]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from charonia.facts.events import ProcessJoined, VersionLoaded, VersionUnloaded
 from charonia.options.settings import GatewaySettings
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
-from gateway.dataplane.dataplane import DataPlane
+from gateway.dataplane import DataPlane
 from gateway.metrics import GatewayMetrics, JobCounts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
@@ -23,7 +23,7 @@ MOST_HEADER_BYTES = 64 * 1024
 
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 1024
-_REMEMBERED_FIELDS = 32
+_REMEMBERED_FIELDS = 40
 """One byte of a block may be a header, which takes hundreds in memory."""
 _SIZE_UPDATE = 0x20
 _MOST_SIZE_UPDATES = 2
@@ -62,14 +62,20 @@ class CallHeaders:
     refusal: tuple[Status, str] | None = None
 
 
+Fields = list[tuple[bytes, bytes]]
+Meaning = Callable[[dict[str, str], list[tuple[str, str]], Fields], CallHeaders]
+"""Of pseudo-headers, the other headers as text, and all of them as they came."""
+
+
 class HeaderReader:
     """Reads the header blocks of one connection."""
 
     _known: dict[bytes, CallHeaders]
 
-    def __init__(self, known: dict[bytes, CallHeaders]) -> None:
-        """`known` is shared by the connections of a front."""
+    def __init__(self, known: dict[bytes, CallHeaders], of: Meaning | None = None) -> None:
+        """`known` is shared by the connections of a front; `of` says what headers mean that are not those of gRPC."""
         self._known = known
+        self._of = of or _of_grpc
         self._decoder = Decoder(max_header_list_size=MOST_HEADER_BYTES)
         self.decoded_fields = 0
         """Of the block that was read last; none where it was known."""
@@ -82,9 +88,10 @@ class HeaderReader:
         if is_free and (found := self._known.get(block)) is not None:
             self.decoded_fields = 0
             return found
-        headers = call_headers(self._decode(block))
-        is_small = len(block) <= _REMEMBERED_BYTES and len(headers.metadata) <= _REMEMBERED_FIELDS
-        is_unique = any(name == "traceparent" for name, _ in headers.metadata)
+        fields = self._decode(block)
+        headers = call_headers(fields, self._of)
+        is_small = len(block) <= _REMEMBERED_BYTES and len(fields) <= _REMEMBERED_FIELDS
+        is_unique = any(name == b"traceparent" for name, _ in fields)
         if is_free and is_small and not is_unique and block[:1] and block[0] & 0xE0 != _SIZE_UPDATE:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
@@ -95,7 +102,7 @@ class HeaderReader:
         """Headers that begin no call: the state of the decoder counts, and whether they would. Raises as `read`."""
         return any(name.startswith(b":") for name, _ in self._decode(block))
 
-    def _decode(self, block: bytes) -> list[tuple[bytes, bytes]]:
+    def _decode(self, block: bytes) -> Fields:
         if len(block) > MOST_HEADER_BYTES:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MOST_HEADER_BYTES} bytes")
         if _size_updates(block) > _MOST_SIZE_UPDATES:
@@ -126,7 +133,7 @@ def _size_updates(block: bytes) -> int:
     return count
 
 
-def call_headers(fields: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
+def call_headers(fields: Fields, of: Meaning | None = None) -> CallHeaders:
     """What decoded headers say."""
     pseudo: dict[str, str] = {}
     words: list[tuple[str, str]] = []
@@ -144,10 +151,10 @@ def call_headers(fields: Iterable[tuple[bytes, bytes]]) -> CallHeaders:
             words.append((name, value))
     if not pseudo.get(":path") or not pseudo.get(":scheme") or ":method" not in pseudo:
         return CallHeaders(malformed="':method', ':scheme' or ':path' is missing")
-    return _of_grpc(pseudo, words)
+    return (of or _of_grpc)(pseudo, words, fields)
 
 
-def _of_grpc(pseudo: dict[str, str], words: list[tuple[str, str]]) -> CallHeaders:
+def _of_grpc(pseudo: dict[str, str], words: list[tuple[str, str]], _fields: Fields) -> CallHeaders:
     ours = {name: value for name, value in words if name in _OURS}
     kind = ours.get("content-type", "")
     if pseudo[":method"] != "POST":
@@ -239,7 +246,7 @@ def status_block(status: Status, details: str, metadata: Iterable[tuple[str, str
 
 
 def http_block(status: int) -> bytes:
-    """The answer to what is no call of gRPC."""
+    """The status of an answer of HTTP, as to what is no call of gRPC."""
     return _NO_TABLE + _NAME_STATUS + _length(3) + str(status).encode()
 
 

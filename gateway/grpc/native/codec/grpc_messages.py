@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 
+from charonia.tensors import Buffer
+from gateway.grpc.calling import LARGEST_MESSAGE_BYTES, too_large
 from gateway.grpc.statuses import Status
 
 PREFIX_BYTES = 5
 PREFIX = Struct(">BL")
 """Compressed or not, length in bytes."""
-LARGEST_MESSAGE_BYTES = 0x7FFFFFFF
-"""As grpcio and Triton: protobuf can hold no larger one."""
-
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 _STEP_BYTES = 1 << 20
-_WORTH_A_VIEW_BYTES = 1 << 16
+"""What is decompressed in one go."""
+_PIECE_BYTES = 1 << 18
+"""Of what is compressed: zlib copies what it has not used yet with every step."""
 LARGE_MESSAGE_BYTES = 1 << 16
 """From here on a message is received into memory that was made for it."""
 
@@ -39,7 +40,7 @@ class Packed:
 
     __slots__ = ("_data", "_encoding", "_limit_bytes")
 
-    def __init__(self, encoding: str, data: bytes, limit_bytes: int) -> None:
+    def __init__(self, encoding: str, data: Buffer, limit_bytes: int) -> None:
         self._encoding = encoding
         self._data = data
         self._limit_bytes = limit_bytes
@@ -55,14 +56,21 @@ class Packed:
 class Assembler:
     """Puts messages together from the data of one stream. `limit_bytes` bounds what a compressed one may become.
 
-    With `room` a large message that is not compressed is put where that says, in one copy, and is a view of that.
+    With `room` a large message is a view of memory; one that is not compressed is put where `room` says, in one copy.
     """
 
-    __slots__ = ("_chunks", "_encoding", "_flag", "_into", "_left", "_limit_bytes", "_prefix", "_room")
+    __slots__ = ("_come", "_encoding", "_flag", "_into", "_largest_bytes", "_left", "_limit_bytes", "_prefix", "_room")
 
-    def __init__(self, encoding: str, limit_bytes: int, room: Room | None = None) -> None:
+    def __init__(
+        self,
+        encoding: str,
+        limit_bytes: int,
+        room: Room | None = None,
+        largest_bytes: int = LARGEST_MESSAGE_BYTES,
+    ) -> None:
         self._encoding = encoding
-        self._limit_bytes = limit_bytes
+        self._limit_bytes = min(limit_bytes, largest_bytes)
+        self._largest_bytes = largest_bytes
         self._room = room
         self._into: memoryview | None = None
         """Where a large message goes."""
@@ -71,7 +79,8 @@ class Assembler:
         self._flag = 0
         self._left = -1
         """Bytes missing of a message; -1 between messages."""
-        self._chunks: list[bytes | memoryview] = []
+        self._come = bytearray()
+        """What is here of any other. It grows in place: joining pieces in the end would copy them all at once."""
 
     @property
     def is_between(self) -> bool:
@@ -113,69 +122,71 @@ class Assembler:
                     messages.append(large)
                 continue
             self._left -= len(part)
+            if self._left or self._come:
+                self._come += part
             if self._left:
-                # a view keeps all that was read with it
-                self._chunks.append(part if len(part) >= _WORTH_A_VIEW_BYTES else bytes(part))
                 continue
-            whole = b"".join((*self._chunks, part)) if self._chunks else bytes(part)
-            self._chunks.clear()
             self._left = -1
-            messages.append(self._read(self._flag, whole))
+            come, self._come = self._come, bytearray()
+            messages.append(self._read(self._flag, come or bytes(part)))
         return messages
 
     def _begin(self, come: memoryview) -> None:
         self._flag, self._left = PREFIX.unpack(self._prefix)
         self._prefix = b""
-        if self._left > LARGEST_MESSAGE_BYTES:
-            text = f"Received message larger than max ({self._left} vs. {LARGEST_MESSAGE_BYTES})"
-            raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
+        if self._left > self._largest_bytes:
+            raise MessageFault(Status.RESOURCE_EXHAUSTED, too_large(self._left, self._largest_bytes))
         if self._room is not None and not self._flag and self._left >= LARGE_MESSAGE_BYTES:
             self._into = self._room(self._left, come[: self._left])
 
-    def _read(self, flag: int, data: bytes) -> bytes | Packed:
+    def _read(self, flag: int, data: bytes | bytearray) -> bytes | memoryview | Packed:
         if not flag:
-            return data
+            return memoryview(data) if self._room is not None and len(data) >= LARGE_MESSAGE_BYTES else bytes(data)
         if flag != 1 or self._encoding not in _WINDOW_BITS:
             raise MessageFault(Status.INTERNAL, "message is marked as compressed, but its call names no compression")
         if not data:
-            return data  # as gRPC's own servers: there was nothing to compress
+            return b""  # as gRPC's own servers: there was nothing to compress
         return Packed(self._encoding, data, self._limit_bytes)
 
 
-def decompressed(encoding: str, data: bytes, limit_bytes: int) -> bytes:
+def decompressed(encoding: str, data: Buffer, limit_bytes: int) -> bytes:
     """The message in `data`. Raises `MessageFault` for a broken one, or one that is larger than the limit.
 
     It is bounded while it is decompressed, so that a small bomb never becomes a large buffer.
     """
     decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
     parts: list[bytes] = []
-    total, rest = 0, data
+    total = 0
     try:
-        while not decoder.eof:
-            part = decoder.decompress(rest, min(_STEP_BYTES, limit_bytes - total + 1))
-            total += len(part)
-            if total > limit_bytes:
-                text = (
-                    f"decompressed request exceeds the maximum allowed input size of {limit_bytes} bytes. Use "
-                    "--http-max-input-size to increase the limit."
-                )
-                raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
-            parts.append(part)
-            rest = decoder.unconsumed_tail
-            if not part and not rest and not decoder.eof:
-                raise MessageFault(Status.INTERNAL, "failed to decompress the message: it is truncated")
+        for at in range(0, len(data), _PIECE_BYTES):
+            rest: bytes | memoryview = memoryview(data)[at : at + _PIECE_BYTES]
+            part = b""
+            while rest or len(part) == _STEP_BYTES:
+                if decoder.eof and rest:
+                    raise MessageFault(Status.INTERNAL, "failed to decompress the message: there is more after its end")
+                part = decoder.decompress(rest, min(_STEP_BYTES, limit_bytes - total + 1))
+                total += len(part)
+                if total > limit_bytes:
+                    text = (
+                        f"decompressed request exceeds the maximum allowed input size of {limit_bytes} bytes. Use "
+                        "--http-max-input-size to increase the limit."
+                    )
+                    raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
+                parts.append(part)
+                rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
     except zlib.error as error:
         raise MessageFault(Status.INTERNAL, f"failed to decompress the message: {error}") from None
-    if decoder.unused_data:
-        raise MessageFault(Status.INTERNAL, "failed to decompress the message: there is more after its end")
+    if not decoder.eof:
+        raise MessageFault(Status.INTERNAL, "failed to decompress the message: it is truncated")
     return b"".join(parts)
 
 
-def framed(message: bytes, level: int = 0) -> list[bytes]:
-    """A message with its prefix; compressed by gzip where `level` is not 0 and that makes it smaller."""
+def framed(parts: Sequence[Buffer], level: int = 0) -> list[Buffer]:
+    """A message in parts, with its prefix; compressed by gzip where `level` is not 0 and that makes it smaller."""
+    size = sum(map(len, parts))
     if level:
         encoder = zlib.compressobj(level, zlib.DEFLATED, _WINDOW_BITS["gzip"])
-        packed = encoder.compress(message) + encoder.flush()
-        if len(packed) < len(message):
+        packed = b"".join([*map(encoder.compress, parts), encoder.flush()])
+        if len(packed) < size:
             return [PREFIX.pack(1, len(packed)), packed]
-    return [PREFIX.pack(0, len(message)), message]
+    return [PREFIX.pack(0, size), *parts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.control.model_statistics import model_statistics
-from gateway.handler import BatchStatistics, Duration, ResponseStatistics
+from gateway.handler import BatchStatistics, Duration, MemoryUsage, ResponseStatistics
 
 
 def test_nothing_counted_is_zero() -> None:
@@ -66,3 +66,10 @@ def test_single_responses_are_told_of_where_they_are_counted() -> None:
     assert model_statistics("m", 1, {}).responses == {}
     only = model_statistics("m", 1, {"r2_cancel_count": 3, "r2_cancel_ns": 4}).responses
     assert only == {"2": ResponseStatistics(cancel=Duration(3, 4))}
+
+
+def test_memory_is_listed_by_kind_and_device() -> None:
+    """X7."""
+    found = model_statistics("m", 1, {}, {"GPU 1": 3, "CPU_PINNED 0": 2, "GPU 0": 1}).memory
+    assert found == (MemoryUsage("CPU_PINNED", 0, 2), MemoryUsage("GPU", 0, 1), MemoryUsage("GPU", 1, 3))
+    assert model_statistics("m", 1, {}).memory == ()

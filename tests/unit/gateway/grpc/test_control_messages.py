@@ -12,6 +12,7 @@ from gateway.grpc import control_messages as control
 from gateway.handler import (
     BatchStatistics,
     Duration,
+    MemoryUsage,
     ModelIndexEntry,
     ModelMetadata,
     ModelStatistics,
@@ -63,6 +64,9 @@ def test_statistics() -> None:
 
 
 def test_durations_of_zero_are_there() -> None:
+    memory = (MemoryUsage("GPU", 1, 2**33),)
+    (held,) = control.model_statistics([ModelStatistics("m", "1", memory=memory)]).model_stats
+    assert [(one.type, one.id, one.byte_size) for one in held.memory_usage] == [("GPU", 1, 2**33)]
     (found,) = control.model_statistics([ModelStatistics("m", "1")]).model_stats
     for name in pb.InferStatistics.DESCRIPTOR.fields_by_name:
         assert found.inference_stats.HasField(name)

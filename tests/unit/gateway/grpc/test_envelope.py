@@ -36,7 +36,7 @@ def test_what_is_split_is_the_message(message: pb.ModelInferRequest) -> None:
     head, raw = split(packed)
     assert [bytes(one) for one in raw] == list(message.raw_input_contents)
     assert all(one.obj is packed.obj for one in raw)
-    whole = pb.ModelInferRequest.FromString(head)
+    whole = pb.ModelInferRequest.FromString(b"".join(head))
     assert not whole.raw_input_contents
     whole.raw_input_contents.extend(bytes(one) for one in raw)
     assert whole == message
@@ -61,7 +61,7 @@ def test_fields_in_any_order_mean_the_same(message: pb.ModelInferRequest, more: 
     head, raw = split(memoryview(packed))
     expected = pb.ModelInferRequest.FromString(packed)
     assert [bytes(one) for one in raw] == list(expected.raw_input_contents)
-    assert pb.ModelInferRequest.FromString(head).model_name == "later"
+    assert pb.ModelInferRequest.FromString(b"".join(head)).model_name == "later"
 
 
 @given(st.binary(max_size=200))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from charonia.inference import InferenceRequest
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from gateway.grpc.convert import infer_request
 from gateway.grpc.large_messages import CountedTensors, LargeMessage, read_ahead, read_large
+from gateway.grpc.stream_calls import AnswerStream
 from protos import grpc_service_pb2 as pb
 
 MANY = 40_000
@@ -76,15 +78,28 @@ async def test_elements_are_counted_before_the_next_message_of_a_stream(offload:
     first = message(tensor("S", "BYTES", MANY), raw=(good,)).SerializeToString()
     second = message(tensor("S", "BYTES", MANY), in_region("R"), raw=(good[:-1],)).SerializeToString()
     assert len(first) > OFF_LOOP_BYTES
+    answered: list[bytes | LargeMessage] = []
 
     async def messages() -> AsyncIterator[bytes]:
         yield first
         yield second
         yield b"small"
 
-    read = [one async for one in read_ahead(offload, messages())]
-    assert read[2] == b"small"
-    found = [one.raw.elements for one in read if isinstance(one, LargeMessage) and isinstance(one.raw, CountedTensors)]
+    async def answer() -> bytes:
+        return b""
+
+    def answering(one: bytes | LargeMessage) -> Coroutine[Any, Any, bytes]:
+        answered.append(one)
+        return answer()
+
+    async def write(_answer: bytes) -> None:
+        pass
+
+    stream = AnswerStream[bytes | LargeMessage](answering, write, read_large=partial(read_ahead, offload))
+    assert await stream.run(messages()) is None
+    assert answered[2] == b"small", "in their order"
+    read = [one.raw for one in answered if isinstance(one, LargeMessage)]
+    found = [raw.elements for raw in read if isinstance(raw, CountedTensors)]
     assert [list(elements) for elements in found] == [["S"], ["S"]]
     assert not found[0]["S"]
     assert "S" in found[1]["S"]
@@ -95,16 +110,11 @@ async def test_what_is_wrong_is_said_of_a_named_request(offload: Offload) -> Non
     with pytest.raises(InvalidArgument) as small:
         infer_request(message(wrong))
 
-    async def messages() -> AsyncIterator[bytes]:
-        yield message(wrong).SerializeToString()
-        yield b"\xff" * (OFF_LOOP_BYTES + 1)
-
-    named, broken = [one async for one in read_ahead(offload, messages())]
-    assert isinstance(named, LargeMessage)
+    named = await read_ahead(offload, message(wrong).SerializeToString())
+    broken = await read_ahead(offload, b"\xff" * (OFF_LOOP_BYTES + 1))
     assert (named.message.id, named.message.model_name) == ("mine", "m")
     assert named.error is not None
     assert named.error.message == small.value.message
-    assert isinstance(broken, LargeMessage)
     assert broken.error is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -212,3 +213,8 @@ async def test_inference_of_a_decoupled_model(client: httpx2.AsyncClient) -> Non
     assert reply.status_code == 202
     body = {"inputs": [tensor], "parameters": {"charonia_prefer": "respond-async"}}
     assert (await client.post("/v2/models/stream/infer", json=body)).status_code == 202
+    packed = gzip.compress(json.dumps(body).encode())
+    headers = {"content-encoding": "gzip"}
+    assert (await client.post("/v2/models/stream/infer", content=packed, headers=headers)).status_code == 202
+    plain = gzip.compress(json.dumps({"inputs": [tensor]}).encode())
+    assert (await client.post("/v2/models/stream/infer", content=plain, headers=headers)).status_code == 501

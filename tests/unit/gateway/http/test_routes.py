@@ -51,7 +51,7 @@ async def test_statistics(client: httpx2.AsyncClient, url: str) -> None:
                 "batch_stats": [
                     {"batch_size": 2, "compute_input": some, "compute_infer": some, "compute_output": some}
                 ],
-                "memory_usage": [],
+                "memory_usage": [{"type": "GPU", "id": 0, "byte_size": 2**33}],
             }
         ]
     }  # fmt: skip

@@ -217,7 +217,7 @@ async def test_deadlines_that_cannot_be_met(bench: Any) -> None:
 async def test_a_log_that_takes_its_time_keeps_nobody_waiting(
     bench: Any, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["gateway.dataplane.dataplane"], "_LOG_PATIENCE_S", 0.05)
+    monkeypatch.setattr(sys.modules["gateway.dataplane"], "_LOG_PATIENCE_S", 0.05)
     gateway = await bench.gateway()
     stalled = asyncio.Event()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_bench import GATEWAY, MODEL, Front, LaneBench
@@ -14,8 +15,8 @@ from charonia.clock import wall_ns
 from charonia.errors import InternalError
 from charonia.facts.events import RequestCancelled
 from charonia.wire import WaveReply
+from gateway.lane.door import Call
 from gateway.lane.gathering import SLOW_NS
-from gateway.lane.lane_calls import Call
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ _NAMES = st.sampled_from([b"", b"", b"a", b"seven-7"])
 _DEADLINES = st.sampled_from([0, 0, 5, 2**62])
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 999), _NAMES, _DEADLINES), min_size=1, max_size=20), st.integers(1, 3))
 def test_what_leaves_is_what_came(requests: list[tuple[int, bytes, int]], inputs: int) -> None:
     with LaneBench(inputs=inputs) as bench:
@@ -191,7 +192,7 @@ def test_what_a_front_counts_itself_is_not_counted_twice(bench: LaneBench) -> No
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.booleans())
 def test_each_signature_answers_its_own_and_neighbours_together(whose: list[int], in_halves: bool) -> None:
     with LaneBench() as bench:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from charonia.clock import wall_ns
-from gateway.lane.lane_calls import Expiry
+from gateway.lane.door import Expiry
 
 MS = 1_000_000
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_bench import QUICK_NS, Front, LaneBench
 
 from charonia.clock import monotonic_ns
+from gateway.lane.door import Call
 from gateway.lane.gathering import SLOW_NS, Gathering, Round
-from gateway.lane.lane_calls import Call
 
 HOLD_S = 0.002
 PARALLEL_NS = 600_000
@@ -302,7 +303,7 @@ _steps = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(_steps, st.integers(1, 3), st.booleans())
 def test_every_request_is_answered_once_and_none_waits_while_nothing_is_under_way(
     steps: list[tuple[object, ...]], slots: int, may_gather: bool

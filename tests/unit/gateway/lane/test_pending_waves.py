@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_bench import GATEWAY, MODEL, LaneBench, SentWave, reply_to
@@ -30,7 +31,7 @@ from charonia.errors import (
     Unavailable,
 )
 from charonia.wire import pack_wave_reply, records_of, reply_meta, unpack_request, unpack_wave_reply
-from gateway.lane.lane_calls import Call, values_of
+from gateway.lane.door import Call, values_of
 from gateway.lane.pending_waves import ReplyServer, response_in
 
 LOOK_S = 1.0
@@ -134,7 +135,7 @@ def test_the_first_of_two_replies_counts(bench: LaneBench, holds: bool) -> None:
 _ANSWERS = st.tuples(st.sampled_from(["whole", "one", "one", "error", "gone"]), st.integers(0, 7))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.integers(1, 8), st.lists(_ANSWERS, max_size=12))
 def test_each_caller_has_the_answer_that_came_first(count: int, steps: list[tuple[str, int]]) -> None:
     """One by one where an owner took the wave apart, all at once where it did not, or both."""
@@ -310,7 +311,7 @@ def virtual_deadlines(bench: LaneBench, monkeypatch: pytest.MonkeyPatch) -> None
     def now_ns() -> int:
         return began_ns + int((bench.loop.time() - began_s) * 1e9)
 
-    monkeypatch.setattr("gateway.lane.lane_calls.wall_ns", now_ns)
+    monkeypatch.setattr("gateway.lane.door.wall_ns", now_ns)
     monkeypatch.setitem(globals(), "wall_ns", now_ns)
 
 
@@ -568,7 +569,7 @@ def path() -> Iterator[str]:
         yield str(Path(directory) / "replies.sock")
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.integers(1, 3), st.lists(st.integers(0, 400), max_size=6), st.booleans())
 def test_replies_are_read_from_a_socket_however_they_are_cut(count: int, cuts: list[int], has_junk: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="charonia-test-") as directory, LaneBench() as bench:

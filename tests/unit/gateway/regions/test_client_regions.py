@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -128,8 +127,6 @@ class TestRegistering:
         regions.register_system("r", objects.make(b"12345678"), 0, 8)
         with pytest.raises(AlreadyExists, match=r"^shared memory region 'r' already in manager$"):
             regions.register_system("r", objects.make(b"12345678"), 0, 8)
-        with pytest.raises(AlreadyExists):
-            regions.register_cuda("r")
 
     def test_a_pipe_is_no_object(self, regions: ClientRegions, objects: MemoryObjects) -> None:
         key = objects.make(b"")
@@ -149,25 +146,23 @@ class TestRegistering:
                 await regions.status(kind, name)  # type: ignore[arg-type]
             assert caught.value.message == text
 
-    def test_no_gpu(self, regions: ClientRegions) -> None:
+    async def test_no_gpu(self, regions: ClientRegions, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("charonia.cuda.cuda_library.LIBRARY", "libno-such-driver.so.1")
         for name, text in (
             ("r", "failed to register CUDA shared memory region: 'r', GPUs not supported"),
             ("", "'region name' is necessary to register cuda shared memory region"),
         ):
             with pytest.raises(InvalidArgument) as caught:
-                regions.register_cuda(name)
+                await regions.register_cuda(name, bytes(64), 0, 1)
             assert caught.value.message == text
 
     async def test_it_is_off_by_default(self, objects: MemoryObjects, tmp_path: Any) -> None:
         on, off = ClientRegions(allowed=True, directory=str(tmp_path)), ClientRegions(directory=str(tmp_path))
         on.register_system("r", objects.make(b"12345678"), 0, 8)
-        changes: list[Callable[[], Any]] = [
-            lambda: off.register_system("s", objects.make(b"1"), 0, 1),
-            lambda: off.register_cuda("s"),
-        ]
-        for change in changes:
-            with pytest.raises(Unsupported, match=f"^{re.escape(DISABLED)}$"):
-                change()
+        with pytest.raises(Unsupported, match=f"^{re.escape(DISABLED)}$"):
+            off.register_system("s", objects.make(b"1"), 0, 1)
+        with pytest.raises(Unsupported, match=f"^{re.escape(DISABLED)}$"):
+            await off.register_cuda("s", bytes(64), 0, 1)
         for kind, name in (("system", "r"), ("system", ""), ("cuda", "")):
             with pytest.raises(Unsupported) as caught:
                 await off.unregister(kind, name)  # type: ignore[arg-type]
@@ -315,19 +310,32 @@ class TestUse:
         assert seen == [(True, b"aaaa5678"), (False, b"aaaa5678"), (True, b"bbbb5678")]
         assert closed
 
-    def test_requests_of_a_sequence_are_read_at_once(self, regions: ClientRegions, objects: MemoryObjects) -> None:
-        """Without a wait in which the next request could overtake."""
-        size = 1 << 20
+    @pytest.mark.parametrize("sequence", [0, 7, "seven"])
+    @pytest.mark.parametrize(("size", "parts", "waits"), [(100, 10, False), (1 << 20, 1, True), (1000, 1000, True)])
+    def test_much_is_copied_in_a_thread(
+        self, sequence: int | str, size: int, parts: int, waits: bool, regions: ClientRegions, objects: MemoryObjects
+    ) -> None:
         regions.register_system("r", objects.make(bytes(size)), 0, size)
-        for sequence, waits in ((7, False), ("seven", False), (0, True)):
-            asked = request({0: RegionPart("r", 0, size)})
-            asked.sequence_id = sequence
-            reading = read(regions, asked)
-            try:
-                with pytest.raises(RuntimeError if waits else StopIteration):  # without a loop no thread can be awaited
-                    reading.send(None)
-            finally:
-                reading.close()
+        asked = request({at: RegionPart("r", 0, size // parts) for at in range(parts)})
+        asked.sequence_id = sequence
+        reading = read(regions, asked)
+        try:
+            with pytest.raises(RuntimeError if waits else StopIteration):  # without a loop no thread can be awaited
+                reading.send(None)
+        finally:
+            reading.close()
+
+    async def test_regions_of_one_request_are_bounded(
+        self, regions: ClientRegions, objects: MemoryObjects, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("gateway.regions.client_regions.MAX_REGIONS_AT_ONCE", 2)
+        for name in "abc":
+            regions.register_system(name, objects.make(name.encode() * 4), 0, 4)
+        asked = request({at: RegionPart("ab"[at % 2], 0, 4) for at in range(10)}, {"O": RegionPart("a", 0, 4)})
+        await read(regions, asked)
+        assert [bytes(tensor.data) for tensor in asked.inputs] == [b"aaaa", b"bbbb"] * 5
+        with pytest.raises(InvalidArgument, match="more than 2 shared memory regions"):
+            await read(regions, request({at: RegionPart("abc"[at], 0, 4) for at in range(3)}))
 
     async def test_tenants(self, regions: ClientRegions, objects: MemoryObjects) -> None:
         regions.register_system("r", objects.make(b"12345678"), 0, 8, "acme")

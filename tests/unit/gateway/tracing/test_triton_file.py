@@ -14,8 +14,7 @@ from charonia.traces.contexts import TIMESTAMPS, Context
 from charonia.traces.reports import Report, ReportedTensor
 from gateway.tracing import writer as writing
 from gateway.tracing.trace import Finished
-from gateway.tracing.triton_file import TritonFile
-from gateway.tracing.writer import TraceWriter
+from gateway.tracing.writer import TraceWriter, TritonFile
 
 
 def trace(request_id: str, log_frequency: int = 0, series: int = 0) -> Finished:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from gateway.grpc.calling import USUAL
 from gateway.grpc.native.codec.grpc_messages import PREFIX, PREFIX_BYTES
 from gateway.grpc.native.grpc_lane import GrpcSignature, LaneCall
 from gateway.lane.layout import protobuf_layout
@@ -18,10 +19,11 @@ def test_it_is_the_message_without_the_length_before_it() -> None:
     layout = protobuf_layout(message, 1)
     assert layout is not None
     framed = PREFIX.pack(0, len(message)) + message
-    signature = GrpcSignature(SimpleNamespace(), layout.behind(framed[:PREFIX_BYTES]), SimpleNamespace())  # type: ignore[arg-type]
+    anything: Any = SimpleNamespace()
+    signature = GrpcSignature(anything, layout.behind(framed[:PREFIX_BYTES]), USUAL, anything)
     served: list[bytes] = []
     connection: Any = SimpleNamespace(serve_fully=lambda _call, whole: served.append(whole))
-    call = LaneCall(connection, 1, None, 65_535)  # type: ignore[arg-type]
+    call = LaneCall(connection, 1, None, USUAL, 65_535)  # type: ignore[arg-type]
     parts = signature.layout.cut(framed, 0)
     assert parts is not None
     call.data, call.client_id = parts

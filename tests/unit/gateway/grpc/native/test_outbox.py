@@ -24,8 +24,7 @@ from gateway.grpc.native.codec.http2_frames import (
     StreamFault,
     frame,
 )
-from gateway.grpc.native.outbox import Outbox
-from gateway.grpc.native.stream import Stream
+from gateway.grpc.native.outbox import Outbox, Stream
 
 TAIL = frame(HEADERS, END_STREAM | END_HEADERS, 0, b"tail")
 

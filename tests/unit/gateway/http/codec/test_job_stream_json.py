@@ -12,7 +12,7 @@ from charonia.errors import InternalError
 from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceResponse
 from charonia.tensors import Tensor
-from gateway.http.codec.job_json import EventWriter, response_json, responses_json
+from gateway.http.codec.job_json import EventWriter, response_json
 from gateway.http.codec.response_codec import ReplyForm
 
 
@@ -27,14 +27,21 @@ def fields(event: bytes) -> dict[str, Any]:
     return {**told, "data": json.loads(told["data"])}
 
 
+def write(writer: EventWriter, happening: JobEvent | InferenceResponse, served: Any) -> bytes:
+    if isinstance(happening, JobEvent):
+        return writer.event(happening)
+    text = () if happening.is_flag else (response_json(happening, ReplyForm(), served),)
+    return b"".join(writer.response(happening, text))
+
+
 def test_ids_say_how_far_a_reader_is_in_both_rows(served: Callable[[str], Any]) -> None:
-    writer = EventWriter(ReplyForm(), served("identity"), 0, 0)
+    writer = EventWriter(0, 0)
     flag = InferenceResponse("m", 1, [], final=True, place=(2, 2))
     happenings: list[JobEvent | InferenceResponse] = [
         JobEvent(1, "accepted", 1), JobEvent(2, "batched", 2), response(0), response(1), flag,
         JobEvent(3, "succeeded", 3),
     ]  # fmt: skip
-    told = [fields(writer.write(happening)) for happening in happenings]
+    told = [fields(write(writer, happening, served("identity"))) for happening in happenings]
     assert [(each["id"], each["event"]) for each in told] == [
         ("1", "accepted"), ("2", "batched"), ("2-1", "response"), ("2-2", "response"), ("2-3", "response"),
         ("3-3", "succeeded"),
@@ -50,9 +57,9 @@ def test_ids_say_how_far_a_reader_is_in_both_rows(served: Callable[[str], Any]) 
 
 
 def test_a_reader_that_comes_back_counts_on(served: Callable[[str], Any]) -> None:
-    writer = EventWriter(ReplyForm(), served("identity"), 2, 1)
-    assert fields(writer.write(response(1)))["id"] == "2-2"
-    assert fields(writer.write(JobEvent(3, "succeeded", 3)))["id"] == "3-2"
+    writer = EventWriter(2, 1)
+    assert fields(write(writer, response(1), served("identity")))["id"] == "2-2"
+    assert fields(write(writer, JobEvent(3, "succeeded", 3), served("identity")))["id"] == "3-2"
 
 
 def test_errors_and_what_json_cannot_carry(served: Callable[[str], Any]) -> None:
@@ -60,9 +67,3 @@ def test_errors_and_what_json_cannot_carry(served: Callable[[str], Any]) -> None
     assert response_json(failed, ReplyForm(), served("identity")) == b'{"error":"no"}'
     half = InferenceResponse("m", 1, [Tensor.of("y", np.array([1], np.float16))], place=(1, 0))
     assert "sending FP16 data via JSON" in json.loads(response_json(half, ReplyForm(), served("identity")))["error"]
-
-
-def test_a_list(served: Callable[[str], Any]) -> None:
-    told = json.loads(responses_json([response(0), response(1)], ReplyForm(), served("identity")))
-    assert [each["outputs"][0]["data"] for each in told] == [[0], [1]]
-    assert responses_json([], ReplyForm(), served("identity")) == b"[]"

@@ -63,6 +63,18 @@ def test_wrong_elements_are_internal_errors(datatype: str, data: Any, text: str)
     assert caught.value.message == text
 
 
+@pytest.mark.parametrize(("datatype", "element"), [("INT32", 7), ("BYTES", "a")])
+def test_data_nests_less_than_a_hundred_levels(datatype: str, element: Any) -> None:
+    data: Any = element
+    for _ in range(99):
+        data = [data]
+    raw = encode_elements("I", DataType[datatype], [element], 1)
+    assert encode_elements("I", DataType[datatype], data, 1) == raw
+    for deeper in ([data], [1, data], [[data]]):
+        with pytest.raises(InvalidArgument, match=r"^JSON nesting depth exceeds maximum allowed limit \(100\)$"):
+            encode_elements("I", DataType[datatype], deeper, 1)
+
+
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_half_floats_travel_only_in_binary(name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:

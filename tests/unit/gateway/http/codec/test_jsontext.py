@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from charonia.errors import InternalError, InvalidArgument
-from gateway.http.codec.jsontext import MAX_DEPTH, check_depth, parse_control, parse_json
+from gateway.http.codec.jsontext import MOST_DEPTH, parse_json, parse_members
 
 
 @pytest.mark.parametrize(
@@ -51,27 +53,19 @@ def test_a_good_surrogate_pair_passes_the_tolerant_reader() -> None:
     assert parse_json(b'["\\ud83d\\ude00",NaN]')[0] == "\U0001f600"
 
 
-@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
-def test_nesting_is_bounded_before_parsing(opening: bytes) -> None:
-    closing = b"]" if opening == b"[" else b"}"
-    check_depth(opening * MAX_DEPTH + closing * MAX_DEPTH)
-    with pytest.raises(InvalidArgument, match=r"JSON nesting depth exceeds maximum allowed limit \(100\)"):
-        parse_json(opening * (MAX_DEPTH + 1) + closing * (MAX_DEPTH + 1))
-    with pytest.raises(InvalidArgument):
-        parse_json(opening * 100_000)
-
-
-def test_control_requests_may_nest_as_deep_as_they_like() -> None:
-    deep = b"[" * 100_000 + b"]" * 100_000
-    text = b'{"a": ' + deep + b', "b": ' + deep + b', "c\\"[": true}'
-    value = parse_control(text)
+@pytest.mark.parametrize("parse", [parse_json, parse_members])
+def test_text_may_nest_as_deep_as_it_likes(parse: Callable[[bytes], Any]) -> None:
+    deep, closed = b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    value = parse(b'{"a": ' + deep + b', "b": ' + closed + b', "c\\"[": true}')
     assert value['c"['] is True
-    for _ in range(MAX_DEPTH - 1):
+    for _ in range(MOST_DEPTH - 1):
         (value["a"],) = value["a"]
-    assert value["a"] == 0
-    assert parse_control(b"[" * 99 + b"[1,[2],{}]" + b"]" * 99) == parse_json(b"[" * 99 + b"[1,0,0]" + b"]" * 99)
+        value["b"] = value["b"]["a"]
+    assert (value["a"], value["b"]) == (0, 0)
+    around, after = b"[" * (MOST_DEPTH - 1), b"]" * (MOST_DEPTH - 1)
+    assert parse(around + b"[1,[2],{}]" + after) == parse(around + b"[1,0,0]" + after)
     with pytest.raises(InternalError):
-        parse_control(b"[" * 100_000)
+        parse(b"[" * 100_000)
 
 
 @pytest.mark.parametrize(

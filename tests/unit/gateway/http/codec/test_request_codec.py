@@ -14,6 +14,15 @@ from gateway.http.codec.request_codec import RequestDecoder
 from gateway.http.codec.response_codec import ReplyForm
 
 LIMIT = 4096
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 FP32 = {"name": "INPUT0", "shape": [1, 16], "datatype": "FP32"}
 BINARY = {**FP32, "parameters": {"binary_data_size": 64}}
 ONE_FIELD = (
@@ -139,6 +148,14 @@ def test_json_and_type_errors_are_internal(decode: Decode, document: Any, text: 
         (
             {"inputs": [], "parameters": {"k": [1]}},
             "parameter 'k' has invalid type. It should be either 'int', 'bool', or 'string'.",
+        ),
+        (
+            {"inputs": [], "parameters": {"k": nested(200)}},
+            "parameter 'k' has invalid type. It should be either 'int', 'bool', or 'string'.",
+        ),
+        (
+            {"inputs": [{**FP32, "data": nested(200)}]},
+            "JSON nesting depth exceeds maximum allowed limit (100)",
         ),
         (
             {"inputs": [], "parameters": {"k": None}},

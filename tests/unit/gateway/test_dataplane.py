@@ -19,7 +19,7 @@ from charonia.options.settings import GatewaySettings
 from charonia.tensors import Tensor
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
-from gateway.dataplane.dataplane import AdmittedRequest, DataPlane
+from gateway.dataplane import AdmittedRequest, DataPlane
 
 CONFIG = """
 name: "m" backend: "onnxruntime" max_batch_size: 4

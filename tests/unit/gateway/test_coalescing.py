@@ -16,7 +16,7 @@ from charonia.calls.queue_entrance import AppendCounts, Ids, Terms
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
 from charonia.eventlog.port import Fields, Limits
 from charonia.wire import records_of
-from gateway.dataplane.coalescing import Coalescer, Turnaround
+from gateway.dataplane import Coalescer, Turnaround
 
 
 @dataclass
@@ -273,7 +273,7 @@ async def test_one_that_is_left_of_many_soon_waits_for_nobody() -> None:
 async def measure(door: Door, monkeypatch: pytest.MonkeyPatch, answered_us: int) -> None:
     """One request, accepted after 1,000 us and answered so long after it was sent."""
     now_ns = 0
-    monkeypatch.setattr("gateway.dataplane.coalescing.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr("gateway.dataplane.monotonic_ns", lambda: now_ns)
     door.log.gate.clear()
     door.coalescer.open_requests = 1
     sent = door.submit(b"first")
