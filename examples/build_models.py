@@ -152,7 +152,7 @@ def _fields(message: bytes, wanted: int) -> Iterator[bytes]:
                 raise BuildError(f"not an ONNX model: protobuf wire type {wire_type}")
 
 
-def _same(content: bytes) -> bytes:
+def same(content: bytes) -> bytes:
     return content
 
 
@@ -170,7 +170,7 @@ def ocr_labels(model: bytes) -> bytes:
     return _lines(["<blank>", *onnx_metadata(model)["character"].split("\n"), " "])
 
 
-def _committed(source: Path) -> Artifact:
+def committed(source: Path) -> Artifact:
     content = source.read_bytes()
     return Artifact(hashlib.sha256(content).hexdigest(), lambda _: content)
 
@@ -183,21 +183,21 @@ def artifacts() -> dict[str, Artifact]:
     identity = identity_graph()
     wanted = {
         "magika/labels.txt": Artifact(MAGIKA_LABELS_SHA256, magika_labels, MAGIKA, f"{magika}/config.min.json"),
-        "magika/1/model.onnx": Artifact(MAGIKA_SHA256, _same, MAGIKA, f"{magika}/model.onnx"),
-        "silero_vad/1/model.onnx": Artifact(SILERO_VAD_SHA256, _same, SILERO_VAD, silero),
-        "ocr_det/1/model.onnx": Artifact(OCR_DET_SHA256, _same, RAPIDOCR, ocr_det),
+        "magika/1/model.onnx": Artifact(MAGIKA_SHA256, same, MAGIKA, f"{magika}/model.onnx"),
+        "silero_vad/1/model.onnx": Artifact(SILERO_VAD_SHA256, same, SILERO_VAD, silero),
+        "ocr_det/1/model.onnx": Artifact(OCR_DET_SHA256, same, RAPIDOCR, ocr_det),
         "ocr_rec/labels.txt": Artifact(OCR_LABELS_SHA256, ocr_labels, RAPIDOCR, ocr_rec),
-        "ocr_rec/1/model.onnx": Artifact(OCR_REC_SHA256, _same, RAPIDOCR, ocr_rec),
+        "ocr_rec/1/model.onnx": Artifact(OCR_REC_SHA256, same, RAPIDOCR, ocr_rec),
         "ocr_text/1/labels.txt": Artifact(OCR_LABELS_SHA256, ocr_labels, RAPIDOCR, ocr_rec),
         "identity/1/model.onnx": Artifact(hashlib.sha256(identity).hexdigest(), lambda _: identity),
     }
     for config in sorted((EXAMPLES / "configs").glob("*/config.pbtxt")):
-        wanted[f"{config.parent.name}/config.pbtxt"] = _committed(config)
+        wanted[f"{config.parent.name}/config.pbtxt"] = committed(config)
     for source in sorted((EXAMPLES / "python_models").glob("*/model.py")):
-        wanted[f"{source.parent.name}/1/model.py"] = _committed(source)
+        wanted[f"{source.parent.name}/1/model.py"] = committed(source)
     for model, modules in MODULES.items():
         for module in modules:
-            wanted[f"{model}/1/{module}"] = _committed(EXAMPLES / module)
+            wanted[f"{model}/1/{module}"] = committed(EXAMPLES / module)
     for ensemble in ENSEMBLES:  # a version directory, though it holds nothing that anybody reads
         wanted[f"{ensemble}/1/README"] = Artifact(hashlib.sha256(_NOTHING).hexdigest(), lambda _: _NOTHING)
     return wanted
@@ -313,13 +313,15 @@ def _alone(cache: Path) -> Iterator[None]:
         yield
 
 
-def build(output: Path = MODELS, cache: Path = CACHE) -> list[str]:
+def build(output: Path = MODELS, cache: Path = CACHE, wanted: dict[str, Artifact] | None = None) -> list[str]:
     """Bring the repository at `output` up to date; return the paths in it that were written.
+
+    `wanted` are its files, those of this module by default.
 
     Raises BuildError when a wheel cannot be had or does not hold what is expected; OSError when a file cannot
     be written.
     """
-    wanted = artifacts()
+    wanted = artifacts() if wanted is None else wanted
     with _alone(cache):
         output.mkdir(parents=True, exist_ok=True)
         stale = {name: item for name, item in wanted.items() if not _is_current(output / name, item.sha256)}
@@ -337,16 +339,23 @@ def ensure(output: Path = MODELS) -> Path:
     return output
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(
+    arguments: list[str] | None = None,
+    wanted: Callable[[], dict[str, Artifact]] = artifacts,
+    default: Path = MODELS,
+) -> int:
     """Build and print what changed; a BuildError is one line on stderr and exit status 1."""
     parser = argparse.ArgumentParser(description="Build the example model repository.")
     parser.add_argument(
-        "--output", type=Path, default=MODELS, help="the repository to build (default: examples/models)"
+        "--output",
+        type=Path,
+        default=default,
+        help=f"the repository to build (default: examples/{default.name})",
     )
     parser.add_argument("--cache", type=Path, default=CACHE, help="where wheels are kept (default: examples/.cache)")
     options = parser.parse_args(arguments)
     try:
-        written = build(options.output.absolute(), options.cache.absolute())
+        written = build(options.output.absolute(), options.cache.absolute(), wanted())
     except (BuildError, OSError) as error:
         print(f"build_models: {error}", file=sys.stderr)
         return 1

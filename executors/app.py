@@ -64,6 +64,8 @@ def create(
         resource_grants=ResourceGrants(RateLimiter(settings.rate_limit_resources)) if settings.rate_limit else None,
         host_policies=HostPolicies(settings.host_policies),
         agents=RepositoryAgents(settings.repoagent_directory),
+        require_sandbox=settings.require_sandbox,
+        native_models=settings.allow_native_models,
     )
     return ExecutorService(
         log,

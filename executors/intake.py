@@ -40,11 +40,10 @@ from .metrics import ExecutorMetrics
 from .running.instance_pool import LoadedVersion
 from .running.submitted_batch import Responses, SubmittedBatch, decode_entry
 from .settling.checkpoints import is_late, restore
-from .settling.reply_sockets import ReplySockets
 from .settling.response_writer import ResponseWriter
 from .settling.settlement import batch_died
 from .settling.settler import JournalledStarts, Outcome, OwnerReports, Settler
-from .settling.wave_settler import WaveSettler
+from .settling.wave_settler import ReplySockets, WaveSettler
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +215,7 @@ class Intake:
                 return
             batch = _submitted(records, partial(self._waves_executed, loaded), header, entry_id)
             batch.settler = self.waves
-            batch.put_columns = self._payloads.put_columns
+            batch.put_columns, batch.take_back = self._payloads.put_columns, self._payloads.take_back
             for wave in records:
                 if wave.references and not wave.payloads:
                     self._payloads.map_wave(wave)
@@ -272,7 +271,8 @@ class Intake:
             self._tasks.spawn(self._write_statistics(fact))
         elif isinstance(fact, ExecutionUnwanted):
             if (running := self._accepted.get(fact.batch_id)) is not None:
-                self._cancel(running[0], frozenset(fact.ids[at : at + 16] for at in range(0, len(fact.ids), 16)))
+                self._cancel(running[0], _split(fact.ids))
+                running[1].pool.ask_to_end(running[0], _split(fact.gentle))
         elif isinstance(fact, OwnerChanged):
             self._tasks.spawn(self._responses.report_again(fact.model))
 
@@ -459,6 +459,11 @@ def _submitted(
     if header.waves:
         return SubmittedBatch((), done, header, entry_id, waves=records)
     return SubmittedBatch(records, done, header, entry_id)
+
+
+def _split(ids: bytes) -> frozenset[bytes]:
+    """Joined ids."""
+    return frozenset([ids[at : at + 16] for at in range(0, len(ids), 16)])
 
 
 def _ids_of(batch: SubmittedBatch) -> Iterator[bytes]:

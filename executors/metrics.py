@@ -94,6 +94,20 @@ class ExecutorMetrics(Collector):
             totals.output_ns += execution.output_ns
         totals.failures += len(executed.failures)
 
+    def executed_waves(
+        self, model: str, version: int, sizes: Mapping[int, tuple[int, int, int, int]], failures: int
+    ) -> None:
+        """Count executions of waves: by rows how many there were, and their input, infer and output times in ns."""
+        totals = self._of(model, version)
+        for rows, (count, input_ns, infer_ns, output_ns) in sizes.items():
+            totals.executions += count
+            totals.rows += count * rows
+            totals.buckets[bisect_left(_BUCKETS, rows)] += count
+            totals.input_ns += input_ns
+            totals.infer_ns += infer_ns
+            totals.output_ns += output_ns
+        totals.failures += failures
+
     def settled(self, model: str, version: int, increments: Mapping[str, int]) -> None:
         """Add one batch's increments of the statistics."""
         totals = self._of(model, version)

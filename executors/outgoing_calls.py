@@ -91,7 +91,7 @@ class ExecutorCalls:
 
                 tenant, alone = origin.lineage.tenant, served.model in callers(model, records)
                 return _Cached(self.cache.answer(inherited, served, rules, tenant, run, alone=alone))
-        return _Opened(caller.open(inherited, origin), request.trace)
+        return _Opened(caller, caller.open(inherited, origin), request.trace)
 
     async def resolve(self, model: str, near: str) -> str:
         """Return the key of the model with this name, in the namespace `near` first. Raises R2's error."""
@@ -192,11 +192,15 @@ class _Cached:
         if self._coming is not None:
             self._coming.cancel()
 
+    def ask_to_end(self) -> None:
+        """Do nothing: the answer may be wanted by other calls, too."""
+
 
 class _Opened:
     """An `OpenCall` over a call of this process."""
 
-    def __init__(self, call: StreamWaiter, trace: Traced | None) -> None:
+    def __init__(self, caller: Caller, call: StreamWaiter, trace: Traced | None) -> None:
+        self._caller = caller
         self._call = call
         self._trace = trace
 
@@ -208,6 +212,9 @@ class _Opened:
 
     def cancel(self) -> None:
         self._call.cancel()
+
+    def ask_to_end(self) -> None:
+        self._caller.requester.ask_to_end(self._call)
 
 
 def callers(model: str, records: Sequence[RequestRecord]) -> set[str]:

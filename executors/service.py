@@ -43,6 +43,7 @@ from .deployment.lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse
 from .deployment.loads_by_name import LoadsByName
 from .deployment.memory_budget import MemoryBudget
 from .deployment.on_demand import OnDemand
+from .deployment.registered_repositories import RegisteredRepositories
 from .intake import DRAINS, Intake
 from .loading.loader import Loader
 from .loading.placement_rules import Capabilities, PlacementRules
@@ -52,9 +53,12 @@ from .repository.model_repository import ModelRepository
 from .running.limiter_reports import LimiterMetrics, WaitReports
 from .running.submitted_batch import SubmittedBatch
 from .settling.checkpoints import Checkpoints
-from .settling.reply_sockets import ReplySockets
+from .settling.wave_settler import ReplySockets
 
 _log = logging.getLogger(__name__)
+
+_NAMES_EVERY_S = 1.0
+"""How often the directories of local repositories are checked for new names: a `stat` each."""
 
 
 class ExecutorService:
@@ -115,6 +119,8 @@ class ExecutorService:
                 log, self._executor, limiter, self._deployment.loaded_versions, self._calls.count_open
             )
         self._loads_by_name = LoadsByName(self._repository, self._lifecycle, self._deployment)
+        self._registered = RegisteredRepositories(self._repository, self._loads_by_name, self._deployment)
+        self._registered.changed = self._announce_registered
         self._capabilities = capabilities
         self._on_demand = self._make_on_demand()
         payloads = Payloads(log, self._directory)
@@ -208,6 +214,7 @@ class ExecutorService:
         self._intake.start()
         if self._wait_reports is not None:
             self._tasks.spawn(self._wait_reports.run())
+        stamp = self._repository.stamp()
         try:
             found = await asyncio.to_thread(self._repository.scan)
         except CharoniaError as error:
@@ -226,6 +233,8 @@ class ExecutorService:
         await self._announce_scan(ready=True)
         if self._settings.model_control_mode == POLL:
             self._tasks.spawn(self._poll(), "repository poll")
+        else:
+            self._tasks.spawn(self._follow_names(stamp), "names of models")
 
     def _report(self) -> str:
         """Return the tables of what was loaded at start-up (R30)."""
@@ -289,6 +298,7 @@ class ExecutorService:
         if self._on_demand is not None:
             await self._on_demand.stop()
         await self._deployment.close(grace_s)
+        await self._loader.close()
         await self._intake.close()
         await self._sockets.close()
         await self._calls.close()
@@ -297,7 +307,7 @@ class ExecutorService:
             await self.membership.leave("drained")
             with contextlib.suppress(LogUnavailable):
                 await self._log.delete_stream(keys.batches(self._executor))
-        self._directory.close()
+        await asyncio.to_thread(self._directory.close)
         await asyncio.to_thread(self._repository.close)
 
     @property
@@ -347,6 +357,10 @@ class ExecutorService:
             match decision:
                 case Refuse():
                     error = decision.error
+                case UnloadModel() if request.alias:
+                    await self._registered.unload(decision.model, request.alias)
+                case LoadModel() if request.alias:
+                    await self._registered.load(decision.model, request)
                 case UnloadModel():
                     await self._loads_by_name.unload(decision.model, dependents=request.unload_dependents)
                 case LoadModel():
@@ -384,13 +398,34 @@ class ExecutorService:
                 await self._deployment.unload(decision.model)
             else:
                 loads.append(decision)
-        if tuple(found) != self._names:
-            self._names = tuple(found)
-            await self._announce_scan(ready=True)
+        await self._announce_names(tuple(found))
         await self._deployment.load_all(loads)
 
+    async def _follow_names(self, stamp: tuple[int, ...]) -> None:
+        """Announce models that appear in local repositories or leave them; none is loaded or unloaded (H40)."""
+        while True:
+            await asyncio.sleep(_NAMES_EVERY_S)
+            before, stamp = stamp, self._repository.stamp()
+            if stamp == before:
+                continue
+            try:
+                await self._announce_names(await asyncio.to_thread(self._repository.names))
+            except CharoniaError as error:
+                _log.warning("%s", error)
+
+    async def _announce_names(self, names: tuple[str, ...]) -> None:
+        if names != self._names:
+            self._names = names
+            await self._announce_scan(ready=True)
+
+    async def _announce_registered(self) -> None:
+        self._names = await asyncio.to_thread(self._repository.names)
+        await self._announce_scan(ready=True)
+
     async def _announce_scan(self, *, ready: bool) -> None:
-        fact = RepositoryScanned(self._executor, self._names, self._settings.model_control_mode, ready)
+        fact = RepositoryScanned(
+            self._executor, self._names, self._settings.model_control_mode, ready, self._registered.keys()
+        )
         await self._announcer.announce(fact)
 
 

@@ -1,33 +1,34 @@
 """Drives an instance of any shape as the executor does, request by request, for `backend_contract`.
 
 A `BatchInstance` runs in a thread of its own on arrays joined along the batch dimension; a `RequestInstance` gets
-tensors; so does a `StreamingInstance` (`driven_stream`), which is to give each request the same response a number of
+tensors; so does a `StreamingInstance` (`stream`), which is to give each request the same response a number of
 times. Either way requests go in and one answer for each comes out: arrays by output name, or the error.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from charonia.backend import (
     Array,
-    Backend,
     BatchInstance,
     InstanceDied,
     InstanceSpec,
+    Model,
     ModelRequest,
     ModelResponse,
+    Outcome,
     RequestInstance,
     StreamingInstance,
 )
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, InternalError
 from charonia.tensors import Tensor
-
-from .driven_stream import stream
 
 Inputs = Mapping[str, Array]
 Answer = Mapping[str, Array] | Exception
@@ -53,13 +54,14 @@ class DrivenInstance:
         self.is_batch = isinstance(instance, BatchInstance)
         self._interface = spec.interface
         self._closes = 0
+        self._started = False
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"instance {spec.name}")
 
     @staticmethod
-    async def create(backend: Backend, spec: InstanceSpec, copies: int = 1) -> DrivenInstance:
+    async def create(model: Model, spec: InstanceSpec, copies: int = 1) -> DrivenInstance:
         """Raises `AssertionError` for something that is no instance."""
-        instance = await backend.create_instance(spec)
+        instance = await model.create_instance(spec)
         of_requests = isinstance(instance, RequestInstance | StreamingInstance)
         require(
             isinstance(instance, BatchInstance) is not of_requests,
@@ -90,6 +92,15 @@ class DrivenInstance:
             if self._interface.batching:
                 return await self._run_joined(requests, names)
             return [await self._execute(inputs, names) for inputs in requests]
+
+    def _begun(self, execute: Callable[..., Mapping[str, Array] | Outcome], *arguments: Any) -> Any:
+        """Call `execute` in the instance's thread, of which the instance has been told."""
+        if not self._started:
+            self._started = True
+            started = getattr(self.instance, "started", None)
+            if started is not None:
+                started()
+        return execute(*arguments)
 
     async def close(self) -> None:
         """Close the instance; again is allowed, and closes it again. Raises `AssertionError` when that fails."""
@@ -147,12 +158,17 @@ class DrivenInstance:
         else:
             joined = {name: np.concatenate([inputs[name] for inputs in requests]) for name in requests[0]}
         before = {name: bytes(Tensor.of(name, array).data) for name, array in joined.items()}
-        results = await self._execute(joined, names)
+        failures: dict[int, CharoniaError] = {}
+        results = await self._execute(joined, names, failures)
         for name, array in joined.items():
             require(bytes(Tensor.of(name, array).data) == before[name], f"the instance changed its input '{name}'")
         if isinstance(results, Exception):
             return [results] * len(requests)
         counts = [next(iter(inputs.values())).shape[0] for inputs in requests]
+        require(
+            all(0 <= row < sum(counts) for row in failures),
+            f"execute said that the rows {sorted(failures)} failed, of a batch of {sum(counts)} rows",
+        )
         for name, array in results.items():
             require(
                 array.ndim > 0 and array.shape[0] == sum(counts),
@@ -160,26 +176,62 @@ class DrivenInstance:
                 "batch's",
             )
         ends = np.cumsum(counts).tolist()
-        return [
-            {name: array[end - count : end] for name, array in results.items()}
-            for count, end in zip(counts, ends, strict=True)
-        ]
+        answers: list[Answer] = []
+        for count, end in zip(counts, ends, strict=True):
+            failed = [failures[row] for row in range(end - count, end) if row in failures]
+            cut = {name: array[end - count : end] for name, array in results.items()}
+            answers.append(failed[0] if failed else cut)
+        return answers
 
-    async def _execute(self, inputs: Inputs, names: Sequence[str]) -> Answer:
+    async def _execute(
+        self, inputs: Inputs, names: Sequence[str], failures: dict[int, CharoniaError] | None = None
+    ) -> Answer:
+        """Run arrays in the instance's thread. Rows that failed are put into `failures`, which fail all without it."""
         assert isinstance(self.instance, BatchInstance)
+        sizes = getattr(self.instance, "batch_sizes", ()) if self._interface.batching else ()
+        execute = partial(_execute_sized, self.instance, sizes) if sizes else self.instance.execute
         try:
-            results = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self.instance.execute, inputs, names
-            )
+            loop = asyncio.get_running_loop()
+            results = await loop.run_in_executor(self._thread, self._begun, execute, inputs, names)
         except Exception as error:
             return error
+        if isinstance(results, Outcome):
+            require(
+                all(isinstance(error, CharoniaError) for error in results.failures.values()),
+                "the error of a row that failed must be a CharoniaError",
+            )
+            if failures is None and results.failures:
+                return next(iter(results.failures.values()))
+            if failures is not None:
+                failures.update(results.failures)
+            results = results.arrays
         require(isinstance(results, Mapping), f"execute returned a {type(results).__name__}; it must be a mapping")
         for name, array in results.items():
             require(
                 isinstance(array, np.ndarray),
                 f"execute returned a {type(array).__name__} as output '{name}'; it must be a NumPy array",
             )
-        return results
+        return dict(results)
+
+
+def _execute_sized(
+    instance: BatchInstance, sizes: Collection[int], inputs: Inputs, names: Sequence[str]
+) -> Mapping[str, Array] | Outcome:
+    """Execute as the executor does for an instance with `batch_sizes`: the last row is repeated up to the next size."""
+    rows, most = len(next(iter(inputs.values()))), max(sizes)
+    arrays: dict[str, list[Array]] = {}
+    failures: dict[int, CharoniaError] = {}
+    for start in range(0, rows, most):
+        count = min(most, rows - start)
+        added = min(size for size in sizes if size >= count) - count
+        cut = {name: array[start : start + count] for name, array in inputs.items()}
+        padded = {name: np.concatenate([array, np.repeat(array[-1:], added, 0)]) for name, array in cut.items()}
+        found = instance.execute(padded, names)
+        outcome = found if isinstance(found, Outcome) else Outcome(found)
+        failures.update({start + row: error for row, error in outcome.failures.items() if row < count})
+        for name, array in outcome.arrays.items():
+            arrays.setdefault(name, []).append(array[:count])
+    return Outcome({name: np.concatenate(parts) for name, parts in arrays.items()}, None, failures)
 
 
 def _asked(requests: Sequence[Inputs], outputs: tuple[str, ...]) -> list[ModelRequest]:
@@ -203,3 +255,63 @@ def _of_response(response: ModelResponse) -> Answer:
         )
         return response.error
     return {tensor.name: tensor.array() for tensor in response.outputs}
+
+
+class KeptResponses:
+    """A `ResponseStream` that keeps all it gets: `responses[i]` are those of request `i`."""
+
+    def __init__(self, count: int) -> None:
+        self.responses: list[list[ModelResponse]] = [[] for _ in range(count)]
+        self.ended = [False] * count
+        self.freed = asyncio.Event()
+        self.broken: str = ""
+
+    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        if self.ended[index]:
+            self.broken = f"the instance sent to request {index + 1} after its final response"
+            raise InternalError("a response came after the final one of its request")
+        if response is None and not final:
+            self.broken = "the instance sent neither a response nor a final flag"
+            raise ValueError("neither a response nor a final flag")
+        if response is not None:
+            self.responses[index].append(response)
+        self.ended[index] = final
+
+    @property
+    def full(self) -> bool:
+        return False
+
+    @property
+    def blocked(self) -> bool:
+        return False
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0)
+
+    def free(self) -> None:
+        self.freed.set()
+
+
+async def stream(instance: StreamingInstance, requests: Sequence[ModelRequest]) -> list[list[ModelResponse]]:
+    """The responses to each request, in their order. Raises `AssertionError` for an instance that breaks the rules.
+
+    A call that fails gives each request without a final response that failure, as the executor does.
+    """
+    kept = KeptResponses(len(requests))
+    failure: Exception | None = None
+    try:
+        await instance.execute_stream(requests, kept)
+    except InstanceDied as death:
+        raise AssertionError(f"the instance died: {death} {death.stderr}".rstrip()) from death
+    except Exception as error:
+        failure = error
+    if kept.broken:
+        raise AssertionError(kept.broken)
+    for index, ended in enumerate(kept.ended):
+        if ended:
+            continue
+        if failure is None:
+            raise AssertionError(f"execute_stream returned before the final response of request {index + 1}")
+        told = InternalError(f"{type(failure).__name__}: {failure}")
+        kept.responses[index].append(ModelResponse(error=told))
+    return kept.responses

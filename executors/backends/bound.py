@@ -21,8 +21,11 @@ import numpy as np
 
 from charonia.backend import (
     Array,
+    Backend,
     BatchInstance,
+    InstanceDied,
     InstanceSpec,
+    Model,
     ModelRequest,
     ModelResponse,
     ModelSource,
@@ -33,8 +36,9 @@ from charonia.backend import (
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.inference import Parameters
 from charonia.tensors import Tensor
+from executors.configuration.declarations import BOUND
 
-WORD = "bound"
+WORD = BOUND
 
 Style = Literal["keywords", "dict", "requests"]
 T = TypeVar("T")
@@ -61,22 +65,32 @@ class BoundFunction:
     outputs: tuple[str, ...]
 
 
-class BoundBackend:
+class BoundBackend(Backend):
     """Holds the callables by model name. Callables may be added at any time."""
 
     name = WORD
+    api = (1, 0)
 
     def __init__(self) -> None:
         self.functions: dict[str, BoundFunction] = {}
 
-    async def probe(self, source: ModelSource) -> None:
-        """Return None: a binding's configuration is complete."""
+    async def load(self, source: ModelSource) -> BoundModel:
+        """Return the model of a callable. Raises `InvalidArgument` when there is none."""
+        bound = self.functions.get(source.name)
+        if bound is None:
+            raise InvalidArgument(f"nothing is bound as '{source.name}' in this process")
+        return BoundModel(bound)
+
+
+class BoundModel(Model):
+    """A callable as a model."""
+
+    def __init__(self, bound: BoundFunction) -> None:
+        self._bound = bound
 
     async def create_instance(self, spec: InstanceSpec) -> BatchInstance | RequestInstance | StreamingInstance:
-        """Make an instance for the model's callable. Raises `InvalidArgument` when there is none."""
-        bound = self.functions.get(spec.source.name)
-        if bound is None:
-            raise InvalidArgument(f"nothing is bound as '{spec.source.name}' in this process")
+        """Make an instance that calls the callable."""
+        bound = self._bound
         if spec.interface.decoupled:
             return BoundStream(bound, spec.name)
         return BoundRequests(bound, spec.name) if bound.style == "requests" else BoundArrays(bound)
@@ -220,7 +234,9 @@ class _InstanceThread:
         self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` in the thread; return or raise what it does."""
+        """Run `work` in the thread; return or raise what it does. Raises `InstanceDied` once it is closed."""
+        if self._closed:
+            raise InstanceDied("the instance was closed", blameless=True)
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
@@ -247,8 +263,10 @@ class _InstanceThread:
     async def close(self, last: Callable[[], None]) -> None:
         """End the thread after running `last`. A second call does nothing."""
         if not self._closed:
+            last_run = asyncio.ensure_future(self.run(last))
+            await asyncio.sleep(0)  # it is queued
             self._closed = True
-            await self.run(last)
+            await last_run
             self._work.put(None)
 
     def _serve(self) -> None:

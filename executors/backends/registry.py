@@ -7,15 +7,15 @@ starting an executor.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from charonia.backend import ENTRY_POINT_GROUP, Backend, ModelSource
-from charonia.errors import InvalidArgument, Unsupported
+from charonia.backend import API, ENTRY_POINT_GROUP, Backend, ModelSource
+from charonia.errors import CharoniaError, InvalidArgument, Unsupported
+from executors.configuration.declarations import SHIPPED, Declaration, declared_by, shipped
 
 from .python.process_settings import RUNTIME, python_based, searched
 
@@ -23,14 +23,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 _PYTHON = "python"
-_SHIPPED = {
-    "onnxruntime": "executors.backends.onnxruntime:OnnxRuntimeBackend",
-    "python": "executors.backends.python:PythonBackend",
-}
-"""The same entry points as in pyproject.toml. Other distributions cannot replace them."""
-
-_LIBRARIES = {"onnxruntime": "onnxruntime"}
-"""The modules that shipped backends need."""
+_RUNS_CLASSES = frozenset({"pytorch"})
+"""Backends that themselves run a model with `runtime: "model.py"`."""
 
 
 class BackendRegistry:
@@ -45,8 +39,19 @@ class BackendRegistry:
     def of(self, source: ModelSource) -> Backend:
         """Return the backend of a model: by name, or python for a python-based backend (P20). Raises as `get` does.
 
-        `runtime: "model.py"` selects a python-based backend even when a native backend has the same name.
+        `runtime: "model.py"` selects a python-based backend even when a native backend has the same name. Raises
+        `Unsupported` for a backend whose library is not installed.
         """
+        found = self._of(source)
+        for module, remedy in Declaration.of(found).requires:
+            if not _importable(module):
+                raise Unsupported(
+                    f"model '{source.name}' needs the {found.name} backend, whose library is not installed: install "
+                    f"{remedy} (No module named '{module}')"
+                )
+        return found
+
+    def _of(self, source: ModelSource) -> Backend:
         name = source.config.backend
         if name in self._existing or name == _PYTHON or not name:
             return self.get(name)
@@ -57,11 +62,17 @@ class BackendRegistry:
                 if python_based(source) is None:
                     raise
         elif python_based(source) is None:
+            if name in _RUNS_CLASSES:
+                return self.get(name)
             raise InvalidArgument(
                 f"unable to find Python backend based backend library '{RUNTIME}' for model '{source.name}', "
                 f"searched: '{searched(source)}'"
             )
         return self.get(_PYTHON)
+
+    def is_movable(self, backend: Backend) -> bool:
+        """Whether another process can have such a backend for one of its models."""
+        return backend.name != _PYTHON and backend not in self._existing.values()
 
     def created(self) -> list[Backend]:
         """The backends that models have used so far."""
@@ -84,25 +95,27 @@ class BackendRegistry:
             return found
 
     def has(self, name: str) -> bool:
-        """Whether a backend is installed, without importing it."""
-        if name in self._created or name in _SHIPPED:
-            return name in self._created or _importable(_LIBRARIES.get(name, ""))
-        return any(_importable(entry.module) for entry in _installed(name))
+        """Whether a backend and its library are installed, without importing the library."""
+        if name in self._existing:
+            return True
+        known = name in SHIPPED or any(_importable(entry.module) for entry in _installed(name))
+        return known and all(_importable(module) for module, _ in declared_by(name).requires)
 
     def available(self) -> list[str]:
         """The names of all installed backends, sorted. Reads every installed distribution's metadata."""
         from importlib.metadata import entry_points
 
-        names = (
-            {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} | _SHIPPED.keys() | self._existing.keys()
-        )
+        names = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} | SHIPPED.keys() | self._existing.keys()
         return sorted(name for name in names if self.has(name))
 
 
 def prefers_gpu(backend: Backend) -> bool:
-    """Whether an instance group of kind AUTO uses a GPU when there is one (C8). A backend may define it."""
+    """Whether an instance group of kind AUTO uses a GPU when there is one (C8); not without the backend's library."""
     says: Any = getattr(backend, "prefers_gpu", None)
-    return bool(says()) if callable(says) else False
+    try:
+        return bool(says()) if callable(says) else False
+    except ImportError:
+        return False
 
 
 def _installed(name: str) -> Iterable[EntryPoint]:
@@ -113,23 +126,40 @@ def _installed(name: str) -> Iterable[EntryPoint]:
 
 def _importable(module: str) -> bool:
     try:
-        return not module or importlib.util.find_spec(module) is not None
+        return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
 
 
+def _checked(name: str, backend: Any) -> Backend:
+    """Raises `Unsupported` for a backend that was written for another version of the contract.
+
+    Raises `TypeError` for one that declares something else than the contract has.
+    """
+    api = getattr(backend, "api", API)
+    older = not callable(getattr(backend, "load", None))
+    if older or api[0] != API[0] or api[1] > API[1]:
+        written_for = "a version before 1.0" if older else f"version {api[0]}.{api[1]}"
+        raise Unsupported(
+            f"backend '{name}' was written for {written_for} of the contract of backends (`charonia.backend`), this is "
+            f"version {API[0]}.{API[1]}: install a release of it that fits"
+        )
+    Declaration.of(backend)
+    return cast("Backend", backend)
+
+
 def _load(name: str) -> Backend:
-    factory: Any
-    if name in _SHIPPED:
-        module_name, _, attribute = _SHIPPED[name].partition(":")
-        factory = getattr(importlib.import_module(module_name), attribute)
-        return cast("Backend", factory())
+    if name in SHIPPED:
+        return _checked(name, shipped(name)())
     for entry in _installed(name):
         try:
-            factory = entry.load()
+            return _checked(name, entry.load()())
+        except CharoniaError:
+            raise
         except ImportError as error:
             raise Unsupported(f"backend '{name}' cannot be imported: {error}") from error
-        return cast("Backend", factory())
+        except Exception as error:  # code of others: it must not end the loads of other models
+            raise Unsupported(f"backend '{name}' cannot be created: {type(error).__name__}: {error}") from error
     raise InvalidArgument(
         f"unable to find backend library for backend '{name}', try specifying runtime on the model configuration."
     )

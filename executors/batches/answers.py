@@ -15,11 +15,11 @@ from charonia.backend import Array
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.models.interface import ModelInterface, TensorSpec, translate
 from charonia.tensors import Buffer, Tensor, join_bytes_elements, shape_text
 from charonia.wire import RequestRecord, pack_response, response_template
 
-from .assembly import RequestPlan, Shape, fits, have_one_plan, rows_of, translate
+from .assembly import RequestPlan, Shape, fits, have_one_plan, rows_of
 from .ragged import scatter
 
 _SMALL_BYTES = 65_536
@@ -186,7 +186,7 @@ class OutputPart:
         shape = (end - start, *self.tail) if self.batching else self.tail
         if self.elements is not None:
             chosen = self.elements[start:end] if self.batching else self.elements
-            return Tensor(self.name, self.datatype, shape, join_bytes_elements(chosen.ravel().tolist()))
+            return Tensor(self.name, self.datatype, shape, join_bytes_elements(chosen))
         return Tensor(self.name, self.datatype, shape, self.raw[start * self.row_bytes : end * self.row_bytes])
 
 

@@ -7,8 +7,9 @@ splits the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -17,8 +18,16 @@ import numpy as np
 from charonia.backend import Array
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InvalidArgument
-from charonia.models.interface import ModelInterface
-from charonia.tensors import Buffer, Tensor, check_bytes_elements, expected_size_bytes, shape_text, split_bytes_elements
+from charonia.models.interface import ModelInterface, translate
+from charonia.tensors import (
+    Buffer,
+    Tensor,
+    check_bytes_elements,
+    expected_size_bytes,
+    object_array,
+    shape_text,
+    split_bytes_elements,
+)
 from charonia.wire import RequestMeta, RequestRecord, TensorPlace, Wave
 
 _PLAN_LIMIT = 4096
@@ -67,6 +76,10 @@ class RequestPlan:
     group: tuple[tuple[str, DataType, Shape], ...]
 
 
+_MANY_STRINGS_BYTES = 262_144
+"""So many bytes of short strings are followed in 10 ms."""
+
+
 class Planner:
     """Checks requests against one model interface, once per signature."""
 
@@ -78,6 +91,7 @@ class Planner:
         self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
         self.needs_requests = bool(sources or interface.scattered_outputs or interface.has_ragged_input)
         """Whether requests cannot be joined as columns, because the shapes of each one matter."""
+        self.takes_strings = any(spec.datatype is DataType.BYTES for spec in interface.inputs.values())
 
     def plan(self, record: RequestRecord | Wave) -> RequestPlan:
         """Return the plan of a request, or of each request of a wave.
@@ -258,12 +272,12 @@ def join(
     for index, place in enumerate(first.inputs):
         shape: Shape = (-1,) if place.ragged else (rows, *place.tail)
         if place.datatype is DataType.BYTES:
-            elements: list[bytes] = []
+            elements = []
             for plan, record in run:
                 own = plan.inputs[index]
-                raw = record.data[own.offset : own.offset + own.size_bytes]
-                elements += _elements(interface, own, raw)
-            arrays[place.name] = objects_of(elements, shape)
+                elements.append(_elements(interface, own, record.data[own.offset : own.offset + own.size_bytes]))
+            count = sum(prod(plan.inputs[index].shape) for plan, _ in run)
+            arrays[place.name] = object_array(chain.from_iterable(elements), count).reshape(shape)
             continue
         if place.ragged:
             total_bytes = sum(plan.inputs[index].size_bytes for plan, _ in run)
@@ -295,6 +309,11 @@ def wanted_outputs(interface: ModelInterface, run: Sequence[tuple[RequestPlan, R
     return tuple(name for name in interface.outputs if name in union)
 
 
+def are_many_strings(records: Iterable[RequestRecord]) -> bool:
+    """Whether to follow the strings of these requests, whose model takes some, away from the event loop."""
+    return sum([record.meta.size_bytes for record in records]) > _MANY_STRINGS_BYTES
+
+
 def request_inputs(interface: ModelInterface, plan: RequestPlan, record: RequestRecord) -> list[Tensor]:
     """Return the inputs of one request as a backend sees them: views of the record, with `reshape` applied (I7).
 
@@ -316,15 +335,9 @@ def fits(dims: Shape, pattern: Shape) -> bool:
     return all(want in (-1, got) for got, want in zip(dims, pattern, strict=True))
 
 
-def translate(dims: Shape, source: Shape, target: Shape) -> Shape:
-    """Reshape `dims`, which match `source`, to `target`. Variable sizes are matched in order (I7)."""
-    sizes = iter([size for size, pattern in zip(dims, source, strict=True) if pattern == -1])
-    return tuple(next(sizes) if size == -1 else size for size in target)
-
-
 def _single(interface: ModelInterface, place: InputPlan, raw: Buffer) -> Array:
     if place.datatype is DataType.BYTES:
-        return objects_of(_elements(interface, place, raw), place.shape)
+        return object_array(_elements(interface, place, raw), prod(place.shape)).reshape(place.shape)
     return array_of(raw, place.dtype, place.shape)
 
 
@@ -336,16 +349,9 @@ def array_of(raw: Buffer, dtype: np.dtype[Any], shape: Shape) -> Array:
     return array.reshape(shape)
 
 
-def _elements(interface: ModelInterface, place: InputPlan, raw: Buffer) -> list[bytes]:
+def _elements(interface: ModelInterface, place: InputPlan, raw: Buffer) -> Iterable[bytes]:
     check_bytes_elements(raw, prod(place.shape), name=place.name, model=interface.name)
-    return list(split_bytes_elements(raw))
-
-
-def objects_of(elements: list[bytes], shape: Shape) -> Array:
-    """An array of BYTES elements."""
-    array: Array = np.empty(len(elements), dtype=np.object_)
-    array[:] = elements
-    return array.reshape(shape)
+    return split_bytes_elements(raw)
 
 
 def _aligned(size_bytes: int) -> Array:

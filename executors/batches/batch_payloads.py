@@ -92,6 +92,10 @@ class Payloads:
         reference = self._directory.give(columns, wave.endpoint)
         return self._directory.write(columns, owner=wave.endpoint) if reference is None else reference
 
+    def take_back(self, reference: Reference) -> None:
+        """End what `put_columns` stored, when no reply will refer to it. Any thread."""
+        self._directory.take_back(reference)
+
     def refer(self, record: RequestRecord, answer: bytes) -> bytes:
         """Return an answer, replaced by a reference where it is large and the reader shares the payload directory."""
         if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE:

@@ -7,7 +7,8 @@ An error of one request fails that request (I13); an error of the model fails al
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from charonia.backend import (
     Array,
@@ -16,7 +17,9 @@ from charonia.backend import (
     InstanceDied,
     ModelRequest,
     ModelResponse,
+    Outcome,
     RequestInstance,
+    Timings,
 )
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
@@ -28,9 +31,10 @@ from charonia.wire import RequestRecord, pack_failure, pack_response, response_t
 
 from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .answers import Put, pack_answers, request_outputs
-from .assembly import Planner, RequestPlan, Workspace, groups, join, request_inputs, wanted_outputs
+from .assembly import Planner, RequestPlan, Workspace, are_many_strings, groups, join, request_inputs, wanted_outputs
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
+from .sized_batches import execute_sized
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +58,11 @@ def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]
     )
 
 
+def with_moves(durations: tuple[int, int, int], timings: Timings) -> tuple[int, int, int]:
+    """Input, inference and output time in ns, with what the instance says of its part."""
+    return durations[0] + timings.input_ns, timings.infer_ns, durations[2] + timings.output_ns
+
+
 def are_alike(records: Sequence[RequestRecord]) -> bool:
     """Whether one plan holds for all: they share one meta, have no deadline, and carry their tensors."""
     meta, rows = records[0].meta, records[0].rows
@@ -73,9 +82,13 @@ class Batch:
         unwanted: Collection[bytes] = (),
         steps: BatchSteps | None = None,
         put: Put | None = None,
+        apart: Callable[..., Awaitable[Any]] | None = None,
     ) -> None:
+        """`apart` runs a function in another thread; without it long work is done where the batch is."""
         self.records = records
         self._put = put
+        self._apart = apart
+        self._takes_strings = planner.takes_strings
         self.steps = steps
         self.interface: ModelInterface = planner.interface
         self.executed = Executed([b""] * len(records))
@@ -84,6 +97,8 @@ class Batch:
         self.planned: list[Planned] = []
         self._running: list[tuple[bytes, ModelRequest]] = []
         self._cancelled: set[bytes] = set()
+        self.on_running: Callable[[], None] | None = None
+        """Called when a model is about to get requests."""
         every = range(len(records))
         if len(records) > 1 and not unwanted and steps is None and are_alike(records):
             self._plan(planner, every[:1], unwanted)
@@ -132,10 +147,12 @@ class Batch:
     def cancel(self, ids: Collection[bytes], instance: RequestInstance) -> None:
         """Cancel requests: notify the instance of those that run now; the others will not start."""
         self._cancelled.update(ids)
+        for request_id, request in self._running:
+            request.settled |= request_id in ids
         self.notify(ids, instance)
 
     def notify(self, ids: Collection[bytes], instance: RequestInstance) -> None:
-        """Tell the instance that requests which run now are not wanted any more."""
+        """Tell the instance that requests which run now are cancelled."""
         cancelled = [request for request_id, request in self._running if request_id in ids]
         if cancelled and isinstance(instance, CancellableInstance):
             instance.cancel_requests(cancelled)
@@ -174,20 +191,29 @@ class Batch:
                 self._run_empty_slots(instance, self.steps, arrays, outputs)
             arrays, outputs = self.steps.feed(indices, arrays, outputs)
         joined = monotonic_ns()
+        rows, timings = self._rows_of(run), None
+        sizes = getattr(instance, "batch_sizes", ()) if interface.batching else ()
         try:
-            results = instance.execute(arrays, outputs)
+            results = execute_sized(instance, sizes, arrays, outputs) if sizes else instance.execute(arrays, outputs)
             inferred = monotonic_ns()
+            if isinstance(results, Outcome):
+                timings = results.timings
+                run, results = self._without_failed(run, results)
+                if not run:
+                    return
+                pairs = [(plan, records[index]) for index, plan in run]
+                indices = [index for index, _ in run]
             if self.steps is not None:
                 results = self.steps.take(indices, results)
             packed = pack_answers(interface, self.version, pairs, results, self._put)
         except InstanceDied:
             raise
-        except CharoniaError as error:
-            self.fail(indices, error, BACKEND)
-            return
         except Exception as error:
-            _log.exception("model %r failed to execute a batch", self._model)
-            self.fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            if len(run) > 1 and self.steps is None and getattr(instance, "rows_fail_alone", False):
+                for single in run:
+                    self._run_arrays(instance, workspace, [single])
+            else:
+                self.fail(indices, self._error_of(error), BACKEND)
             return
         answers = self.executed.answers
         if len(packed) == len(answers):
@@ -195,7 +221,41 @@ class Batch:
         else:
             for index, answer in zip(indices, packed, strict=True):
                 answers[index] = answer
-        self._count(indices, self._rows_of(run), start_wall, (started, joined, inferred))
+        self._count(indices, rows, start_wall, (started, joined, inferred), timings)
+
+    def _error_of(self, error: Exception) -> CharoniaError:
+        """What callers get for an exception of the model."""
+        if isinstance(error, CharoniaError):
+            return error
+        _log.error("model %r failed to execute a batch", self._model, exc_info=error)
+        return InternalError(f"{type(error).__name__}: {error}")
+
+    def _without_failed(self, run: list[Planned], outcome: Outcome) -> tuple[list[Planned], Mapping[str, Array]]:
+        """Fail the requests with a row that failed; return the others, and the arrays with their rows alone.
+
+        Raises the first failure where rows cannot be told apart, `InternalError` for a row that the batch has not.
+        """
+        failures, arrays = outcome.failures, outcome.arrays
+        if not failures:
+            return run, arrays
+        if self.steps is not None or self.interface.scattered_outputs:
+            raise failures[min(failures)]
+        total = sum([plan.rows for _, plan in run])
+        if not all(0 <= row < total for row in failures):
+            raise InternalError(f"model '{self._model}' failed rows {sorted(failures)} of a batch of {total}")
+        kept: list[Planned] = []
+        rows: list[int] = []
+        start = 0
+        for index, plan in run:
+            end = start + plan.rows
+            failed = [failures[row] for row in range(start, end) if row in failures]
+            if failed:
+                self.fail([index], self._error_of(failed[0]), BACKEND)
+            else:
+                kept.append((index, plan))
+                rows.extend(range(start, end))
+            start = end
+        return kept, {name: array[rows] if len(array) == total else array for name, array in arrays.items()}
 
     def _run_empty_slots(
         self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]
@@ -203,7 +263,12 @@ class Batch:
         """Run the model with empty slots, as new sequences start in slots of sequences that have not ended (S33)."""
         steps.clears_slots = False
         try:
-            instance.execute(*steps.feed_empty(arrays, outputs))
+            empty, wanted = steps.feed_empty(arrays, outputs)
+            sizes = getattr(instance, "batch_sizes", ()) if self.interface.batching else ()
+            if sizes:
+                execute_sized(instance, sizes, empty, wanted)
+            else:
+                instance.execute(empty, wanted)
         except InstanceDied:
             raise
         except Exception as error:  # no request is affected
@@ -217,22 +282,23 @@ class Batch:
 
     async def _run_requests(self, instance: RequestInstance, run: list[Planned]) -> None:
         start_wall, started = wall_ns(), monotonic_ns()
-        sent, requests = self._requests_of(run)
+        if self._apart is not None and self._takes_strings and are_many_strings(self.records[i] for i, _ in run):
+            sent, requests = await self._apart(self._requests_of, run)
+        else:
+            sent, requests = self._requests_of(run)
         if not sent:
             return
         indices = [index for index, _ in sent]
         joined = monotonic_ns()
         self._running = [(self.records[index].id, request) for index, request in zip(indices, requests, strict=True)]
+        if self.on_running is not None:
+            self.on_running()
         try:
             responses = await self._call_model(instance, indices, requests)
         except InstanceDied:
             raise
-        except CharoniaError as error:
-            self.fail(indices, error, BACKEND)
-            return
         except Exception as error:
-            _log.exception("model %r failed to execute a batch", self._model)
-            self.fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            self.fail(indices, self._error_of(error), BACKEND)
             return
         finally:
             self._running = []
@@ -337,17 +403,23 @@ class Batch:
         if block is None or not block.iterative:
             raise InternalError(f"model '{self._model}' reschedules a request but does not set 'iterative_sequence'")
 
-    def _count(self, indices: list[int], rows: int, start_wall: int, marks: tuple[int, int, int]) -> None:
+    def _count(
+        self,
+        indices: list[int],
+        rows: int,
+        start_wall: int,
+        marks: tuple[int, int, int],
+        timings: Timings | None = None,
+    ) -> None:
         started, joined, inferred = marks
         ended = monotonic_ns()
+        durations = joined - started, inferred - joined, ended - inferred
         self.executed.executions.append(
             Execution(
                 tuple(indices),
                 rows,
                 start_wall,
                 start_wall + ended - started,
-                joined - started,
-                inferred - joined,
-                ended - inferred,
+                *(durations if timings is None else with_moves(durations, timings)),
             )
         )

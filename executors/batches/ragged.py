@@ -75,7 +75,7 @@ def scatter(
     for shape in shapes:
         end = start + prod(shape)
         if spec.datatype is DataType.BYTES:
-            pieces.append(Tensor(spec.name, spec.datatype, shape, join_bytes_elements(flat[start:end].tolist())))
+            pieces.append(Tensor(spec.name, spec.datatype, shape, join_bytes_elements(flat[start:end])))
         else:
             pieces.append(Tensor(spec.name, spec.datatype, shape, flat[start:end].tobytes()))
         start = end

@@ -17,7 +17,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.models.sequence_batcher import Control, ImplicitState
-from charonia.tensors import shape_text, split_bytes_elements
+from charonia.tensors import object_array, shape_text, split_bytes_elements
 from executors.repository.files import contained
 
 INITIAL_STATE_DIRECTORY = "initial_state"
@@ -234,11 +234,8 @@ def _initial(model: str, state: ImplicitState, directory: Path) -> Array:
             f"{error.strerror}"
         ) from None
     count = int(np.prod(dims, dtype=np.int64))
-    array: Array
     if state.datatype is DataType.BYTES:
-        array = np.empty(count, dtype=np.object_)
-        array[:] = list(split_bytes_elements(raw))[:count]
-        return array.reshape(dims)
+        return object_array(split_bytes_elements(raw), count).reshape(dims)
     if len(raw) < count * state.datatype.size_bytes:
         raise InvalidArgument(
             f"initial state setting expects {count * state.datatype.size_bytes} bytes, but the data provided from "

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import prod
 from typing import Any, TypeGuard, cast
 
@@ -20,6 +21,7 @@ from charonia.backend import (
     ColumnOutput,
     InstanceDied,
     ModelResponse,
+    Outcome,
     RequestColumns,
     RequestInstance,
 )
@@ -27,7 +29,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, InvalidRecord
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.tensors import Buffer, Tensor, check_bytes_elements, split_bytes_elements
+from charonia.tensors import Buffer, Tensor, check_bytes_elements, object_array, split_bytes_elements
 from charonia.wire import (
     Reference,
     RequestRecord,
@@ -43,8 +45,9 @@ from charonia.wire import (
 
 from .accounting import BACKEND, OTHER, Executed, Execution, Failure
 from .answers import OutputPart, request_outputs
-from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of, objects_of
-from .execution import Batch
+from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of
+from .execution import Batch, with_moves
+from .sized_batches import execute_sized
 
 _log = logging.getLogger(__name__)
 
@@ -107,6 +110,8 @@ class WaveBatch:
         self._version = version
         self._waves = waves
         self.executed = ExecutedWaves([b""] * len(waves))
+        self.stored: list[Reference] = []
+        """Where large answers lie out of band."""
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -204,31 +209,44 @@ class WaveBatch:
                 place.name: self._joined(position, place, run, waves, rows, workspace)
                 for position, place in enumerate(plan.inputs)
             }
-        except CharoniaError as error:
+        except CharoniaError:
             if len(run) > 1:  # run each wave alone, so that only one with malformed strings fails
                 for single in run:
                     self._run_arrays(instance, workspace, [single])
             else:
-                self._run_singly(instance, workspace, run, error)
+                self._run_singly(instance, workspace, run)
             return
         joined = monotonic_ns()
         indices = [index for index, _ in run]
+        timings = None
+        sizes = getattr(instance, "batch_sizes", ()) if self._interface.batching else ()
+        outputs = plan.outputs
         try:
-            results = instance.execute(arrays, plan.outputs)
+            results = execute_sized(instance, sizes, arrays, outputs) if sizes else instance.execute(arrays, outputs)
             inferred = monotonic_ns()
-            parts = [OutputPart.of(self._interface, name, results, rows) for name in plan.outputs]
-            self._answer(run, waves, parts, inferred - joined)
+            if isinstance(results, Outcome):
+                if results.failures:
+                    self._run_singly(instance, workspace, run)
+                    return
+                timings = results.timings
+                results = results.arrays
+            parts = [OutputPart.of(self._interface, name, results, rows) for name in outputs]
+            self._answer(run, waves, parts, inferred - joined if timings is None else timings.infer_ns)
         except InstanceDied:
             raise
-        except CharoniaError as error:
-            self._fail(indices, error, BACKEND)
-            return
         except Exception as error:
-            _log.exception("model %r failed to execute a batch", self._interface.name)
-            self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            if rows > plan.rows and getattr(instance, "rows_fail_alone", False):
+                self._run_singly(instance, workspace, run)
+            elif isinstance(error, CharoniaError):
+                self._fail(indices, error, BACKEND)
+            else:
+                _log.exception("model %r failed to execute a batch", self._interface.name)
+                self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
             return
         ended = monotonic_ns()
         durations = joined - started, inferred - joined, ended - inferred
+        if timings is not None:
+            durations = with_moves(durations, timings)
         execution = Execution(tuple(indices), rows, start_wall, start_wall + ended - started, *durations)
         self.executed.executions.append(execution)
 
@@ -245,12 +263,13 @@ class WaveBatch:
         shape = (rows, *place.tail) if self._interface.batching else place.shape
         columns = _parts(run, waves, position)
         if place.datatype is DataType.BYTES:
-            elements: list[bytes] = []
+            elements, total = [], 0
             for column, (_, plan), wave in zip(columns, run, waves, strict=True):
                 expected = prod(plan.inputs[position].shape) * wave.count
                 check_bytes_elements(column, expected, name=place.name, model=self._interface.name)
-                elements += split_bytes_elements(column)
-            return objects_of(elements, shape)
+                elements.append(split_bytes_elements(column))
+                total += expected
+            return object_array(chain.from_iterable(elements), total).reshape(shape)
         if len(columns) == 1:
             return array_of(columns[0], place.dtype, shape)
         total_bytes = sum(map(len, columns))
@@ -290,25 +309,30 @@ class WaveBatch:
         """Pack the answers to a wave; large ones are stored out of band."""
         reference = None
         is_large = sum(map(len, columns)) >= BY_REFERENCE_BYTES * wave.count
-        if is_large and wave.reply_by_reference and self._put is not None:
-            reference = self._put(wave, columns)
+        if is_large and wave.reply_by_reference:
+            reference = self._store(wave, columns)
         return pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns, reference)
 
     def _referred(self, wave: Wave, answer: bytes) -> bytes:
         """Store the large answer to one request of a wave out of band."""
-        if self._put is None or len(answer) < BY_REFERENCE_BYTES:
+        if len(answer) < BY_REFERENCE_BYTES:
             return answer
-        reference = self._put(wave, [response_data(answer)])
+        reference = self._store(wave, [response_data(answer)])
         return answer if reference is None else refer_response(answer, reference)
+
+    def _store(self, wave: Wave, columns: Sequence[Buffer]) -> Reference | None:
+        reference = self._put(wave, columns) if self._put is not None else None
+        if reference is not None:
+            self.stored.append(reference)
+        return reference
 
     def _run_singly(
         self,
         instance: BatchInstance,
         workspace: Workspace,
         run: list[tuple[int, RequestPlan]],
-        _why: CharoniaError,
     ) -> None:
-        """Run a wave request by request, so that only malformed requests fail."""
+        """Run waves as requests, so that only those that are malformed or refused fail."""
         batch = self._requests_of(run)
         self._take(run, batch, batch.run_on(instance, workspace))
 

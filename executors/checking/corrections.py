@@ -13,7 +13,7 @@ from pathlib import Path
 from google.protobuf.descriptor import Descriptor, EnumDescriptor
 
 from charonia.backend import GraphSignature
-from executors.configuration.platforms import PLATFORMS
+from executors.configuration.declarations import every_format
 from executors.repository.files import is_hidden
 from protos import model_config_pb2 as pb
 
@@ -134,7 +134,7 @@ def version_directory(directory: Path) -> Move | None:
         entries = [entry for entry in directory.iterdir() if not is_hidden(entry.name)]
     except OSError:
         return None
-    files = {name for row in PLATFORMS for name in row.files}
+    files = {name for _, format in every_format() for name in format.files}
     found = [entry for entry in entries if entry.name in files]
     if len(found) != 1 or not found[0].is_file() or found[0].is_symlink():
         return None

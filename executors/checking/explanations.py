@@ -15,6 +15,7 @@ from .faults import Place
 from .field_positions import FieldNode, Step, find, line_and_column, read_fields
 
 _SYNTAX = re.compile(r"^(?P<file>[^\n:]+\.pbtxt):(?P<line>\d+):(?P<column>\d+) : (?P<reason>.*)$", re.DOTALL)
+_RULE = re.compile(r"must be ((?:an? |one of |between |at least ).+?)(?:, (?:got|not|but) .*)?$", re.DOTALL)
 _TENSOR = r"model (?P<list>input|output) '(?P<name>[^']*)'"
 
 
@@ -129,14 +130,17 @@ def explain(problem: str, text: str) -> Explanation:
         if (match := re.search(row.pattern, problem)) is not None:
             groups = match.groupdict()
             expected, instead = (_filled(part, groups) for part in (row.expected, row.instead))
-            return Explanation(
-                _place(text, root, path_of(row.path, groups, root)), *_or_text(expected, instead, problem)
-            )
-    return Explanation(_place(text, root, _mentioned(problem, root)), *_or_text("", "", problem))
+            place = _place(text, root, path_of(row.path, groups, root))
+            return Explanation(place, expected, instead) if expected else _by_text(place, problem)
+    return _by_text(_place(text, root, _mentioned(problem, root)), problem)
 
 
-def _or_text(expected: str, instead: str, problem: str) -> tuple[str, str]:
-    return expected or f"that this holds: {problem}", instead or "a value that the rule allows"
+def _by_text(place: Place, problem: str) -> Explanation:
+    """The explanation of an error that no row explains."""
+    if (rule := _RULE.search(problem)) is not None:
+        return Explanation(place, rule[1], "such a value")
+    expected = f"a value of {place.field} that can be loaded" if place.field else "a model that can be loaded"
+    return Explanation(place, expected, "what the message asks for")
 
 
 def _filled(text: str, groups: dict[str, str]) -> str:

@@ -12,16 +12,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from charonia.backend import Array, Backend, GraphSignature, InstanceSpec, ModelSource
+from charonia.backend import API, Array, Backend, GraphSignature, InstanceSpec, ModelSource
 from charonia.catalog.catalog import Catalog
-from charonia.errors import CharoniaError, InvalidArgument, Unsupported
+from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.config_errors import InstanceError
 from charonia.models.interface import ModelInterface
 from charonia.models.placement import placement_of
 from executors.backends.python.process_settings import Limits, code_file
 from executors.backends.registry import BackendRegistry
-from executors.isolation.isolated_instance import ISOLATION, wants_process
-from executors.loading.composition import Composition, is_ensemble
+from executors.loading.composition import Composition
 from executors.loading.loader import Loader
 from executors.repository.model_directory import ModelDirectory
 from executors.repository.model_repository import ModelRepository
@@ -52,23 +51,26 @@ class _NoInstance:
 
 
 class _Unopened:
-    """Stands for a backend of another distribution."""
+    """Stands for a model of a backend of another distribution."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, source: ModelSource) -> None:
+        self._source = source
 
-    async def probe(self, source: ModelSource) -> None:
-        return None
+    async def signature(self) -> None:
+        """Return None: nothing is known of the model."""
 
     async def create_instance(self, spec: InstanceSpec) -> _NoInstance:
         return _NoInstance()
 
+    async def close(self) -> None:
+        """Do nothing: nothing was opened."""
+
 
 class _ParsedPython(_Unopened):
-    """Stands for the python backend: parses a model's file instead of running it."""
+    """Stands for a python model: parses its file instead of running it."""
 
-    async def probe(self, source: ModelSource) -> None:
-        check_code(source)
+    async def signature(self) -> None:
+        check_code(self._source)
 
     async def create_instance(self, spec: InstanceSpec) -> _NoInstance:
         Limits.of(spec.source)
@@ -76,15 +78,27 @@ class _ParsedPython(_Unopened):
         return _NoInstance()
 
 
+class _Closed(Backend):
+    """Stands for a backend that opens no models."""
+
+    api = API
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def load(self, source: ModelSource) -> _Unopened:
+        return _ParsedPython(source) if self.name == "python" else _Unopened(source)
+
+
 class OfflineBackends(BackendRegistry):
     """The installed backends, of which only onnxruntime opens models."""
 
     def get(self, name: str) -> Backend:
         if name == _OPENED:
-            return super().get(name) if self.has(name) else _Unopened(name)
+            return super().get(name) if self.has(name) else _Closed(name)
         if name == "python":
-            return _ParsedPython(name)
-        return _Unopened(name) if name and self.has(name) else super().get(name)
+            return _Closed(name)
+        return _Closed(name) if name and self.has(name) else super().get(name)
 
 
 def check_code(source: ModelSource) -> None:
@@ -96,11 +110,11 @@ def check_code(source: ModelSource) -> None:
         raise InstanceError(f"Python model file not found in '{path}'.")
     try:
         tree = ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if ENVIRONMENT in source.config.parameters:
             return  # its own interpreter may know newer syntax
         line = getattr(error, "lineno", None) or 0
-        raise InstanceError(f"{path}:{line}: {getattr(error, 'msg', error)}") from None
+        raise InstanceError(f"{path}:{line}: {getattr(error, 'msg', error) or 'nested too deeply'}") from None
     if not _binds(tree, "TritonPythonModel"):
         raise InstanceError(f"Python model file '{path}' defines no class 'TritonPythonModel'")
 
@@ -109,7 +123,7 @@ def completes_itself(source: ModelSource) -> bool:
     """Whether a python model's file has `auto_complete_config`, which may change its configuration at load."""
     try:
         tree = ast.parse(code_file(source).read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return any(isinstance(node, ast.FunctionDef) and node.name == "auto_complete_config" for node in ast.walk(tree))
 
@@ -147,18 +161,21 @@ class OfflineModels:
     def __post_init__(self) -> None:
         self.directories = self.repository.scan()
         self._composition = Composition(self)
-        self._loader = Loader(self.backends, gpus=self.gpus, auto_complete=True, backend_config={})
+        self._loader = Loader(self.backends, gpus=self.gpus, auto_complete=True, backend_config={}, isolates=False)
 
     async def attempt(self, directory: ModelDirectory) -> dict[int, ModelInterface]:
         """Load a directory and let it go. Returns its versions; raises the error that a load would raise."""
         find = await self._composition.prepare(directory)
         versions = directory.selected_versions()
         placement_of(directory.required_config())
-        config = await self._loader.complete(directory, versions, find)
         interfaces = {}
-        for version in versions:
-            await self._rehearse(directory, version, config)
-            interfaces[version] = ModelInterface.of(config)
+        try:
+            config = await self._loader.complete(directory, versions, find)
+            for version in versions:
+                await self._rehearse(directory, version, config)
+                interfaces[version] = ModelInterface.of(config)
+        finally:
+            await self._loader.release(directory.key)
         self._configs[directory.key] = config
         return interfaces
 
@@ -168,10 +185,6 @@ class OfflineModels:
         bare = ModelConfig()
         bare.CopyFrom(config)
         bare.ClearField("model_warmup")
-        if not is_ensemble(config) and wants_process(source):
-            if config.backend == "python":
-                raise Unsupported("backend 'python' runs its models in processes of their own already")
-            bare.parameters[ISOLATION].string_value = "none"
         for group in bare.instance_group if self.assumed_gpus else ():
             if group.kind == ModelInstanceGroup.KIND_GPU:
                 group.kind = ModelInstanceGroup.KIND_CPU
@@ -200,7 +213,11 @@ class OfflineModels:
         """The tensors of a model's file, None for a model whose files are not opened. Raises a `CharoniaError`."""
         if directory.required_config().backend != _OPENED:
             return None
-        found = await self.backends.get(_OPENED).probe(self.source(directory))
+        model = await self.backends.get(_OPENED).load(self.source(directory))
+        try:
+            found = await model.signature()
+        finally:
+            await model.close()
         return found if isinstance(found, GraphSignature) else None
 
     def is_undecided(self, directory: ModelDirectory, problem: str) -> bool:

@@ -7,6 +7,7 @@ executor's code. Faults behind the first are found by correcting the text in mem
 from __future__ import annotations
 
 import difflib
+import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ from pathlib import Path
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.names import can_be_model
 from executors.backends.registry import BackendRegistry
-from executors.repository.files import is_hidden
-from executors.repository.model_directory import CONFIG_FILE, ModelDirectory, parse_config
+from executors.repository.files import is_hidden, read_file
+from executors.repository.model_directory import CONFIG_FILE, MAX_CONFIG_BYTES, ModelDirectory, parse_config
 from executors.repository.model_repository import ModelRepository
 
 from . import corrections
@@ -63,7 +64,7 @@ async def check_repository(
 
     With `fix`, write the corrections and check again.
 
-    Raises `StartupError` for a path that is no directory, `InvalidArgument` when a file changed while it was corrected.
+    Raises `StartupError` for a path that is no directory.
     """
     report = await _pass(ModelRepository([path]), path, (gpus, assumed_gpus), fix, on_progress)
     passes = 1
@@ -89,7 +90,10 @@ async def _pass(
             examined = await _examine(models, directory, report.notes)
             report.faults += examined.faults
             if fix and any(fault.correction for fault in examined.faults):
-                _write(examined, path, report)
+                try:
+                    _write(examined, path, report)
+                except InvalidArgument as error:  # the others are corrected all the same, and what was is told
+                    report.notes.append(Note(directory.name, f"not corrected: {error}"))
             if on_progress is not None:
                 on_progress(done, report.models)
     finally:
@@ -114,7 +118,7 @@ def _of_repository(path: Path) -> list[Note]:
 async def _examine(models: OfflineModels, directory: ModelDirectory, notes: list[Note]) -> _Examined:
     config_path = directory.path / CONFIG_FILE
     try:
-        written = config_path.read_bytes()
+        written = read_file(config_path, MAX_CONFIG_BYTES)
     except OSError:
         written = None
     text = (written or b"").decode("utf-8", "replace")
@@ -242,6 +246,8 @@ def _write(examined: _Examined, root: Path, report: RepositoryReport) -> None:
     """
     name = str(examined.path.relative_to(root))
     try:
+        if not examined.path.parent.resolve().is_relative_to(root.resolve()):
+            raise InvalidArgument(f"'{name}' lies outside the repository: it was not written")
         if any(isinstance(fault.correction, TextEdit) for fault in examined.faults):
             _write_text(examined, name, report)
         for fault in examined.faults:
@@ -256,7 +262,7 @@ def _write(examined: _Examined, root: Path, report: RepositoryReport) -> None:
 def _write_text(examined: _Examined, name: str, report: RepositoryReport) -> None:
     written, corrected = examined.written or b"", examined.corrected
     changed = f"'{name}' is a link or was changed meanwhile: it was not written"
-    if examined.path.is_symlink() or examined.path.read_bytes() != written:
+    if examined.path.is_symlink() or read_file(examined.path) != written:
         raise InvalidArgument(changed)
     backup = _free(examined.path)
     new = examined.path.with_name(f".{CONFIG_FILE}.new")
@@ -264,16 +270,16 @@ def _write_text(examined: _Examined, name: str, report: RepositoryReport) -> Non
         new.write_bytes(corrected.encode())
         new.chmod(examined.path.stat().st_mode & 0o777)
         backup.write_bytes(written)
-        if examined.path.read_bytes() != written:
+        if read_file(examined.path) != written:
             backup.unlink()
             raise InvalidArgument(changed)
         os.replace(new, examined.path)
     finally:
         new.unlink(missing_ok=True)
     report.fixed.append(f"corrected {name}; as it was: {backup.parent.name}/{backup.name}")
-    lines = difflib.unified_diff(
-        written.decode().splitlines(True), corrected.splitlines(True), f"{name} (as it was)", f"{name} (corrected)"
-    )
+    # lines as protobuf and editors count them: `splitlines` knows more ends of lines
+    before, after = (list(io.StringIO(text, newline="\n")) for text in (written.decode(), corrected))
+    lines = difflib.unified_diff(before, after, f"{name} (as it was)", f"{name} (corrected)")
     report.diffs.append("".join(line if line.endswith("\n") else line + "\n" for line in lines))
 
 

@@ -1,4 +1,5 @@
 """Completes, normalises and validates a model's configuration.
 
-Pure; may import `charonia.models` and no other room of executors. Begin reading at `config`.
+Pure, but that `declarations` asks the classes of backends; may import no other room of executors. Begin reading at
+`config`.
 """

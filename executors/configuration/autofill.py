@@ -2,7 +2,7 @@
 
 `prepare` runs when a repository is read, before any model file is opened; `from_graph` runs when an executor has probed
 the model. Written fields win; a contradiction is an error. `executors.configuration.autocomplete` merges what a python
-model sets, `executors.configuration.normalisation` writes general defaults.
+model sets, `executors.configuration.config` writes general defaults.
 """
 
 from __future__ import annotations

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 
+from charonia.backend import Feature
 from charonia.models.config_errors import InstanceError, StructureError
 from charonia.models.ensemble import CONDITION
 from protos import model_config_pb2 as pb
 
+from .declarations import declared_by
 from .platforms import ENSEMBLE
 
 _TENSORRT = "tensorrt_plan"
-_ONNXRUNTIME = "onnxruntime"
 
 
 def check_tensors(config: pb.ModelConfig) -> None:
@@ -360,48 +361,37 @@ def unsupported_features(config: pb.ModelConfig) -> list[str]:
     copies through pinned memory change no answer, order or limit. `check_tensors` and `check_instance_groups` raise the
     documented errors for shape tensors and profiles outside TensorRT.
     """
-    return [f"{what} is not supported yet" for what in _features(config)]
+    used = list(_features(config))
+    supported = declared_by(config.backend).supports if used else frozenset()
+    return [f"{what} is not supported yet" for feature, what in used if feature not in supported]
 
 
-def _features(config: pb.ModelConfig) -> Iterator[str]:
+def _features(config: pb.ModelConfig) -> Iterator[tuple[Feature | None, str]]:
+    """What a configuration uses of the parts that few backends support; None for what none does."""
     if config.platform == _TENSORRT:
-        for tensor in config.input:
-            yield from _of_tensor(tensor)
-        for output in config.output:
-            yield from _of_tensor(output)
-    yield from _of_instance_groups(config)
-    yield from _of_optimization(config)
-    if config.model_operations.op_library_filename and config.backend != _ONNXRUNTIME:
-        yield f"'model_operations.op_library_filename' of the backend '{config.backend or config.platform}'"
+        tensors: list[pb.ModelInput | pb.ModelOutput] = [*config.input, *config.output]
+        for tensor in tensors:
+            if tensor.is_shape_tensor:
+                yield "shape_tensors", f"'is_shape_tensor' (tensor '{tensor.name}')"
+            if tensor.is_non_linear_format_io:
+                yield "non_linear_formats", f"'is_non_linear_format_io' (tensor '{tensor.name}')"
+    for group in config.instance_group:
+        if group.secondary_devices:
+            yield "secondary_devices", f"'secondary_devices' (instance group '{group.name}')"
+        if group.profile and config.platform == _TENSORRT:
+            yield "profiles", f"'profile' (instance group '{group.name}')"
+    accelerators = config.optimization.execution_accelerators
+    for item in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
+        yield "execution_accelerators", f"the execution accelerator '{item.name}'"
+    if config.model_operations.op_library_filename:
+        backend = config.backend or config.platform
+        yield "op_libraries", f"'model_operations.op_library_filename' of the backend '{backend}'"
     if config.cc_model_filenames and any(
         group.kind == pb.ModelInstanceGroup.KIND_GPU for group in config.instance_group
     ):
-        yield "'cc_model_filenames' of a GPU instance"
+        yield "cc_model_filenames", "'cc_model_filenames' of a GPU instance"
     if "TRITON_BATCH_STRATEGY_PATH" in config.parameters:
-        yield "custom batching by a C++ library ('TRITON_BATCH_STRATEGY_PATH'; see 'charonia.batch_strategy')"
+        yield None, "custom batching by a C++ library ('TRITON_BATCH_STRATEGY_PATH'; see 'charonia.batch_strategy')"
     # the second names the backend's usual form, the third a python-based backend (P20)
     if config.runtime not in ("", f"libtriton_{config.backend}.so", "model.py"):
-        yield f"the runtime '{config.runtime}'"
-
-
-def _of_tensor(tensor: pb.ModelInput | pb.ModelOutput) -> Iterator[str]:
-    if tensor.is_shape_tensor:
-        yield f"'is_shape_tensor' (tensor '{tensor.name}')"
-    if tensor.is_non_linear_format_io:
-        yield f"'is_non_linear_format_io' (tensor '{tensor.name}')"
-
-
-def _of_instance_groups(config: pb.ModelConfig) -> Iterator[str]:
-    for group in config.instance_group:
-        if group.secondary_devices:
-            yield f"'secondary_devices' (instance group '{group.name}')"
-        if group.profile and config.platform == _TENSORRT:
-            yield f"'profile' (instance group '{group.name}')"
-
-
-def _of_optimization(config: pb.ModelConfig) -> Iterator[str]:
-    if config.backend == _ONNXRUNTIME:
-        return  # the backend checks what its library supports
-    accelerators = config.optimization.execution_accelerators
-    for item in (*accelerators.gpu_execution_accelerator, *accelerators.cpu_execution_accelerator):
-        yield f"the execution accelerator '{item.name}'"
+        yield None, f"the runtime '{config.runtime}'"

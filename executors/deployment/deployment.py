@@ -102,6 +102,10 @@ class Deployment:
         await asyncio.gather(*(loaded.pool.idle() for loaded in self.loaded_versions()))
         await self._retirement.idle()
 
+    async def ended(self, name: str) -> None:
+        """Wait until the versions of models of this name that are unloaded by now have no instances."""
+        await self._retirement.ended(name)
+
     async def close(self, grace_s: float) -> None:
         """Unload everything. Instances that do not end within `grace_s` seconds end with the process."""
         await self._composition.close()
@@ -240,7 +244,10 @@ class Deployment:
         if plan.load:
             for version in plan.load:
                 await self._announcer.announce(self._lifecycle.loading(model, version))
-            failures = await self._load_planned(directory, selected, plan.load, find)
+            try:
+                failures = await self._load_planned(directory, selected, plan.load, find)
+            finally:
+                await self._loader.release(model)  # it was resized, or no load came so far
         if failures:
             raise load_failure(model, failures)
         for version in plan.unload:
@@ -284,7 +291,10 @@ class Deployment:
                     return None
                 directory, selected = await self._selection.select(directory)
                 self._on_demand_directories[model] = directory.path
-                config = await self._directories.complete(directory, selected, selected, refuse_all)
+                try:
+                    config = await self._directories.complete(directory, selected, selected, refuse_all)
+                finally:
+                    await self._loader.release(directory.key)  # it is loaded when it is asked for
                 if isinstance(config, CharoniaError):
                     raise load_failure(model, dict.fromkeys(selected, config))
                 self.announced[model] = dict.fromkeys(selected, ModelInterface.of(config))
@@ -355,6 +365,7 @@ class Deployment:
             loaded.labels,
             loaded.load_ns,
             loaded.takes_waves,
+            loaded.memory,
         )
 
     def withdraw(self, loaded: LoadedVersion) -> None:

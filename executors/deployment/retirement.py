@@ -11,6 +11,7 @@ from pathlib import Path
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
+from charonia.models.names import name_of
 from charonia.tasks import Tasks
 from executors.announcing import Announcer
 from executors.metrics import ExecutorMetrics
@@ -51,6 +52,12 @@ class Retirement:
         """Wait until all retiring versions have ended."""
         if self._tasks:
             await asyncio.wait([*self._tasks])
+
+    async def ended(self, name: str) -> None:
+        """As `idle`, of the models of a name."""
+        waiting = [task for task in self._tasks if name_of(task.get_name()) == name]
+        if waiting:
+            await asyncio.wait(waiting)
 
     async def close(self, grace_s: float) -> None:
         """Wait at most `grace_s` seconds for all retiring versions. Those that hang end with the process."""

@@ -1,4 +1,4 @@
-"""Runs a native model in its own process, so that its crash costs one instance only.
+"""Runs native models in processes of their own, one for each model and device, in a sandbox where that is wanted.
 
-May import `backends`, `configuration` and `host`. Begin reading at `isolated_instance`.
+May import `backends`, `configuration` and `host`. Begin reading at `isolated_model`; `child` is what runs there.
 """

@@ -15,7 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Never
 
-from charonia.backend import Backend, GraphSignature, InstanceSpec, ModelCalls, ModelSource, RequestInstance
+from charonia.backend import (
+    Backend,
+    GraphSignature,
+    InstanceSpec,
+    MeasuredModel,
+    Model,
+    ModelCalls,
+    ModelSource,
+    RequestInstance,
+)
 from charonia.batch_strategies import check_batch_strategy
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, Unsupported
@@ -32,7 +41,8 @@ from executors.configuration.config import normalise, unsupported_features, vali
 from executors.configuration.time_parameters import max_execution_s
 from executors.configuration.validation import check_reshapes
 from executors.host.host_policy import HostPolicies
-from executors.isolation.isolated_instance import create_isolated, wants_process
+from executors.isolation.isolated_model import IsolatedModel, IsolatingBackend
+from executors.isolation.isolation_choice import ISOLATION, NONE, isolation_of
 from executors.outgoing_calls import NearCalls, ResolvingCalls
 from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
 from executors.repository.repository_agents import RepositoryAgents
@@ -42,6 +52,7 @@ from executors.running.resource_grants import ResourceGrants
 from protos.model_config_pb2 import ModelConfig
 
 from .composition import completed_ensemble, is_ensemble
+from .opened_backends import OpenedBackend, OpenedBackends
 from .warmup import warmup_records
 
 _log = logging.getLogger(__name__)
@@ -52,6 +63,8 @@ _KINDS = {"KIND_CPU": "CPU", "KIND_GPU": "GPU", "KIND_MODEL": "MODEL"}
 class Loader:
     """Loads versions. `gpus` is the number of devices of this machine; `backend_config` is backend -> key -> value.
 
+    `isolates` False: models are opened in this process, whatever they want; for checks that run none of their code.
+    `require_sandbox` and `native_models` are the options `--require-sandbox` and `--allow-native-models`.
     With `resource_grants`, executions are limited by the resources of their instance groups (Q1). `calls` lets models
     call models.
     """
@@ -69,15 +82,24 @@ class Loader:
         resource_grants: ResourceGrants | None = None,
         host_policies: HostPolicies | None = None,
         agents: RepositoryAgents | None = None,
+        isolates: bool = True,
+        require_sandbox: bool = False,
+        native_models: Sequence[str] = (),
     ) -> None:
         self._agents = agents or RepositoryAgents()
         self._registry = registry
+        self._backends = OpenedBackends(registry, backend_config)
         self._gpus = gpus
         self._auto_complete = auto_complete
         self._backend_config = backend_config
         self._retries = retries
+        self._isolates = isolates
+        self._require_sandbox = require_sandbox
+        self._native_models = frozenset(native_models)
         self.resource_grants = resource_grants
         self._host_policies = host_policies or HostPolicies({})
+        self._open: dict[str, tuple[int, Model]] = {}
+        """By key: the version and the model that were opened for auto-complete, until `load` takes it or `release`."""
 
     def backends(self) -> list[tuple[str, str, str]]:
         """(name, file, settings as JSON) of the backends that models have used so far (R30)."""
@@ -97,6 +119,7 @@ class Loader:
     async def complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:
         """Return the final configuration: auto-completed, with defaults, and fully checked (C60, C70).
 
+        The model stays open for its `load`; call `release` when none follows.
         `find` returns the interfaces of an ensemble's composing models. Raises a `CharoniaError`, which is the reason
         for all of the model's versions.
         """
@@ -111,18 +134,31 @@ class Loader:
             await asyncio.to_thread(check_strategy, written, directory.path, ())
             return completed_ensemble(written, directory.name, find)
         source = self.source(directory, versions[-1] if versions else 0, written)
-        backend = await asyncio.to_thread(self._registry.of, source)
+        opened = await self._backend_of(source)
         config = written
         check_reshapes(written)
-        if self._auto_complete and versions:
-            config = await self._probed(backend, source, written)
-        wants_gpu = self._gpus > 0 and await asyncio.to_thread(prefers_gpu, backend)
+        isolated = isinstance(opened.backend, IsolatingBackend)
+        wants_gpu = self._gpus > 0 and not isolated and await asyncio.to_thread(prefers_gpu, opened.backend)
+        if versions and (self._auto_complete or (isolated and self._gpus > 0)):
+            await self.release(directory.key)
+            model = await opened.run(partial(_loaded, opened.backend, source))
+            self._open[directory.key] = source.version, model
+            try:
+                if self._auto_complete:
+                    config = await opened.run(partial(_completed, model, source, written))
+                if self._gpus > 0 and isinstance(model, IsolatedModel):
+                    wants_gpu = await model.prefers_gpu()
+            except BaseException:
+                await self.release(directory.key)
+                raise
         config = normalise(config, gpus=self._gpus, backend_prefers_gpu=wants_gpu)
         validate(config, directory.name, gpus=self._gpus)
         unsupported = unsupported_features(config)
         if unsupported:
             raise Unsupported("; ".join(unsupported))
         await asyncio.to_thread(check_strategy, config, directory.path, versions)
+        if isinstance(opened.backend, IsolatingBackend):  # as it is, for all who read the configuration
+            config.parameters[ISOLATION].string_value = opened.backend.wanted
         return config
 
     async def load(self, directory: ModelDirectory, version: int, config: ModelConfig) -> LoadedVersion:
@@ -141,16 +177,21 @@ class Loader:
         if is_ensemble(config):
             return await self._load_ensemble(directory, version, config, started)
         source = self.source(directory, version, config)
-        backend = await asyncio.to_thread(self._registry.of, source)
+        opened = await self._backend_of(source)
         interface = ModelInterface.of(config)
         health_interval_s = interval_s(source)
         digest, labels = await asyncio.to_thread(_hash_and_labels, source, config)
-        ceiling_s = max_execution_s(source)
-        create = backend.create_instance
-        if wants_process(source):
-            # the time limit ends the instance's process, not the executor
-            create, ceiling_s = partial(create_isolated, ceiling_s=ceiling_s), 0.0
-        pool = InstancePool(interface, version, create, ceiling_s, resource_grants=self.resource_grants)
+        if self._open.get(directory.key, (None,))[0] == version:
+            model = self._open.pop(directory.key)[1]
+        else:
+            model = await opened.run(partial(_loaded, opened.backend, source))
+        # of an isolated model the time limit ends its process, not the executor
+        ceiling_s = 0.0 if isinstance(model, IsolatedModel) else max_execution_s(source)
+        pool = InstancePool(
+            *(interface, version, lambda spec: opened.run(partial(model.create_instance, spec)), ceiling_s),
+            resource_grants=self.resource_grants,
+            close_model=partial(_close, model, source.name),
+        )
         try:
             await self._instances(source, pool, self._calls_of(directory))
             if interface.sequence_batching is not None:
@@ -168,7 +209,10 @@ class Loader:
             _log.exception("loading %s version %d failed", directory.name, version)
             raise InternalError(f"{type(error).__name__}: {error}") from error
         load_ns = monotonic_ns() - started
-        return LoadedVersion(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s)
+        memory = await asyncio.to_thread(_memory_of, model, source.name) if isinstance(model, MeasuredModel) else {}
+        return LoadedVersion(
+            *(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s), memory=memory
+        )
 
     async def _load_ensemble(
         self, directory: ModelDirectory, version: int, config: ModelConfig, started: int
@@ -225,19 +269,17 @@ class Loader:
         """Build the warm-up requests of a version without running them. Raises what their load would raise."""
         await asyncio.to_thread(_warmups, ModelInterface.of(source.config), source)
 
-    async def _probed(self, backend: Backend, source: ModelSource, written: ModelConfig) -> ModelConfig:
-        try:
-            found = await backend.probe(source)
-        except CharoniaError:
-            raise
-        except Exception as error:
-            _log.exception("backend %s failed to probe %s", written.backend, source.name)
-            raise InternalError(f"{type(error).__name__}: {error}") from error
-        if found is None:
-            return written
-        if isinstance(found, GraphSignature):
-            return from_graph(written, found, default_max_batch=default_max_batch_size(source.backend_config))
-        return found
+    async def release(self, model: str) -> None:
+        """Close what `complete` opened of a model and no load took."""
+        if model in self._open:
+            _, left = self._open.pop(model)
+            await _close(left, model)
+
+    async def close(self) -> None:
+        """Close what `complete` opened, and the backends, once no version is left."""
+        for model in list(self._open):
+            await self.release(model)
+        await self._backends.close()
 
     def _calls_of(self, directory: ModelDirectory) -> ModelCalls | None:
         """How the model calls others: those of its own namespace first."""
@@ -274,7 +316,66 @@ class Loader:
     def source(self, directory: ModelDirectory, version: int, config: ModelConfig) -> ModelSource:
         """Return what a backend gets to know of a version."""
         settings = {**self._backend_config.get("", {}), **self._backend_config.get(config.backend, {})}
-        return ModelSource(directory.name, version, directory.path, config, settings)
+        native = directory.repository in self._native_models
+        return ModelSource(directory.name, version, directory.path, config, settings, native)
+
+    async def _backend_of(self, source: ModelSource) -> OpenedBackend:
+        """The backend of a model; for an isolated one, which is opened in its process, what starts that."""
+        backend = await asyncio.to_thread(self._registry.of, source)
+        movable = self._registry.is_movable(backend)
+        isolation = isolation_of(source, backend, require_sandbox=self._require_sandbox, movable=movable)
+        if isolation == NONE or not self._isolates:
+            return await self._backends.of(source)
+        return OpenedBackend(IsolatingBackend(backend.name, isolation))
+
+
+async def _loaded(backend: Backend, source: ModelSource) -> Model:
+    try:
+        return await backend.load(source)
+    except CharoniaError:
+        raise
+    except Exception as error:
+        _log.exception("backend %s failed to load %s", source.config.backend, source.name)
+        raise InternalError(f"{type(error).__name__}: {error}") from error
+
+
+def _memory_of(model: MeasuredModel, name: str) -> dict[str, int]:
+    """What a model says that it holds; nothing, and a line in the log, when that is no memory."""
+    found: dict[str, int] = {}
+    try:
+        for use in model.memory():
+            if use.kind not in ("CPU", "CPU_PINNED", "GPU") or min(use.device_id, use.size_bytes) < 0:
+                raise ValueError(f"{use!r} is no memory")
+            place = f"{use.kind} {int(use.device_id)}"
+            found[place] = found.get(place, 0) + int(use.size_bytes)
+    except Exception:
+        _log.exception("model %s cannot say how much memory it holds", name)
+        return {}
+    return found
+
+
+async def _close(model: Model, name: str) -> None:
+    """Close a model. An error changes nothing for its caller: it is logged."""
+    try:
+        await model.close()
+    except Exception:
+        _log.exception("failed to close model %s", name)
+
+
+async def _completed(model: Model, source: ModelSource, written: ModelConfig) -> ModelConfig:
+    """The configuration with what the model says of itself."""
+    try:
+        found = await model.signature()
+    except CharoniaError:
+        raise
+    except Exception as error:
+        _log.exception("backend %s failed to read the signature of %s", written.backend, source.name)
+        raise InternalError(f"{type(error).__name__}: {error}") from error
+    if found is None:
+        return written
+    if isinstance(found, GraphSignature):
+        return from_graph(written, found, default_max_batch=default_max_batch_size(source.backend_config))
+    return found
 
 
 async def _no_instance(spec: InstanceSpec) -> Never:

@@ -17,7 +17,7 @@ from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface, Warmup, WarmupInput
 from charonia.tensors import Tensor, check_bytes_elements, join_bytes_elements
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
-from executors.repository.files import contained
+from executors.repository.files import contained, read_file
 
 DIRECTORY = "warmup"
 _RANDOM_INTEGERS = 128
@@ -82,7 +82,7 @@ def _file(interface: ModelInterface, directory: Path, warmup: Warmup, name: str,
             f"'{DIRECTORY}' directory"
         )
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise InvalidArgument(
             f"warmup setting '{warmup.name}' of model '{interface.name}': unable to read '{data.filename}': "

@@ -6,7 +6,10 @@ look like a change of it.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,20 @@ def entry_of(path: Path) -> FileEntry:
     """Return the entry of a single file. Raises `OSError`."""
     found = path.stat()
     return FileEntry(path.name, path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def read_file(path: Path, max_bytes: int = sys.maxsize) -> bytes:
+    """Return the content of a regular file. Raises `OSError`, also for a pipe or device, which may have no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        mode = found.st_mode
+        if found.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"larger than {max_bytes >> 20} MiB", str(path))
+        if not stat.S_ISREG(mode):
+            number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(number, os.strerror(number) if number == errno.EISDIR else "no regular file", str(path))
+        return file.read()
 
 
 def is_hidden(name: str) -> bool:
@@ -71,5 +88,7 @@ def _walk(directory: Path, prefix: str, skip: frozenset[str], entered: set[tuple
 def contained(directory: Path, relative: str) -> Path | None:
     """Return the real path of `relative` below `directory`, or None when it is outside after resolving links (C6)."""
     root = Path(os.path.realpath(directory))
+    if "\0" in relative:
+        return None
     path = Path(os.path.realpath(root / relative))
     return path if path != root and path.is_relative_to(root) else None

@@ -17,7 +17,7 @@ from executors.configuration import autofill
 from protos.model_config_pb2 import ModelConfig, ModelVersionPolicy
 
 from . import pbtxt
-from .files import FileEntry, contained, entry_of, is_hidden, walk
+from .files import FileEntry, contained, entry_of, is_hidden, read_file, walk
 
 CONFIG_FILE = "config.pbtxt"
 CONFIG_DIRECTORY = "configs"
@@ -58,6 +58,8 @@ class ModelDirectory:
     error: CharoniaError | None = None
     namespace: str = ""
     entries: tuple[str, ...] = ()
+    repository: str = ""
+    """The path or URL of its repository as it was given; "" for one that came with a load request."""
     fetch: Callable[[Collection[int]], Path] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -103,7 +105,10 @@ class ModelDirectory:
 
 
 def read(path: Path, *, name: str | None = None, namespace: str = "", config_name: str | None = None) -> ModelDirectory:
-    """Read a local model directory. `name` defaults to the directory's name; `config_name` as in R4."""
+    """Read a local model directory. `name` defaults to the directory's name; `config_name` as in R4.
+
+    A model of another name has it in the place of that in its configuration.
+    """
     name = name or path.name
     existing = _versions(path)
     config_path = path / CONFIG_FILE
@@ -122,7 +127,10 @@ def read(path: Path, *, name: str | None = None, namespace: str = "", config_nam
         entries=tuple(_version_files(path, existing)),
     )
     try:
-        config = autofill.prepare(_written_config(config_path), name, found.entries)
+        written = written_config(config_path)
+        if name != path.name:
+            written.ClearField("name")
+        config = autofill.prepare(written, name, found.entries)
         load_labels(path, config)
     except CharoniaError as error:
         return replace(found, error=error)
@@ -145,13 +153,13 @@ def load_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ..
                 "outside model directory"
             )
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_file(path).decode().replace("\r\n", "\n").replace("\r", "\n")
         except (OSError, UnicodeDecodeError) as error:
             raise InstanceError(
                 f"unable to read label file '{output.label_filename}' for output '{output.name}' in model "
                 f"'{config.name}': {error}"
             ) from error
-        labels[output.name] = tuple(line.rstrip("\r") for line in text.removesuffix("\n").split("\n"))
+        labels[output.name] = tuple(text.removesuffix("\n").split("\n"))
     return labels
 
 
@@ -221,10 +229,14 @@ def _version_files(path: Path, existing: tuple[int, ...]) -> list[str]:
     return []
 
 
-def _written_config(path: Path) -> ModelConfig:
+MAX_CONFIG_BYTES = 64 << 20
+"""Protobuf's text format takes a hundred times as much memory; labels and weights have files of their own."""
+
+
+def written_config(path: Path) -> ModelConfig:
     """Parse the configuration file; a missing one is an empty configuration (C73). Raises `StructureError`."""
     try:
-        content = path.read_bytes()
+        content = read_file(path, MAX_CONFIG_BYTES)
     except FileNotFoundError:
         return ModelConfig()
     except OSError as error:
@@ -247,6 +259,8 @@ def _stamp_of_file(path: Path) -> str:
         return _stamp([entry_of(path)])
     except (FileNotFoundError, NotADirectoryError):
         return "missing"
+    except OSError as error:  # a link to itself; reading the file says so
+        return f"unreadable: {error.errno}"
 
 
 def _stamp(entries: list[FileEntry]) -> str:

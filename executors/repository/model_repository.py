@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from charonia.errors import StartupError, Unavailable
+from charonia.errors import AlreadyExists, InvalidArgument, StartupError, Unavailable
 from charonia.models.names import can_be_namespace, check_model_name, model_key, name_of, namespace_of
 from executors.repository import model_directory
 from protos.model_config_pb2 import ModelConfig
@@ -47,6 +47,7 @@ class ModelRepository:
         if config_name is not None and ("/" in config_name or config_name in ("", ".", "..")):
             raise StartupError(f"the model configuration name '{config_name}' must be a plain file name")
         self._roots: list[Root] = []
+        self._given = [str(path) for path in paths]
         self._namespacing = namespacing
         self._config_name = config_name
         try:
@@ -68,6 +69,27 @@ class ModelRepository:
             raise StartupError(f"remote model repositories cannot be used here: '{path}'")
         return open_remote(str(path), self._config_name)
 
+    def register(self, path: Path, model: str, directory: str) -> None:
+        """Add a local repository, in which `directory` is that of `model` (H55).
+
+        Raises `AlreadyExists` for one that is there already, and for a model that another directory is registered for,
+        `InvalidArgument` for a path that is no directory or cannot be a namespace.
+        """
+        if not path.is_dir():
+            raise InvalidArgument(f"failed to register '{path}', repository not found")
+        if self._namespacing and not can_be_namespace(str(path)):
+            raise InvalidArgument(f"failed to register '{path}', it must have another name with --model-namespacing")
+        if any(root.location == str(path) for root in self._roots):
+            raise AlreadyExists(f"model repository '{path}' has already been registered")
+        if any(model in root.directories for root in self._roots if isinstance(root, LocalRoot)):
+            raise AlreadyExists(f"failed to register '{model}', there is a conflicting mapping for '{model}'")
+        # a new list: other threads may go through this one
+        self._roots = [*self._roots, LocalRoot(path, self._config_name, {model: directory})]
+
+    def unregister(self, path: Path) -> None:
+        """Remove a repository that was registered."""
+        self._roots = [root for root in self._roots if root.location != str(path)]
+
     def scan(self) -> dict[str, ModelDirectory]:
         """Return all models by key. Models found twice (R2), or with a bad configuration, have an error.
 
@@ -84,6 +106,17 @@ class ModelRepository:
                 else:
                     found[model.key] = model
         return dict(sorted(found.items()))
+
+    def stamp(self) -> tuple[int, ...]:
+        """A value that changes when a model appears in a local repository or leaves it; one `stat` for each."""
+        return tuple(root.stamp() for root in self._roots if isinstance(root, LocalRoot))
+
+    def names(self) -> tuple[str, ...]:
+        """The keys of all models, ascending, without reading any. Raises `Unavailable` as `scan` does."""
+        found = {
+            model_key(root.location if self._namespacing else "", name) for root in self._roots for name in root.names()
+        }
+        return tuple(sorted(found))
 
     def find(self, key: str) -> ModelDirectory | None:
         """Return one model without reading the others; None when no repository has it (R20).
@@ -137,11 +170,15 @@ class ModelRepository:
     def _roots_with(self, name: str) -> list[Root]:
         """The repositories that have a model with this name now."""
         check_model_name(name)
-        return [root for root in self._roots if root.refresh(name)]
+        registered = [r for r in self._roots if isinstance(r, LocalRoot) and name in r.directories]
+        return [root for root in registered or self._roots if root.refresh(name)]
 
     def _read(self, root: Root, name: str, *, scanning: bool) -> ModelDirectory:
         namespace = root.location if self._namespacing else ""
-        return self.with_composing_models(root.read(name, namespace=namespace, scanning=scanning))
+        model = root.read(name, namespace=namespace, scanning=scanning)
+        at = self._roots.index(root)  # those that are registered follow those that were given
+        given = self._given[at] if at < len(self._given) else ""
+        return self.with_composing_models(replace(model, repository=given))
 
     def read(self, path: Path, *, name: str) -> ModelDirectory:
         """Read the model in a directory outside the repositories (R25)."""

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from charonia.errors import StartupError, Unavailable
@@ -51,14 +52,17 @@ class Root(Protocol):
 
 
 class LocalRoot:
-    """A repository in a local directory."""
+    """A repository in a local directory. `directories` are those of models that are not named after theirs (H55)."""
 
-    def __init__(self, path: str | Path, config_name: str | None) -> None:
+    def __init__(
+        self, path: str | Path, config_name: str | None, directories: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Raise `StartupError` when the path is no directory."""
         if not Path(path).is_dir():
             raise StartupError(f"the model repository '{path}' does not exist or is not a directory")
         self.path = Path(path).absolute()
         self._config_name = config_name
+        self.directories = directories
 
     @property
     def location(self) -> str:
@@ -67,21 +71,36 @@ class LocalRoot:
     def names(self) -> list[str]:
         try:
             found = [path.name for path in self.path.iterdir() if path.is_dir()]
-            return sorted(name for name in found if not is_hidden(name) and can_be_model(name))
+            own = [name for name in found if not is_hidden(name) and can_be_model(name)]
+            return sorted([*(name for name in own if name not in self.directories.values()), *self.directories])
         except OSError as error:
             raise Unavailable(f"failed to poll model repository '{self.path}': {error.strerror or error}") from error
+
+    def stamp(self) -> int:
+        """When an entry of the directory last appeared, left or was renamed; 0 while there is no directory."""
+        try:
+            return self.path.stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def refresh(self, name: str) -> bool:
         return self.has(name)
 
     def has(self, name: str) -> bool:
         try:
-            return (self.path / name).is_dir() and not is_hidden(name)
+            if name in self.directories:
+                return self._directory(name).is_dir()
+            return self._directory(name).is_dir() and not is_hidden(name) and name not in self.directories.values()
         except OSError:  # a name longer than the file system takes
             return False
 
     def read(self, name: str, *, namespace: str, scanning: bool) -> ModelDirectory:
-        return model_directory.read(self.path / name, namespace=namespace, config_name=self._config_name)
+        return model_directory.read(
+            self._directory(name), name=name, namespace=namespace, config_name=self._config_name
+        )
+
+    def _directory(self, name: str) -> Path:
+        return self.path / self.directories.get(name, name)
 
     def release(self, name: str, keep: Collection[Path], *, latest: bool) -> None:
         """Do nothing: there are no copies."""

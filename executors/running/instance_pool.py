@@ -37,7 +37,6 @@ from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves
 
 from .health import DEFAULT_INTERVAL_S
-from .quick_runs import Pace
 from .resource_grants import RateLimitedQueue, ResourceGrants
 from .stream_workers import StreamWorker
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
@@ -47,6 +46,47 @@ Create = Callable[[InstanceSpec], Awaitable[Instance]]
 Hung = Callable[[SubmittedBatch, Death], None]
 
 _MIN_WATCH_S = 0.01
+_QUICK_NS = 150_000
+"""A batch that takes longer gains little in the event loop, and would delay other batches."""
+_MEASURED = 4
+"""The least of so many times is what a model takes: a busy machine adds to single ones."""
+_CLOSED_NS = (1_000_000_000, 60_000_000_000)
+"""For how long a model stays in its threads after an interrupted execution: at first, and at most."""
+
+
+class Pace:
+    """How quick the instances of one model version are: whether its waves may run in the event loop (docs/adr/0025)."""
+
+    __slots__ = ("_closed_ns", "_closed_until_ns", "_least_ns", "_measured", "is_quick")
+
+    def __init__(self) -> None:
+        self.is_quick = False
+        self._least_ns = self._measured = 0
+        self._closed_ns, _ = _CLOSED_NS
+        self._closed_until_ns = 0
+
+    def seen(self, executed: Executed) -> None:
+        """Count the time of a batch."""
+        took_ns = 0
+        for run in executed.executions:
+            took_ns += run.input_ns + run.infer_ns + run.output_ns
+        if not self._measured or took_ns < self._least_ns:
+            self._least_ns = took_ns
+        self._measured += 1
+        if self._measured == _MEASURED:
+            self._measured = 0
+            self.is_quick = self._least_ns <= _QUICK_NS and monotonic_ns() >= self._closed_until_ns
+
+    def interrupted(self) -> None:
+        """An execution was interrupted: the model stays in its threads for a while, each time for longer."""
+        self.is_quick = False
+        self._measured = 0
+        least_ns, most_ns = _CLOSED_NS
+        now_ns = monotonic_ns()
+        if now_ns - self._closed_until_ns > most_ns:
+            self._closed_ns = least_ns
+        self._closed_until_ns = now_ns + self._closed_ns
+        self._closed_ns = min(most_ns, 2 * self._closed_ns)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +106,8 @@ class InstancePool:
     on_hung: Hung | None = None
     resource_grants: ResourceGrants | None = None
     sequences: Sequences | None = None
+    close_model: Callable[[], Awaitable[None]] | None = None
+    """Called once its instances are closed."""
     planner: Planner = field(init=False)
     unfinished: int = 0
     used_ns: int = 0
@@ -106,7 +148,9 @@ class InstancePool:
             if places.instance >= len(self._workers):
                 generation = 0  # of an instance that has left: no other remembers its sequences
             batch.steps = self.sequences.begin(places, batch.records, generation)
-        return Batch(self.planner, self.version, batch.records, batch.unwanted, batch.steps, batch.put)
+        return Batch(
+            self.planner, self.version, batch.records, batch.unwanted, batch.steps, batch.put, asyncio.to_thread
+        )
 
     @property
     def is_stateless(self) -> bool:
@@ -220,8 +264,17 @@ class InstancePool:
         """Cancel requests of a batch that were settled elsewhere: skip those not started, notify the others' model."""
         batch.unwanted |= ids
         for worker in self._workers:
-            if isinstance(worker, TaskWorker | StreamWorker):
+            if isinstance(worker, ThreadWorker):
+                worker.cancel(batch)
+            else:
                 worker.cancel(batch, ids)
+
+    def ask_to_end(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
+        """Requests of a batch are cancelled, and their responses are read: notify their model, once it has them."""
+        batch.cancelled |= ids
+        for worker in self._workers:
+            if ids and isinstance(worker, TaskWorker | StreamWorker):
+                worker.ask_to_end(batch, ids)
 
     def allow(self, batch: SubmittedBatch, request_id: bytes, count: int) -> None:
         """Let a request of a batch send its responses below index `count`."""
@@ -250,7 +303,7 @@ class InstancePool:
             await self._idle.wait()
 
     async def close(self) -> None:
-        """Stop the workers after the queued batches, and unload the instances."""
+        """Stop the workers after the queued batches, unload the instances, and then the model."""
         try:
             await asyncio.gather(*(worker.close() for worker in self._workers))
         finally:
@@ -258,11 +311,13 @@ class InstancePool:
                 self._watch.cancel()
             if self._limited_queue is not None:
                 self._limited_queue.close()
+            if self.close_model is not None:
+                await self.close_model()
 
     async def warm_up(
         self, batches: Sequence[Sequence[RequestRecord]]
     ) -> list[tuple[Sequence[RequestRecord], Executed]]:
-        """Run batches on every instance before `start`, and return their results, which are counted (I12).
+        """Prepare every instance, run batches on it before `start`, and return their results, which are counted (I12).
 
         Raises the first request's error: a failed warm-up fails the load (C17).
         """
@@ -439,6 +494,8 @@ class LoadedVersion:
     health_interval_s: float = DEFAULT_INTERVAL_S
     health: asyncio.Task[None] | None = None
     """The task of its health checks while it is served (P6)."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """What its backend says that it holds, in bytes, by kind of memory and number of the device: "GPU 0" (X7)."""
     version: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -464,6 +521,7 @@ async def _warm_up(
     worker: Worker, batches: Sequence[Sequence[RequestRecord]]
 ) -> list[tuple[Sequence[RequestRecord], Executed]]:
     done: list[tuple[Sequence[RequestRecord], Executed]] = []
+    await worker.prepare()
     for records in batches:
         try:
             executed = await worker.execute(records)

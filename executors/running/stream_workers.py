@@ -26,7 +26,7 @@ from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
 from executors.batches.accounting import OTHER, Death, Executed
-from executors.batches.assembly import request_inputs
+from executors.batches.assembly import are_many_strings, request_inputs
 from executors.batches.execution import Planned, model_request
 from executors.batches.sequence_batch import BatchSteps
 
@@ -101,6 +101,11 @@ class StreamWorker(Worker):
         if batch.stream is not None and batch in self._open.values():
             batch.stream.cancel(ids, self._instance)
 
+    def ask_to_end(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
+        """Notify the model that these requests are cancelled, if it runs this batch."""
+        if batch.stream is not None and batch in self._open.values():
+            batch.stream.ask_to_end(ids, self._instance)
+
     def allow(self, batch: SubmittedBatch, request_id: bytes, count: int) -> None:
         """Let a request send its responses below index `count`, if this instance runs its batch."""
         if batch.stream is not None and batch in self._open.values():
@@ -165,6 +170,7 @@ class StreamWorker(Worker):
         batch.stream = streamed
         for request_id, count in batch.allowed.items():
             streamed.allow(request_id, count)
+        streamed.ask_to_end(batch.cancelled, None)
         batch.responses.writer.open(streamed, batch, batch.responses.settle)
         batch.planned = execution.planned
         task = asyncio.get_running_loop().create_task(
@@ -195,7 +201,9 @@ class StreamWorker(Worker):
             _log.exception("instance %s could not execute a batch", self.spec.name)
             streamed.fail_open(InternalError(f"{type(error).__name__}: {error}"))
         if death is not None and not self._dead.is_set():
-            self._shared_death = sum(not batch.stream.all_ended for batch in self._open.values() if batch.stream) > 1
+            self._shared_death = (
+                death.shared or sum(not batch.stream.all_ended for batch in self._open.values() if batch.stream) > 1
+            )
             self._dead.set()
             _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
         streamed.set_freed()
@@ -277,7 +285,10 @@ class StreamWorker(Worker):
                 continue
             record = records[index]
             try:
-                inputs = request_inputs(interface, plan, record)
+                if self._pool.planner.takes_strings and are_many_strings((record,)):
+                    inputs = await asyncio.to_thread(request_inputs, interface, plan, record)
+                else:
+                    inputs = request_inputs(interface, plan, record)
             except CharoniaError as error:
                 streamed.fail_open(error, (index,), reason=OTHER)
                 continue
@@ -290,6 +301,7 @@ class StreamWorker(Worker):
         if instance is None:
             raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
         failure: CharoniaError
+        streamed.begun(instance)
         try:
             steps = streamed.batch.steps
             if steps is None:

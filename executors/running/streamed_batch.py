@@ -146,6 +146,8 @@ class StreamedBatch:
         self.on_first: Callable[[RequestRecord], None] | None = None
         """Called for each request's first response, unless that is only the final flag."""
         self._unwanted = set(unwanted)
+        self._asked: set[bytes] = set()
+        """The ids of requests whose callers cancelled them and read on."""
         self._writer = writer
         self._open = len(batch.records)
         block = batch.interface.dynamic_batching
@@ -188,17 +190,30 @@ class StreamedBatch:
         """Cancel requests that were settled elsewhere, and notify the model."""
         self._unwanted.update(ids)
         self._notify_windows()
+        found = [one for one in self._requests.values() if one.record.id in ids and not one.ended]
+        for one in found:
+            if one.request is not None:
+                one.request.settled = True
         self.notify_cancelled(instance, ids)
-        for one in self._requests.values():
-            if one.record.id not in ids or one.ended:
-                continue
+        for one in found:
             if one.request is not None:
                 one.cancelled_ns = one.cancelled_ns or monotonic_ns()
             else:  # it will not start
                 one.cut = True
                 self._end_request(one, b"")
 
-    def notify_cancelled(self, instance: StreamingInstance | None, ids: Collection[bytes] | None = None) -> None:
+    def ask_to_end(self, ids: Collection[bytes], instance: object) -> None:
+        """Notify the model that requests are cancelled, those that it has not got yet once it has them."""
+        self._asked.update(ids)
+        if ids:
+            self.notify_cancelled(instance, ids)
+
+    def begun(self, instance: object) -> None:
+        """An instance gets requests in this moment."""
+        if self._asked:
+            asyncio.get_running_loop().call_soon(self.notify_cancelled, instance, frozenset(self._asked))
+
+    def notify_cancelled(self, instance: object, ids: Collection[bytes] | None = None) -> None:
         """Notify the model that open requests (all, or these) are cancelled."""
         found = [one for one in self._requests.values() if not one.ended and (ids is None or one.record.id in ids)]
         requests = [one.request for one in found if one.request is not None]

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from charonia.errors import InternalError, InvalidRecord
 from charonia.eventlog.port import Entry
 from charonia.facts.sequence_states import SequenceStep
-from charonia.wire import FIELD_HEADER, BatchHeader, RequestRecord, Wave, work_in
+from charonia.wire import FIELD_HEADER, BatchHeader, Reference, RequestRecord, Wave, work_in
 from executors.batches.accounting import Executed
 from executors.batches.answers import Put
 from executors.batches.execution import Batch, Planned
@@ -77,6 +77,8 @@ class SubmittedBatch(Struct, eq=False):
     start_unreported: bool = False
     """It has journalled requests whose start is not in the journal yet."""
     unwanted: frozenset[bytes] = frozenset()
+    cancelled: frozenset[bytes] = frozenset()
+    """The ids of requests whose callers cancelled them and read on."""
     execution: Batch | WaveBatch | None = None
     stream: StreamedBatch | None = None
     """Its progress on a streaming instance, once it runs there. Its responses go to `responses`."""
@@ -97,6 +99,8 @@ class SubmittedBatch(Struct, eq=False):
     """Stores large answers out of band; None when all travel in their records."""
     put_columns: PutColumns | None = None
     """The same for waves."""
+    take_back: Callable[[Reference], None] | None = None
+    """Ends what `put_columns` stored, when no reply will refer to it."""
     referred: Sequence[bytes] | None = None
     """Its answers as sent, once the large ones were stored out of band."""
     abandoned: bool = False

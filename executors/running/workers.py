@@ -15,6 +15,9 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
 from typing import Protocol
 
 from charonia import failpoints
@@ -168,6 +171,10 @@ class Worker(ABC):
     def submit(self, batch: SubmittedBatch) -> None:
         """Queue a batch for this worker alone, where the queue is its own."""
 
+    async def prepare(self) -> None:
+        """Make the instance ready to execute, before `start`. Raises what the instance raises."""
+        return
+
     @abstractmethod
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         """Run one warm-up batch, outside the queue. Raises `InstanceDied`."""
@@ -221,7 +228,7 @@ class Worker(ABC):
         _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
         # while closing, the instance was ended by us
         blameless = death.blameless or self._closing.is_set()
-        execution.executed.death = Death(self.spec.name, str(death), death.stderr, blameless)
+        execution.executed.death = Death(self.spec.name, str(death), death.stderr, blameless, death.shared)
         return execution.executed
 
     def _failed(self, execution: Batch | WaveBatch, error: Exception) -> Executed:
@@ -280,12 +287,21 @@ class ThreadWorker(Worker):
         self._workspace = Workspace()
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
+        self._first: SimpleQueue[tuple[Future[Executed | None], Batch | None] | None] = SimpleQueue()
+        """What its thread does before it takes batches; None ends that."""
+        self._takes_batches = False
         self._ended = asyncio.Event()
 
     def start(self) -> None:
-        # a daemon: a native library that hangs must not keep the process from ending
-        self._thread = threading.Thread(target=self._work, name=f"instance {self.spec.name}", daemon=True)
-        self._thread.start()
+        self._takes_batches = True
+        self._first.put(None)
+        self._begin_thread()
+
+    def _begin_thread(self) -> None:
+        if self._thread is None:
+            # a daemon: a native library that hangs must not keep the process from ending
+            self._thread = threading.Thread(target=self._work, name=f"instance {self.spec.name}", daemon=True)
+            self._thread.start()
 
     def submit(self, batch: SubmittedBatch) -> None:
         self._queue.put(batch)
@@ -297,12 +313,41 @@ class ThreadWorker(Worker):
     def take_queued(self) -> list[SubmittedBatch]:
         return self._queue.take_all()
 
+    async def prepare(self) -> None:
+        if hasattr(self._instance, "started"):
+            await self._in_thread(None)
+
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
-        return await asyncio.to_thread(self._execute, self._warm_up(records))
+        executed = await self._in_thread(self._warm_up(records))
+        assert executed is not None
+        return executed
+
+    async def _in_thread(self, execution: Batch | None) -> Executed | None:
+        """Execute in the instance's thread, which takes no batches yet; None tells the instance of its thread."""
+        self._begin_thread()
+        done: Future[Executed | None] = Future()
+        self._first.put((done, execution))
+        return await asyncio.wrap_future(done)
+
+    @property
+    def idle_self_check(self) -> SelfCheckingInstance | None:
+        return None if self.running is not None else self_checking(self._instance)
+
+    def cancel(self, batch: SubmittedBatch) -> None:
+        """End the execution of a batch none of whose requests is wanted any more, if the instance can be interrupted.
+
+        Another execution that is interrupted, as this one just ended, runs again.
+        """
+        running, instance = self.running, self._instance
+        if running is None or running[0] is not batch or not isinstance(instance, InterruptibleInstance):
+            return
+        if batch.steps is None and batch.records and all(record.id in batch.unwanted for record in batch.records):
+            with contextlib.suppress(Exception):  # one that cannot be interrupted runs to its end
+                instance.interrupt()
 
     async def close(self) -> None:
         self._closing.set()
-        if self._thread is not None:
+        if self._takes_batches:
             self._queue.put(None)
             await self._ended.wait()
         await self.leave()
@@ -313,6 +358,8 @@ class ThreadWorker(Worker):
     async def leave(self) -> None:
         self._closing.set()
         if self._thread is not None:
+            if not self._takes_batches:
+                self._first.put(None)
             self._thread.join()
         await self._unload()
 
@@ -333,6 +380,8 @@ class ThreadWorker(Worker):
 
     def _take(self, instance: BatchInstance) -> None:
         self._instance = instance
+        if hasattr(instance, "started"):
+            return  # it wants the one thread
         if isinstance(instance, InterruptibleInstance) and self.spec.kind == "CPU" and not self.spec.cores:
             self.interruptible = instance
 
@@ -349,8 +398,24 @@ class ThreadWorker(Worker):
             raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
         return execution.run_on(self._instance, self._workspace)
 
+    def _started(self) -> None:
+        """Notify a new instance that this thread executes it from now on."""
+        started = getattr(self._instance, "started", None)
+        if started is not None:
+            started()
+
     def _work(self) -> None:
         restrict_thread(self.spec.cores)
+        while (first := self._first.get()) is not None:
+            done, execution = first
+            try:
+                if execution is None:
+                    self._started()
+                done.set_result(None if execution is None else self._execute(execution))
+            except BaseException as error:
+                done.set_exception(error)
+        if not self._takes_batches:
+            return
         # the loop is gone only when the process ends without draining
         with contextlib.suppress(RuntimeError):
             while (batch := self._queue.get(self._waiting)) is not None:
@@ -358,16 +423,29 @@ class ThreadWorker(Worker):
                 if batch.settler is not None and isinstance(executed, ExecutedWaves):
                     batch.settler.answer(batch, executed)  # the event loop is a wake-up away
                 self._loop.call_soon_threadsafe(self._pool.finish, batch, executed)
-                if executed.death is not None:
+                is_new = executed.death is None
+                while not is_new:
                     asyncio.run_coroutine_threadsafe(self._replace(), self._loop).result()
+                    is_new = self._begins_anew()
             self._loop.call_soon_threadsafe(self._ended.set)
+
+    def _begins_anew(self) -> bool:
+        """Whether the instance that replaces a dead one can be used in this thread."""
+        try:
+            self._started()
+        except Exception as error:
+            _log.error("instance %s cannot be made again: %s", self.spec.name, error)
+            return self._closing.is_set()
+        return True
 
     def _run(self, batch: SubmittedBatch) -> Executed:
         self.running = (batch, monotonic_ns())
         try:
-            return self._attempt(batch)
-        except Interrupted:  # meant for an execution in the event loop, which ended before
-            return self._attempt(batch)
+            while True:
+                try:
+                    return self._attempt(batch)
+                except Interrupted:  # meant for an execution that ended before, or for requests that now are left out
+                    continue
         finally:
             self.running = None
 
@@ -377,7 +455,10 @@ class ThreadWorker(Worker):
         failpoints.hit("executor.executing")
         try:
             return self._execute(execution)
-        except Interrupted:
+        except Interrupted:  # the batch runs again, and stores its answers again
+            if isinstance(execution, WaveBatch) and batch.take_back is not None:
+                for reference in execution.stored:
+                    batch.take_back(reference)
             raise
         except InstanceDied as death:
             return self._died(execution, death)
@@ -453,6 +534,16 @@ class TaskWorker(Worker):
         if batch is self._current and batch.execution is not None and self._instance is not None:
             batch.execution.cancel(ids, self._instance)
 
+    def ask_to_end(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
+        """Notify the model that these requests are cancelled, if it runs this batch; no wave has such requests."""
+        if batch is self._current and isinstance(batch.execution, Batch) and self._instance is not None:
+            batch.execution.notify(ids, self._instance)
+
+    def _remind(self, batch: SubmittedBatch) -> None:
+        """Notify the model of what was cancelled before it had it, once it has."""
+        if batch.cancelled:
+            asyncio.get_running_loop().call_soon(self.ask_to_end, batch, batch.cancelled)
+
     async def _create(self) -> None:
         created = await self._pool.create(self.spec)
         assert isinstance(created, RequestInstance)
@@ -479,6 +570,8 @@ class TaskWorker(Worker):
 
     async def _run(self, batch: SubmittedBatch) -> Executed:
         execution = batch.execution = self._execution_of(batch)
+        if isinstance(execution, Batch):
+            execution.on_running = partial(self._remind, batch)
         self._current = batch
         batch.planned = execution.planned
         failpoints.hit("executor.executing")

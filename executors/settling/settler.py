@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from charonia import keys
 from charonia.calls.reporting import replies_of, reports_to_gateways
@@ -19,6 +20,7 @@ from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import Fields, Reply, SettlementLog, Streams
+from charonia.facts.events import FIELD_FACT, BatchFinished
 from charonia.facts.jobs import OUTCOME_CODES, JobState
 from charonia.tasks import Tasks, insist
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED, BatchHeader
@@ -32,15 +34,14 @@ from .settlement import (
     Settlement,
     batch_died,
     batch_finished,
-    batch_finished_here,
     increments,
     replies,
     requests_rescheduled,
     settlement,
     start_entry,
     with_durations,
+    with_reports,
 )
-from .trace_reports import with_reports
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ Outcome = list[bool] | CharoniaError
 """The log's answer to a settlement: which requests were won, or the error."""
 
 _SUCCEEDED = OUTCOME_CODES[JobState.SUCCEEDED]
+_LONG_COPY_BYTES = 8 * 1024 * 1024
+"""Answers that are not stored yet and take 4 ms or more to copy."""
 _SPECIAL = FLAG_JOB | FLAG_TIMED | FLAG_TRACED
 
 
@@ -111,7 +114,10 @@ class Settler:
             answers = with_reports(batch, executed, answers, self._executor)
         whole = answers
         if batch.flags & FLAG_REPLY_BY_REFERENCE and not via_owner:
-            answers = self._referred(batch, answers)
+            if sum(map(len, answers)) > _LONG_COPY_BYTES:
+                answers = await asyncio.to_thread(self._referred, batch, answers)
+            else:
+                answers = self._referred(batch, answers)
         answered = [] if via_owner else [index for index in ending.indices if index not in ending.jobs]
         # in one entry: an owner that read only the batch's end would take rescheduled requests for ended
         fields = requests_rescheduled(self._executor, header, records, executed) if executed.rescheduled else []
@@ -145,6 +151,9 @@ class Settler:
         special = executed.death is not None or executed.rescheduled or batch.steps is not None or header.via_owner
         if special or batch.flags & _SPECIAL or batch.stream is not None or not all(executed.answers):
             return False
+        stores = batch.flags & FLAG_REPLY_BY_REFERENCE and batch.referred is None
+        if stores and sum(map(len, executed.answers)) > _LONG_COPY_BYTES:
+            return False  # in a thread
         outcomes, ran, start_unreported = b"", None, batch.start_unreported
         if batch.flags & FLAG_JOURNALLED:
             if executed.failures or not all(record.journalled for record in records):
@@ -374,6 +383,12 @@ class OwnerReports:
         """Report facts at once to an owner in this process. Does nothing for a forged header that names no owner."""
         if self._link is not None:
             self._link.reports[header.model].hand(fields)
+
+
+def batch_finished_here(executor: str, batch_id: str) -> list[bytes]:
+    """The end of a batch as a fact for an owner in this process, which gets it unpacked."""
+    fields: list[Any] = [FIELD_FACT, BatchFinished(executor, batch_id)]
+    return fields
 
 
 class JournalledStarts:

@@ -3,16 +3,25 @@
 The replies of a wave are written first, to its gateway's socket or stream; then its entry is deleted, which settles it.
 Deletions of answered waves are gathered for a moment, and their statistics are written with them: a process that is
 killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written (`fold`).
+
+A gateway that shares the payload directory listens in its part of it (docs/adr/0016). A reply that cannot be sent to
+its socket at once goes through the gateway's stream of the log: no reply depends on a socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from struct import Struct
 
 from charonia import failpoints, keys
+from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable
+from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import Reply, Work
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.tasks import Tasks, insist
@@ -23,9 +32,8 @@ from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
 
-from .reply_sockets import ReplySockets
-from .settlement import batch_died, batch_finished, batch_finished_here
-from .settler import OwnerReports
+from .settlement import batch_died, batch_finished
+from .settler import OwnerReports, batch_finished_here
 
 _log = logging.getLogger(__name__)
 
@@ -39,35 +47,33 @@ _FOLD_S = 1.0
 _RETRY_S = 0.2
 _UNCOUNTED_S = 0.001
 
+_SIZE = Struct("<I")
+_TRY_AGAIN_NS = 1_000_000_000
+_MOST_REPLY_BYTES = 1 << 24
+"""Longer replies go through the log: a socket hands them over in many small parts."""
+_MOST_UNSENT_BYTES = 1 << 20
+"""A gateway with more unread bytes gets its replies through the log, which stores them."""
 
+
+@dataclass(slots=True)
 class WaveCounts:
-    """The counts of one loaded version since the last `take`. Times in ns."""
+    """What was counted of one loaded version since it was last written. Times in ns."""
 
-    __slots__ = (
-        "_count",
-        "_executions",
-        "_failures",
-        "_infer_ns",
-        "_input_ns",
-        "_last_ms",
-        "_output_ns",
-        "_queued_ns",
-        "_rows",
-        "_sizes",
-        "_whole_ns",
-    )
-
-    def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        self._count = self._rows = self._queued_ns = self._whole_ns = self._executions = self._last_ms = 0
-        self._input_ns = self._infer_ns = self._output_ns = 0
-        self._sizes: dict[int, tuple[int, int, int, int]] = {}
-        self._failures: dict[str, int] = {}
+    count: int = 0
+    rows: int = 0
+    queued_ns: int = 0
+    whole_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    executions: int = 0
+    last_ms: int = 0
+    sizes: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    """By rows of an execution: how many there were, and their input, infer and output times."""
+    failures: dict[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self._executions or self._failures)
+        return bool(self.executions or self.failures)
 
     def executed(
         self, execution: Execution, waves: Sequence[Wave], failed: dict[int, int], share: dict[int, int] | None = None
@@ -85,56 +91,55 @@ class WaveCounts:
             else:
                 count = wave.count - failed.get(index, 0) if failed else wave.count
             total += count
-            self._rows += count * wave.rows
+            self.rows += count * wave.rows
             accepted = wave.accepted_ns
             if accepted < start:  # clocks of two machines may differ
-                self._queued_ns += count * (start - accepted)
+                self.queued_ns += count * (start - accepted)
             if accepted < end:
-                self._whole_ns += count * (end - accepted)
-        self._count += total
+                self.whole_ns += count * (end - accepted)
+        self.count += total
         input_ns, infer_ns, output_ns = execution.input_ns, execution.infer_ns, execution.output_ns
-        self._input_ns += total * input_ns
-        self._infer_ns += total * infer_ns
-        self._output_ns += total * output_ns
-        self._executions += 1
-        runs, inputs, infers, outputs = self._sizes.get(execution.rows, (0, 0, 0, 0))
-        self._sizes[execution.rows] = (runs + 1, inputs + input_ns, infers + infer_ns, outputs + output_ns)
-        self._last_ms = max(self._last_ms, start // 1_000_000)
+        self.input_ns += total * input_ns
+        self.infer_ns += total * infer_ns
+        self.output_ns += total * output_ns
+        self.executions += 1
+        runs, inputs, infers, outputs = self.sizes.get(execution.rows, (0, 0, 0, 0))
+        self.sizes[execution.rows] = (runs + 1, inputs + input_ns, infers + infer_ns, outputs + output_ns)
+        self.last_ms = max(self.last_ms, start // 1_000_000)
 
     def failed(self, failures: Sequence[Failure], waves: Sequence[Wave]) -> None:
         """Count failed requests. A failure's index is that of its wave."""
-        counts = self._failures
+        counts = self.failures
         for failure in failures:
             waited_ns = max(0, failure.end_ns - waves[failure.index].accepted_ns)
             for name, amount in (("fail_count", 1), ("fail_ns", waited_ns), (failure.reason, 1)):
                 counts[name] = counts.get(name, 0) + amount
 
-    def take(self) -> dict[str, int]:
-        """Return the increments so far, and start again from zero."""
-        taken = dict(self._failures)
-        if self._executions:
-            count = self._count
+    def increments(self) -> dict[str, int]:
+        """What all of it adds to the statistics."""
+        taken = dict(self.failures)
+        if self.executions:
+            count = self.count
             taken |= {
                 "success_count": count,
-                "success_ns": self._whole_ns,
+                "success_ns": self.whole_ns,
                 "queue_count": count,
-                "queue_ns": self._queued_ns,
+                "queue_ns": self.queued_ns,
                 "compute_input_count": count,
-                "compute_input_ns": self._input_ns,
+                "compute_input_ns": self.input_ns,
                 "compute_infer_count": count,
-                "compute_infer_ns": self._infer_ns,
+                "compute_infer_ns": self.infer_ns,
                 "compute_output_count": count,
-                "compute_output_ns": self._output_ns,
-                "inference_count": self._rows,
-                "execution_count": self._executions,
-                "last_inference_ms": self._last_ms,
+                "compute_output_ns": self.output_ns,
+                "inference_count": self.rows,
+                "execution_count": self.executions,
+                "last_inference_ms": self.last_ms,
             }
-            for rows, (runs, input_ns, infer_ns, output_ns) in self._sizes.items():
+            for rows, (runs, input_ns, infer_ns, output_ns) in self.sizes.items():
                 taken[f"b{rows}_count"] = runs
                 taken[f"b{rows}_input_ns"] = input_ns
                 taken[f"b{rows}_infer_ns"] = infer_ns
                 taken[f"b{rows}_output_ns"] = output_ns
-        self._clear()
         return taken
 
 
@@ -347,8 +352,6 @@ class WaveSettler:
     # -- statistics ---------------------------------------------------------------------------------------------------
 
     def _account(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
-        metrics, model, version = self._metrics, incarnation.model, incarnation.version
-        metrics.executed(model, version, executed)
         counts = self._counts.get(incarnation)
         if counts is None:
             counts = self._counts[incarnation] = WaveCounts()
@@ -356,7 +359,7 @@ class WaveSettler:
             counts.executed(execution, job.waves, executed.failed, executed.shares.get(place))
         if executed.failures:
             counts.failed(executed.failures, job.waves)
-        if metrics.measures:
+        if self._metrics.measures:
             self._measure(job, executed, incarnation)
         self._arm()
 
@@ -365,9 +368,11 @@ class WaveSettler:
         for incarnation, counts in self._counts.items():
             if not counts:
                 continue
-            increments = counts.take()
-            self._metrics.settled(incarnation.model, incarnation.version, increments)
-            key = keys.statistics(incarnation.model, incarnation.version, incarnation.content_hash)
+            self._counts[incarnation] = WaveCounts()
+            model, version, increments = incarnation.model, incarnation.version, counts.increments()
+            self._metrics.executed_waves(model, version, counts.sizes, counts.failures.get("fail_count", 0))
+            self._metrics.settled(model, version, increments)
+            key = keys.statistics(model, version, incarnation.content_hash)
             merge(self._unwritten.setdefault(key, {}), increments)
 
     def _measure(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
@@ -417,3 +422,141 @@ class WaveSettler:
         self._flush()
         if self._writing:
             await asyncio.wait(self._writing)
+
+
+class _Peer:
+    """One gateway's socket. Instances' threads and the event loop write to it; the loop writes the rest of a reply."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self.is_closed = False
+        self._loop.add_reader(sock.fileno(), self._read)
+
+    def send(self, reply: bytes) -> bool:
+        """Write one reply; False when nothing of it was written. May be called in any thread."""
+        if len(reply) > _MOST_REPLY_BYTES:
+            return False
+        data = _SIZE.pack(len(reply)) + reply
+        with self._lock:
+            if self.is_closed or len(self._unsent) > _MOST_UNSENT_BYTES:
+                return False
+            if self._unsent:
+                self._unsent += data
+                return True
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.is_closed = True
+                self._loop.call_soon_threadsafe(self.close)
+                return False
+            if sent < len(data):
+                self._unsent += memoryview(data)[sent:]
+                self._loop.call_soon_threadsafe(self._watch)
+            return True
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether no unwritten bytes are left, or the socket is closed."""
+        return self.is_closed or not self._unsent
+
+    def close(self) -> None:
+        """Close the socket. Called in the event loop."""
+        with self._lock:
+            self.is_closed = True
+            if self._socket.fileno() >= 0:
+                self._loop.remove_reader(self._socket.fileno())
+                self._loop.remove_writer(self._socket.fileno())
+                self._socket.close()
+            self._unsent.clear()
+
+    def _watch(self) -> None:
+        if not self.is_closed:
+            self._loop.add_writer(self._socket.fileno(), self._write)
+
+    def _write(self) -> None:
+        with self._lock:
+            try:
+                del self._unsent[: self._socket.send(self._unsent)]
+            except BlockingIOError:
+                return
+            except OSError:
+                self.is_closed = True
+            if not self._unsent and not self.is_closed:
+                self._loop.remove_writer(self._socket.fileno())
+        if self.is_closed:
+            self.close()
+
+    def _read(self) -> None:
+        """Close the socket: a gateway sends nothing, so readable means that it has gone."""
+        try:
+            if self._socket.recv(4096):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self.close()
+
+
+class ReplySockets:
+    """One executor's sockets to gateways, by endpoint."""
+
+    def __init__(self, directory: PayloadDirectory) -> None:
+        self._directory = directory
+        self._peers: dict[str, _Peer] = {}
+        self._tried_ns: dict[str, int] = {}
+        self._connecting: dict[str, asyncio.Task[None]] = {}
+
+    def send(self, endpoint: str, reply: bytes) -> bool:
+        """Write a reply to a gateway's socket; False when it must go through the log. May be called in any thread."""
+        peer = self._peers.get(endpoint)
+        return peer is not None and peer.send(reply)
+
+    def seek(self, endpoint: str) -> None:
+        """Connect to a gateway to which a reply could not be sent, if it has a socket on this machine."""
+        peer = self._peers.get(endpoint)
+        now_ns = monotonic_ns()
+        if peer is not None and not peer.is_closed:
+            return
+        if endpoint in self._connecting or now_ns - self._tried_ns.get(endpoint, -_TRY_AGAIN_NS) < _TRY_AGAIN_NS:
+            return
+        path = self._directory.socket_path(endpoint)
+        if not path:
+            return
+        if len(self._tried_ns) > 1024:  # of gateways that are no more
+            self._tried_ns.clear()
+            self._peers = {name: peer for name, peer in self._peers.items() if not peer.is_closed}
+        self._tried_ns[endpoint] = now_ns
+        self._connecting[endpoint] = asyncio.get_running_loop().create_task(self._connect(endpoint, path))
+
+    def is_sent(self, endpoint: str) -> bool:
+        """Whether the kernel has all that was written to a gateway, so that it arrives even if this process ends.
+
+        Also true for a gateway that has gone.
+        """
+        peer = self._peers.get(endpoint)
+        return peer is None or peer.is_sent
+
+    async def close(self) -> None:
+        for task in self._connecting.values():
+            task.cancel()
+        for peer in self._peers.values():
+            peer.close()
+
+    async def _connect(self, endpoint: str, path: str) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(sock, path)
+            self._peers[endpoint] = _Peer(sock)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):  # OSError: a gateway on another machine, or one that has gone
+                raise
+        finally:
+            self._connecting.pop(endpoint, None)

@@ -118,8 +118,8 @@ class TritonPythonModel:
         return self.said(x, responses[0])[0], [len(responses)]
 
     def all_of(self, x, parameters):
-        """Every response of `several`, or the first few of them."""
-        responses = self.request("several", x, {"count": parameters["count"]}).exec(decoupled=True)
+        """Every response of `several`, cancelled after the first few, read twice."""
+        responses = self.request("several", x, parameters).exec(decoupled=True)
         found = []
         for response in responses:
             if response.has_error():
@@ -128,7 +128,17 @@ class TritonPythonModel:
                 found.append(pb_utils.get_output_tensor_by_name(response, "Y").as_numpy())
             if len(found) == int(parameters.get("enough", "1000")):
                 responses.cancel()
-        return np.concatenate(found), [len(found)]
+        again = [pb_utils.get_output_tensor_by_name(one, "Y").as_numpy() for one in responses if one.output_tensors()]
+        return np.concatenate(again), [len(found)]
+
+    def cancel_one(self, x, parameters):
+        """`worker`, cancelled while it runs."""
+        responses = self.request("worker", x, parameters).exec(decoupled=True)
+        while not os.path.exists(parameters["entered"]):
+            time.sleep(0.002)
+        responses.cancel()
+        (response,) = responses
+        return self.said(x, response)
 
     def steps(self, x, parameters):
         """A sequence of three, and one that goes on where none was begun."""
@@ -204,10 +214,14 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
-            for n in range(int(json.loads(request.parameters())["count"])):
+            parameters = json.loads(request.parameters())
+            after, sign = int(parameters.get("after", "0")), 1
+            for n in range(int(parameters["count"])):
                 if request.is_cancelled():
-                    break
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x + n)]))
+                    if not after:
+                        break
+                    after, sign = after - 1, -1
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", sign * (x + n))]))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
 

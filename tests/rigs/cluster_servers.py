@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterable
 
 import redis
-from log_servers import ADMIN, OPEN, Entrance, LogServer, free_port, wait_until  # type: ignore[import-not-found]
+from free_ports import free_port  # type: ignore[import-not-found]
+from log_servers import ADMIN, OPEN, Entrance, LogServer, wait_until  # type: ignore[import-not-found]
 
 SLOTS = 16384
 

@@ -23,12 +23,15 @@ T = TypeVar("T")
 
 
 def until(what: str, look: Callable[[], T], timeout_s: float = 60.0) -> T:
-    """Look until something true is seen, and return it."""
-    give_up_at = time.monotonic() + timeout_s
+    """Look until something true is seen, and return it. What takes long to look at, as a scrape, is seen less often."""
+    began_at = time.monotonic()
+    give_up_at = began_at + timeout_s
     while not (seen := look()):
-        if time.monotonic() > give_up_at:
+        looked_at = time.monotonic()
+        if looked_at > give_up_at:
             raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.01)
+        time.sleep(min(0.1, max(0.01, looked_at - began_at)))
+        began_at = time.monotonic()
     return seen
 
 

@@ -101,8 +101,8 @@ class Server:
             raise
 
 
-def start(models: Path, state_dir: Path, *flags: str) -> Server:
-    """Start `charonia serve` on free loopback ports, in a process group of its own."""
+def start(models: Path, state_dir: Path, *flags: str, environment: dict[str, str] | None = None) -> Server:
+    """Start `charonia serve` on free loopback ports, in a process group of its own; `environment` adds variables."""
     state_dir.mkdir(parents=True, exist_ok=True)
     if topologies.wanted() and not any(flag.startswith(("--log-url", "--redis")) for flag in flags):
         if state_dir not in _logs:
@@ -129,7 +129,7 @@ def start(models: Path, state_dir: Path, *flags: str) -> Server:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
     _started.append(process)
     return Server(process, state_dir, log_file)
@@ -152,9 +152,14 @@ def _leave_nothing_behind() -> None:
 
 
 @contextmanager
-def serving(models: Path, state_dir: Path, *flags: str) -> Iterator[Server]:
-    """A ready server for the length of a block; it must end with 0."""
-    server = start(models, state_dir, *flags)
+def serving(models: Path, state_dir: Path, *flags: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    """A ready server for the length of a block; it must end with 0.
+
+    It sends no webhooks unless it is told to: tests of them ask for it, the others need no process for that.
+    """
+    if not any(flag.startswith("--allow-webhooks") for flag in flags):
+        flags = ("--allow-webhooks=false", *flags)
+    server = start(models, state_dir, *flags, environment=environment)
     try:
         server.wait_ready()
         yield server

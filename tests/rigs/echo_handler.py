@@ -25,6 +25,7 @@ from gateway.access.restrictions import RawHeaders
 from gateway.handler import (
     BatchStatistics,
     Duration,
+    MemoryUsage,
     ModelIndexEntry,
     ModelMetadata,
     ModelStatistics,
@@ -249,7 +250,12 @@ class EchoHandler(EchoJobs):
             raise InvalidArgument(f"requested model version is not available for model '{name}'")
         one = Duration(2, 3000)
         return [
-            ModelStatistics(name or "simple", "1", 5, 2, 1, success=one, batches=(BatchStatistics(2, one, one, one),))
+            ModelStatistics(
+                *(name or "simple", "1", 5, 2, 1),
+                success=one,
+                batches=(BatchStatistics(2, one, one, one),),
+                memory=(MemoryUsage("GPU", 0, 2**33),),
+            )
         ]
 
     def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]:

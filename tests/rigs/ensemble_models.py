@@ -30,6 +30,16 @@ class TritonPythonModel:
         return responses
 """
 
+SHAPED = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        found = [pb_utils.get_input_tensor_by_name(request, "A").as_numpy() for request in requests]
+        assert all(one.shape[1:] == (2, 2) for one in found)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("SUM", one)]) for one in found]
+"""
+
 REPEATER = """
 import triton_python_backend_utils as pb_utils
 
@@ -201,6 +211,18 @@ def build_shapes(models: Path) -> None:
     mixed = (step("double", SCALE, {"OUTPUT0": "a"}), step("flat_adder", {"A": "a", "B": "INPUT0"}, {"SUM": "SUM"}))
     ensemble(models, "mixed", *mixed, io=ends, batch=0)
     ensemble(models, "mixed_batching", *mixed, io=ends)
+    shape = f"reshape {{ shape: [ {WIDTH // 2}, 2 ] }}"
+    shaped = " ".join([f"input [ {tensor('A', more=shape)} ]", f"output [ {tensor('SUM', more=shape)} ]"])
+    python(models, "shaped", SHAPED, f"max_batch_size: 8 {shaped}")
+    flat = f"reshape {{ shape: [ {WIDTH} ] }}"
+    ensemble(
+        models,
+        "reshaped",
+        step("shaped", {"A": "INPUT0"}, {"SUM": "a"}),
+        step("double", {"INPUT0": "a"}, {"OUTPUT0": "OUTPUT0"}),
+        io=f"input [ {tensor('INPUT0', dims=f'2, {WIDTH // 2}', more=flat)} ]"
+        f"output [ {tensor('OUTPUT0', dims=f'1, {WIDTH}', more=flat)}, {tensor('a')} ]",
+    )
     ensemble(
         models,
         "waiting",

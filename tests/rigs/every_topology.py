@@ -78,10 +78,30 @@ WHOLE = tuple(
 )
 OVER_ONE_SERVER = {
     "of fronts, models and processes, which reach the log by what is tested above": (
-        *("bound", "client_shm", "clients", "hanging_models", "heartbeats", "hostile", "hostile_connections"),
+        *(
+            "bound",
+            "client_shm",
+            "cloud_fronts",
+            "clients",
+            "hanging_models",
+            "heartbeats",
+            "hostile",
+            "hostile_connections",
+            "hostile_models",
+            "http2",
+        ),
+        *("inprocess", "inprocess_lives"),
         *("instances", "large_tensors", "load", "metrics", "namespaces", "openapi", "processes", "python_features"),
-        *("python_client", "python_models", "remote_models", "stalls"),
-        *("response_cache", "scheduling", "sequence_streams", "several_gateways", "stalled_executor", "tracing"),
+        *("python_client", "python_models", "remote_models", "stalls", "stock_examples"),
+        *(
+            "observed_replies",
+            "response_cache",
+            "scheduling",
+            "sequence_streams",
+            "several_gateways",
+            "stalled_executor",
+            "tracing",
+        ),
         "unwanted_runs",
     ),
     "of state directories, which have a private log": ("state_moves", "upgrades"),

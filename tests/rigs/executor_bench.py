@@ -158,9 +158,10 @@ class Bench:
             await self.log.accept(model, 0, 0, [(request_id, len(record))], fields, Limits(), journalled=journalled)
         return request_id, record
 
-    async def unwant(self, batch_id: str, *ids: bytes) -> None:
-        """Tell the executor, as an owner does, that requests of a batch are settled already."""
-        fact = ExecutionUnwanted(batch_id, b"".join(ids))
+    async def unwant(self, batch_id: str, *ids: bytes, gentle: bool = False) -> None:
+        """Tell the executor, as an owner does, that requests of a batch are settled already, or cancelled gently."""
+        joined = b"".join(ids)
+        fact = ExecutionUnwanted(batch_id, b"", joined) if gentle else ExecutionUnwanted(batch_id, joined)
         if self.link is not None:
             self.link.facts.hand(fact)
         else:

@@ -36,7 +36,8 @@ class GuardedServer(servers.LogServer):
         return self.client_of("watcher", "watcher")
 
     def client_of(self, user: str, password: str = "") -> redis.Redis:
-        return redis.Redis("127.0.0.1", self.port, username=user, password=password or f"{user}'s:password")
+        word = password or f"{user}'s:password"
+        return redis.Redis("127.0.0.1", self.port, username=user, password=word, retry=servers.at_once())
 
     def refusals(self) -> list[str]:
         with self.client() as client:

@@ -1,10 +1,13 @@
-"""One connection of the native gRPC front without a socket, and what it must keep to whatever comes."""
+"""One connection of HTTP/2, of gRPC or HTTP, without a socket, and what it must keep to whatever comes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
+
+from uvicorn.server import ServerState
 
 from gateway.grpc.calling import Context, Streaming, Unary, Write
 from gateway.grpc.native.codec import http2_frames as frames
@@ -12,6 +15,8 @@ from gateway.grpc.native.codec.limits import KeepAlive
 from gateway.grpc.native.connection import Connection
 from gateway.grpc.native.serving import Serving
 from gateway.grpc.statuses import Refusal
+from gateway.http.bodies import Receive, Scope, Send
+from gateway.http2.http_connection import HttpConnection
 
 
 async def _echo(data: bytes, _context: Context) -> bytes | Refusal:
@@ -77,12 +82,30 @@ def read_frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
     return found
 
 
-async def answers(pieces: list[bytes], *, slowly: bool = False, begins_well: bool = True) -> bytes:
-    """All that is written to a client that sends these pieces. `slowly`: the loop turns now and then in between."""
+async def _echo_body(_scope: Scope, receive: Receive, send: Send) -> None:
+    """As an application does, it ends when the client has left."""
+    with contextlib.suppress(asyncio.CancelledError):
+        body, goes_on = b"", True
+        while goes_on:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            goes_on = message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def answers(
+    pieces: list[bytes], *, slowly: bool = False, begins_well: bool = True, of_http: bool = False
+) -> bytes:
+    """All that is written to a client that sends these pieces. `slowly`: the loop turns now and then in between;
+    `of_http`: on the HTTP port."""
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     serving = Serving(dict(METHODS), KeepAlive(), 0, 1 << 20)
-    connection = Connection(serving)
+    state = ServerState()
+    connection = HttpConnection(serving, _echo_body, state) if of_http else Connection(serving)
     transport = Transport(connection)
     connection.connection_made(transport)
     start = [frames.PREFACE + frames.settings({})] if begins_well else []
@@ -104,7 +127,9 @@ async def answers(pieces: list[bytes], *, slowly: bool = False, begins_well: boo
         await asyncio.sleep(0)
     assert not connection.calls.streams
     assert not serving.connections
-    assert connection.out.blocked_bytes == 0
+    assert connection.out.blocked_bytes == serving.held_bytes == 0
+    assert not state.tasks
+    assert not state.connections
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert problems == []
     return written

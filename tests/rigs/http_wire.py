@@ -22,12 +22,12 @@ Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class MemoryTransport(asyncio.Transport):
-    """Keeps what is written."""
+    """Keeps what is written. `closing`: nothing more may be; it may still be read until `closed`."""
 
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.0.0.1", 80), "peername": ("127.0.0.1", 40000)})
         self.written = bytearray()
-        self.closing = self.paused = False
+        self.closing = self.closed = self.paused = False
         self.written_late = 0
         self.protocol: Any = None
 
@@ -40,13 +40,19 @@ class MemoryTransport(asyncio.Transport):
         for part in parts:
             self.write(part)
 
-    def close(self) -> None:
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
         self.closing = True
+
+    def close(self) -> None:
+        self.closing = self.closed = True
 
     abort = close
 
     def is_closing(self) -> bool:
-        return self.closing
+        return self.closed
 
     def pause_reading(self) -> None:
         self.paused = True
@@ -62,6 +68,7 @@ class App:
     """What the protocol asks of the application, around any ASGI callable."""
 
     lane = None
+    http2 = None
 
     def __init__(self, answer: Answer, *, forwards_headers: bool = False, has_room: bool = False) -> None:
         self._answer = answer
@@ -87,7 +94,7 @@ class Wire:
 
     async def send(self, data: bytes) -> None:
         """As a transport does: while reading goes on, and to the protocol of the moment."""
-        while data and not self.transport.closing:
+        while data and not self.transport.closed:
             if self.transport.paused:
                 await asyncio.sleep(0)
                 continue

@@ -8,11 +8,12 @@ from typing import Any
 
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
-from charonia.errors import NotFound, ResourceExhausted
+from charonia.errors import InvalidArgument, NotFound, ResourceExhausted
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.offload.pool import Offload
 from charonia.options.settings import GatewaySettings
+from charonia.tensors import check_bytes_elements, element_count, expected_size_bytes
 from gateway.grpc.servicer import Servicer
 from gateway.grpc.statuses import Refusal
 from gateway.http.fastpath import HttpApplication
@@ -47,6 +48,11 @@ class Echo:
     async def infer(
         self, request: InferenceRequest, *, flush_interval_s: float = 0.0, options: DeliveryOptions | None = None
     ) -> InferenceResponse:
+        for tensor in request.inputs:  # as the service does: no model answers with bytes that are no tensor
+            if tensor.datatype is DataType.BYTES:
+                check_bytes_elements(tensor.data, element_count(tensor.name, tensor.shape), name=tensor.name, model="m")
+            elif tensor.size_bytes != expected_size_bytes(tensor.name, tensor.datatype, tensor.shape):
+                raise InvalidArgument(f"input '{tensor.name}' has an unexpected size")
         return InferenceResponse(request.model, 1, request.inputs, request.id)
 
 

@@ -39,8 +39,7 @@ from charonia.wire import (
 )
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
-from gateway.lane.door import Door
-from gateway.lane.lane_calls import Call, values_of
+from gateway.lane.door import Call, Door, values_of
 from gateway.lane.leases import Lease
 from gateway.lane.pending_waves import Waves
 from gateway.service import GatewayService

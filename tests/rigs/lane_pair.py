@@ -11,7 +11,7 @@ import json
 from collections.abc import Coroutine, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from memory_log.log import MemoryLog
@@ -43,6 +43,10 @@ CONFIGS = {
     + ' output [{ name: "p" data_type: TYPE_FP32 dims: 1 }, { name: "q" data_type: TYPE_INT32 dims: -1 }]',
     "real": _CONFIG % ("arrays", "")
     + ' input { name: "x" data_type: TYPE_FP32 dims: 2 } output { name: "y" data_type: TYPE_FP32 dims: 2 }',
+    "told": _CONFIG % ("told", "")
+    + ' input { name: "x" data_type: TYPE_INT32 dims: 2 } output { name: "y" data_type: TYPE_INT32 dims: 2 }',
+    "of_tenants": _CONFIG % ("onnxruntime", "")
+    + ' input { name: "x" data_type: TYPE_INT32 dims: 2 } output { name: "y" data_type: TYPE_INT32 dims: 2 }',
     "picky": _CONFIG % ("requests", "")
     + ' input { name: "x" data_type: TYPE_INT32 dims: 2 } output { name: "y" data_type: TYPE_INT32 dims: 2 }',
 }
@@ -66,7 +70,14 @@ class _Arrays:
 class ArraysBackend:
     """Models over arrays: output i is input i and one."""
 
-    async def probe(self, source: ModelSource) -> None: ...
+    name = "arrays"
+
+    async def load(self, source: ModelSource) -> Self:
+        return self
+
+    async def signature(self) -> None: ...
+
+    async def close(self) -> None: ...
 
     async def create_instance(self, spec: InstanceSpec) -> _Arrays:
         return _Arrays(dict(zip(spec.interface.outputs, spec.interface.inputs, strict=True)))
@@ -93,17 +104,50 @@ class _Requests:
 class RequestsBackend:
     """Models over requests."""
 
-    async def probe(self, source: ModelSource) -> None: ...
+    name = "requests"
+
+    async def load(self, source: ModelSource) -> Self:
+        return self
+
+    async def signature(self) -> None: ...
+
+    async def close(self) -> None: ...
 
     async def create_instance(self, spec: InstanceSpec) -> _Requests:
         return _Requests()
 
 
-class LanePair:
-    """`url` "" is a log in memory. `with_lane` and `without` are the gateways."""
+class _Told(_Requests):
+    """Adds what the parameter `x-add` says."""
 
-    def __init__(self, directory: Path, url: str = "") -> None:
+    def _answer(self, request: ModelRequest) -> ModelResponse:
+        (given,) = request.inputs
+        sum_ = given.array() + int(request.parameters.get("x-add", 0))
+        return ModelResponse([Tensor("y", DataType.INT32, given.shape, sum_.astype(np.int32).tobytes())])
+
+
+class ToldBackend:
+    """Models that are told by a parameter what to add."""
+
+    name = "told"
+
+    async def load(self, source: ModelSource) -> Self:
+        return self
+
+    async def signature(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def create_instance(self, spec: InstanceSpec) -> _Told:
+        return _Told()
+
+
+class LanePair:
+    """`url` "" is a log in memory. `with_lane` and `without` are the gateways, which have these options besides."""
+
+    def __init__(self, directory: Path, url: str = "", **options: Any) -> None:
         self._directory = directory
+        self._options = options
         self._url = url
         self.loop = asyncio.new_event_loop()
         self._closing: list[Any] = []
@@ -146,7 +190,9 @@ class LanePair:
         self._closing.append(batcher.stop)
         self.with_lane = await self._gateway("on", log_settings, express_lane=True)
         self.without = await self._gateway("off", log_settings, express_lane=False)
-        backends = BackendRegistry({"arrays": ArraysBackend(), "requests": RequestsBackend()})
+        arrays = ArraysBackend()  # `onnxruntime` is a word of models that call no others
+        made = {"arrays": arrays, "onnxruntime": arrays, "requests": RequestsBackend(), "told": ToldBackend()}
+        backends = BackendRegistry(made)
         settings = ExecutorSettings("executor-1", (str(self._directory),))
         executor = create(settings, await self._log(), log_settings, backends)
         await executor.start()
@@ -177,6 +223,7 @@ class LanePair:
             grpc_port=0,
             metrics_port=-1,
             exit_timeout_secs=5,
+            **self._options,
             **more,
         )
         app = GatewayApp(await self._log(), settings, log_settings)
@@ -237,7 +284,7 @@ class LanePair:
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
-INT32 = {"one": [("x", "INT32", [1, 2], 8)], "picky": [("x", "INT32", [1, 2], 8)]}
+INT32 = {name: [("x", "INT32", [1, 2], 8)] for name in ("one", "picky", "told", "of_tenants")}
 INPUTS: dict[str, list[tuple[str, str, list[int], int]]] = {
     **INT32,
     "two": [("a", "FP32", [1, 1], 4), ("b", "INT32", [1, 3], 12)],

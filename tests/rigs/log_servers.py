@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,16 +15,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 import redis
+from free_ports import free_port
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from charonia.eventlog.embedded import find_server
 
 PATIENCE_S = 30.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def server_with_tls() -> str:
@@ -79,7 +75,7 @@ class Entrance:
         words: dict[str, Any] = {"username": ADMIN, "password": ADMIN} if self.users else {}
         if self.certificates is not None:
             words |= {"ssl": True, **self.files()}
-        return redis.Redis("127.0.0.1", port, socket_timeout=5, decode_responses=True, **words)
+        return redis.Redis("127.0.0.1", port, socket_timeout=5, decode_responses=True, retry=at_once(), **words)
 
     def files(self) -> dict[str, str]:
         assert self.certificates is not None
@@ -95,6 +91,14 @@ class Entrance:
 
 
 OPEN = Entrance()
+
+
+def at_once() -> Retry:
+    """For clients that are to say at once that nobody answers, or that they may not enter.
+
+    By default they try four times, for up to seven seconds in all: longer than a server needs to start.
+    """
+    return Retry(NoBackoff(), 0)
 
 
 class LogServer:

@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from free_ports import free_port
+
 BUCKET = "models"
 AZURITE = os.environ.get("CHARONIA_TEST_AZURITE") or shutil.which("azurite-blob") or ""
 AZURITE_ACCOUNT = "devstoreaccount1"
@@ -146,7 +148,7 @@ def s3_bucket() -> Iterator[S3Bucket]:
 
 @contextmanager
 def gcs_bucket() -> Iterator[GcsBucket]:
-    port = _free_port()
+    port = free_port()
     where = ("--host=127.0.0.1", f"--port={port}", "--in-memory")
     command = [sys.executable, "-m", "gcp_storage_emulator", "start", *where]
     with _running(command, "", port) as endpoint:
@@ -155,7 +157,7 @@ def gcs_bucket() -> Iterator[GcsBucket]:
 
 @contextmanager
 def azure_bucket() -> Iterator[AzureBucket]:
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         command = [AZURITE, "--blobPort", str(port), "--location", directory, "--silent", "--skipApiVersionCheck"]
         with _running(command, "", port) as endpoint:
@@ -163,12 +165,6 @@ def azure_bucket() -> Iterator[AzureBucket]:
 
 
 BUCKETS = {"s3": s3_bucket, "gs": gcs_bucket, "as": azure_bucket}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

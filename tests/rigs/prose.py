@@ -12,9 +12,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("charonia", "gateway", "batcher", "executors", "protos")
-CODE = (*PRODUCT, "loadtest", "tests", "examples", "infra")
+CODE = (*PRODUCT, "loadtest", "tests", "tools", "examples", "infra")
 BUILT = "examples/models"
 """Made by `make models`."""
+ITEM = re.compile(r"(?<![\w`/.%#:\\-])([A-Z])(\d{1,2})(?:(?:-|–)\1?(\d{1,2}))?(?![\w%]|\.\d)")
+"""An id of the interface, or several in a row: H4, S20-S22."""
+
+
+def items(text: str) -> set[str]:
+    """Every id of the interface in a text, ranges spread out."""
+    return {
+        f"{letter}{number}"
+        for letter, first, last in ITEM.findall(text)
+        for number in range(int(first), int(last or first) + 1)
+    }
 
 
 @cache

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+from backend_calls import instance_of
 from google.protobuf import text_format
 
 from charonia.backend import InstanceSpec, ModelRequest, ModelResponse, ModelSource
@@ -42,7 +43,7 @@ async def loading(tmp_path: Path) -> AsyncIterator[Load]:
     async def create(code: str, config: str = IDENTITY, name: str = "m_0_0", **settings: str) -> PythonInstance:
         model = source(tmp_path, code, config, {key.replace("_", "-"): value for key, value in settings.items()})
         spec = InstanceSpec(name, "CPU", -1, model, ModelInterface.of(model.config))
-        instance = await PythonBackend().create_instance(spec)
+        instance = await instance_of(PythonBackend(), spec)
         loaded.append(instance)
         return instance
 

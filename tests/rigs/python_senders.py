@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from backend_calls import instance_of
 from google.protobuf import text_format
 
 from charonia.backend import InstanceSpec, ModelRequest, ModelResponse, ModelSource
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.testing.driven_stream import KeptResponses
+from charonia.testing.driven_instance import KeptResponses
 from executors.backends.python import PythonBackend
 from executors.backends.python.python_instance import PythonInstance
 from protos.model_config_pb2 import ModelConfig
@@ -53,7 +54,7 @@ async def loading(tmp_path: Path) -> AsyncIterator[Load]:
         parsed = text_format.Parse(f'name: "m" backend: "python" max_batch_size: 8 {config}', ModelConfig())
         model = ModelSource("m", 1, tmp_path / "m", parsed, {})
         spec = InstanceSpec("m_0_0", "CPU", -1, model, ModelInterface.of(parsed))
-        instance = await PythonBackend().create_instance(spec)
+        instance = await instance_of(PythonBackend(), spec)
         loaded.append(instance)
         return instance
 

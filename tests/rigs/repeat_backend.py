@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -99,8 +100,12 @@ class RepeatInstance:
 class RepeatBackend:
     name = "repeat"
 
-    async def probe(self, source: ModelSource) -> None:
-        return None
+    async def load(self, source: ModelSource) -> Self:
+        return self
+
+    async def signature(self) -> None: ...
+
+    async def close(self) -> None: ...
 
     async def create_instance(self, spec: InstanceSpec) -> RepeatInstance:
         return RepeatInstance()

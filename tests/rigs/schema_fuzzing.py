@@ -99,7 +99,7 @@ def fuzzed_server(examples: Path, root: Path) -> Iterator[Any]:
     repository.mkdir()
     for name in (MODEL, RELOADED):
         (repository / name).symlink_to(examples / name)
-    flags = ("--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true")
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true", "--allow-webhooks=true")
     with serving(repository, root / "state", *flags) as server:
         yield server
 

@@ -7,7 +7,8 @@ from typing import Any
 
 
 def entries(stack: Any) -> list[dict[str, Any]]:
-    return json.loads(stack.file.read_text()) if stack.file.exists() else []
+    text = stack.file.read_text() if stack.file.exists() else ""
+    return json.loads(text) if text else []  # it is there before the first trace is
 
 
 def traced(stack: Any, request_id: str) -> list[dict[str, Any]]:

@@ -25,7 +25,8 @@
                     also its span id
                                                       ANSWER and LAST_ANSWER  as one of DONE, nil for no more
     CONTROL        ["load", model, configuration, [[path, size in bytes], ...]], ["unload", model, with dependents],
-                   ["is_ready", model, version]       LAST_ANSWER  [[code, message] or nil, value]
+                   ["is_ready", model, version],
+                   ["find", model, version]           LAST_ANSWER  [[code, message] or nil, value]
     GIVE_UP        nil                                no reply of its own
 
 `location` is [model, version, model directory, path of the file]; `tensors` is [[name, type number, shape, size in
@@ -151,6 +152,14 @@ def response_of(frame: Frame) -> tuple[int, bool, ModelResponse | None]:
         return int(index), bool(final), response
     except (*UNREADABLE, CharoniaError) as error:
         raise FrameError(f"the response of a model process cannot be read: {error}") from None
+
+
+def answer_of(frame: Frame) -> ModelResponse | None:
+    """Return what an ANSWER or LAST_ANSWER of a CALL holds; None for no more. Raises `FrameError`."""
+    try:
+        return _responses(frame, [frame.content()])[0]
+    except (*UNREADABLE, CharoniaError) as error:
+        raise FrameError(f"the answer to a call cannot be read: {error}") from None
 
 
 def _responses(frame: Frame, replies: Sequence[Any]) -> list[ModelResponse | None]:

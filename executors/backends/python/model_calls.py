@@ -10,6 +10,8 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from charonia.backend import ModelCalls, ModelRequest, ModelResponse, OpenCall, RequestColumns
 from charonia.errors import (
     Cancelled,
@@ -22,8 +24,8 @@ from charonia.errors import (
 )
 from charonia.traces.contexts import Traced
 
-from .child_process import ChildProcess
 from .exchange import CallFrame, answer_content, call_of, files_of
+from .frame_calls import FrameCalls
 from .protocol.frames import Frame, FrameError, Kind
 
 _log = logging.getLogger(__name__)
@@ -47,12 +49,15 @@ class PendingModelCalls:
     `batches` are the requests of each running EXECUTE, by its number.
     """
 
-    def __init__(self, child: ChildProcess, model: str, calls: ModelCalls | None, batches: Mapping[int, Batch]) -> None:
+    def __init__(self, child: FrameCalls, model: str, calls: ModelCalls | None, batches: Mapping[int, Batch]) -> None:
         self._child = child
         self._model = model
         self._calls = calls
         self._batches = batches
         self._open: dict[int, asyncio.Task[None]] = {}
+        self._opened_calls: dict[int, OpenCall] = {}
+        self._asked_to_end: set[int] = set()
+        """The numbers of calls that were cancelled gently before they were opened."""
         self._made_by: dict[int, set[int]] = {}
         child.on_model_requests(self._asked, self._process_gone)
 
@@ -73,7 +78,9 @@ class PendingModelCalls:
         """Handle a frame of the model's. Called in the event loop. Raises `FrameError`."""
         number = frame.call
         if frame.kind is Kind.GIVE_UP:
-            if number in self._open:
+            if frame.content() is True:
+                self._ask_to_end(number)
+            elif number in self._open:
                 self._open[number].cancel()
             return
         if number in self._open:
@@ -93,8 +100,17 @@ class PendingModelCalls:
         self._made_by.setdefault(parent, set()).add(number)
         task.add_done_callback(lambda done: self._ended(number, frame.kind, parent, done))
 
+    def _ask_to_end(self, number: int) -> None:
+        """Have the called model notified that a call is cancelled; its answers go on until that ends it."""
+        if number in self._opened_calls:
+            self._opened_calls[number].ask_to_end()
+        elif number in self._open:
+            self._asked_to_end.add(number)
+
     def _ended(self, number: int, kind: Kind, parent: int, task: asyncio.Task[None]) -> None:
         del self._open[number]
+        self._opened_calls.pop(number, None)
+        self._asked_to_end.discard(number)
         made = self._made_by[parent]
         made.discard(number)
         if not made:
@@ -122,7 +138,9 @@ class PendingModelCalls:
         if caller is not None:
             asked.request.trace = Traced(caller.context.child(os.urandom(8)))
         try:
-            call = await self._opened(asked, made_for)
+            call = self._opened_calls[number] = await self._opened(asked, made_for)
+            if number in self._asked_to_end:
+                call.ask_to_end()
             while (response := await call.next()) is not None:
                 if not asked.decoupled:
                     self._say(number, Kind.LAST_ANSWER, response)
@@ -185,7 +203,7 @@ class PendingModelCalls:
         else:
             self._child.answer(Kind.LAST_ANSWER, number, [None, value])
 
-    async def _controlled(self, frame: Frame) -> bool | None:
+    async def _controlled(self, frame: Frame) -> bool | bytes | None:
         if self._calls is None:
             raise Unsupported("models cannot be loaded or unloaded from here")
         verb, model, *words = frame.content()
@@ -202,6 +220,8 @@ class PendingModelCalls:
                     "version should be an integral value > 0"
                 )
             return await self._calls.is_ready(model, version)
+        elif verb == "find":
+            return msgspec.msgpack.encode(await self._calls.find(model, int(words[0])))
         else:
             raise InternalError(f"a model process cannot ask for '{verb}'")
         return None

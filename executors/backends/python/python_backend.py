@@ -10,7 +10,7 @@ import json
 import logging
 from typing import Any
 
-from charonia.backend import InstanceDied, InstanceSpec, ModelSource
+from charonia.backend import Backend, Format, InstanceDied, InstanceSpec, Model, ModelSource
 from charonia.errors import CharoniaError, InternalError
 from charonia.models.json_form import to_json
 from executors.configuration.autocomplete import invalid_result, merge
@@ -28,10 +28,12 @@ from .python_instance import PythonInstance
 _log = logging.getLogger(__name__)
 
 
-class PythonBackend:
+class PythonBackend(Backend):
     """Makes instances, each with its own process (P1), and renders the metrics of all."""
 
     name = "python"
+    api = (1, 0)
+    formats = (Format(files=("model.py",)),)
 
     def __init__(self) -> None:
         self._metrics = CustomMetrics()
@@ -40,12 +42,25 @@ class PythonBackend:
         """Return the models' custom metrics in the text format (P16)."""
         return self._metrics.render()
 
-    async def probe(self, source: ModelSource) -> ModelConfig | None:
+    async def load(self, source: ModelSource) -> PythonModel:
+        """Return the model; each of its instances runs its code in a process of its own."""
+        return PythonModel(source, self._metrics)
+
+
+class PythonModel(Model):
+    """One load of a python model's version. Its instances share nothing."""
+
+    def __init__(self, source: ModelSource, metrics: CustomMetrics) -> None:
+        self._source = source
+        self._metrics = metrics
+
+    async def signature(self) -> ModelConfig | None:
         """Return the configuration completed by the model's `auto_complete_config`; None if it has none (P2).
 
         Raises `InternalError` with what the model raised, conflicts included; `InstanceError` for conflicts that the
         model's process did not detect.
         """
+        source = self._source
         text = await completed_config(source)
         if text is None:
             return None

@@ -23,8 +23,8 @@ from charonia.backend import (
 from charonia.errors import InternalError
 from executors.configuration.time_parameters import MAX_EXECUTION
 
-from .child_process import ChildProcess
 from .exchange import columns_content, failure_of, outputs_of, requests_content, response_of, responses_of
+from .frame_calls import FrameCalls
 from .model_calls import Batch, PendingModelCalls
 from .process_settings import Limits
 from .protocol.frames import Buffer, Frame, FrameError, Kind
@@ -39,7 +39,7 @@ _HEALTH_CEILING_S = 60.0
 class PythonInstance:
     """An instance, made by `load_instance`. Calls may overlap; the process runs them one after another."""
 
-    def __init__(self, child: ChildProcess, limits: Limits, model: str = "", calls: ModelCalls | None = None) -> None:
+    def __init__(self, child: FrameCalls, limits: Limits, model: str = "", calls: ModelCalls | None = None) -> None:
         self._child = child
         self._limits = limits
         self.answers_later = False
@@ -53,7 +53,7 @@ class PythonInstance:
         self._check: asyncio.Future[Frame] | None = None
         self._batches: dict[int, Batch] = {}
         self._wanted: dict[int, int] = {}
-        """By call with cancelled requests: how many of its requests are not cancelled."""
+        """By call with cancelled requests: how many of its requests are not settled."""
         self._asked = PendingModelCalls(child, model, calls, self._batches)
         self._executing: dict[int, tuple[int, int]] = {}
         """By `id` of a running request: (call, index)."""
@@ -99,7 +99,7 @@ class PythonInstance:
         try:
             frame = await reply
             if frame.kind is Kind.COLUMNS:
-                return outputs_of(frame, columns.count, partial(_outputs_in, slots, expected))
+                return outputs_of(frame, columns.count, partial(outputs_in, slots, expected))
             return await self._responses(frame, columns.count, sent)
         except FrameError as error:
             raise self._broken(error) from None
@@ -190,27 +190,27 @@ class PythonInstance:
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
         """Make `is_cancelled()` of these requests return true from now on.
 
-        The model's open calls for a batch are cancelled with the last of its requests.
+        The model's open calls for a batch are cancelled when the last of its requests is settled.
         """
-        indices: dict[int, list[int]] = {}
+        indices: dict[int, list[tuple[int, bool]]] = {}
         for request in requests:
-            at = self._executing.pop(id(request), None)
+            at = self._executing.pop(id(request), None) if request.settled else self._executing.get(id(request))
             if at is not None:
-                indices.setdefault(at[0], []).append(at[1])
-        for call, cancelled in indices.items():
-            self._cancel(call, cancelled)
+                indices.setdefault(at[0], []).append((at[1], request.settled))
+        for call, found in indices.items():
+            self._cancel(call, [index for index, _ in found], sum([settled for _, settled in found]))
 
     def cancel_columns(self, columns: RequestColumns, indices: Sequence[int]) -> None:
         """The same for some requests of running columns; each at most once."""
         call = self._columns.get(id(columns))
         if call is not None:
-            self._cancel(call, indices)
+            self._cancel(call, indices, len(indices))
 
-    def _cancel(self, call: int, cancelled: Sequence[int]) -> None:
+    def _cancel(self, call: int, cancelled: Sequence[int], settled: int) -> None:
         self._child.notify(Kind.CANCEL, call, list(cancelled))
         batch = self._batches[call]
         count = batch.count if isinstance(batch, RequestColumns) else len(batch)
-        left = self._wanted[call] = self._wanted.get(call, count) - len(cancelled)
+        left = self._wanted[call] = self._wanted.get(call, count) - settled
         if left <= 0:
             self._asked.cancel_those_of(call)
 
@@ -237,9 +237,10 @@ class PythonInstance:
         await self._child.close(self._limits.finalize_s)
 
 
-def _outputs_in(
+def outputs_in(
     slots: ExecutorSlots | None, expected: tuple[int, int] | None, sizes: Sequence[int]
 ) -> Sequence[memoryview]:
+    """The outputs of a reply in the slot that is expected to hold them. Raises `ValueError` without one."""
     if slots is None or expected is None:
         raise ValueError("there is no slot")
     return slots.take(expected[0], sizes)
@@ -252,7 +253,7 @@ def _failure(text: str) -> ModelResponse:
 class StreamedResponses:
     """Passes responses on. `ended` is done when each request had its final one, or the process has died."""
 
-    def __init__(self, child: ChildProcess, responses: ResponseStream, count: int) -> None:
+    def __init__(self, child: FrameCalls, responses: ResponseStream, count: int) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
         self._child = child

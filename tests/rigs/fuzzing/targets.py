@@ -22,9 +22,10 @@ from typing import Any
 import http2_wire
 import http_wire
 import inference_doubles
+from virtual_time import VirtualLoop
 
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.redis.records.job_records import record_of
+from charonia.eventlog.redis.stored_records import record_of
 from charonia.facts.events import pack_fact, unpack_fact
 from charonia.facts.jobs import parse_public_id, public_id
 from charonia.facts.journal import FIELD, read_facts
@@ -35,10 +36,18 @@ from charonia.models.names import check_model_name
 from charonia.traces.contexts import read_parent
 from charonia.wire import BatchHeader, Reference, records_of, requests_in, unpack_request, unpack_response
 from charonia.wire.waves import unpack_wave, unpack_wave_reply, work_in
-from executors.backends.python.exchange import call_of, failure_of, outputs_of, response_of, responses_of
+from executors.backends.python.exchange import (
+    answer_of,
+    call_of,
+    failure_of,
+    outputs_of,
+    response_of,
+    responses_of,
+)
 from executors.backends.python.protocol.frames import Frame, FrameError, FrameReader
 from executors.configuration.autofill import prepare
 from executors.configuration.config import from_json, normalise, to_json, validate, validate_structure
+from executors.isolation.forms import outcome_of
 from executors.repository.pbtxt import parse, unparse
 from gateway.grpc.convert import infer_request
 from gateway.http.codec.control_json import (
@@ -159,12 +168,21 @@ def protobuf(data: bytes) -> None:
 
 
 def http2(data: bytes) -> None:
-    """What follows the preface of HTTP/2 and the first SETTINGS."""
-    whole = asyncio.run(http2_wire.answers([data]))
-    _tells_no_address(data, whole)
-    cut = asyncio.run(http2_wire.answers(cuts(data)))
-    assert whole == cut, (whole, cut)
-    asyncio.run(http2_wire.answers(cuts(data), slowly=True))
+    """What follows the preface of HTTP/2 and the first SETTINGS, on the port of gRPC and on that of HTTP.
+
+    No time passes, or a deadline of nanoseconds would end one call and not the other.
+    """
+
+    def answers(pieces: list[bytes], *, of_http: bool, slowly: bool = False) -> bytes:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(http2_wire.answers(pieces, slowly=slowly, of_http=of_http))
+
+    for of_http in (False, True):
+        whole = answers([data], of_http=of_http)
+        _tells_no_address(data, whole)
+        cut = answers(cuts(data), of_http=of_http)
+        assert whole == cut, (whole, cut)
+        answers(cuts(data), slowly=True, of_http=of_http)
 
 
 def config(data: bytes) -> None:
@@ -294,6 +312,8 @@ _OF_FRAMES: tuple[Callable[[Frame], Any], ...] = (
     failure_of,
     call_of,
     lambda frame: outputs_of(frame, 2, _no_slot),
+    answer_of,
+    lambda frame: outcome_of(frame, _no_slot),
 )
 
 

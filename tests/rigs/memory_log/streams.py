@@ -109,12 +109,13 @@ class MemoryStreams:
 class _Following:
     """One stream of one reader: the entries it has not been given yet."""
 
-    __slots__ = ("consume", "reader", "stream", "waiting")
+    __slots__ = ("consume", "reader", "stream", "take", "waiting")
 
-    def __init__(self, reader: MemoryReader, stream: bytes, consume: bool) -> None:
+    def __init__(self, reader: MemoryReader, stream: bytes, consume: bool, take: OnEntries | None) -> None:
         self.reader = reader
         self.stream = stream
         self.consume = consume
+        self.take = take
         self.waiting: list[Entry] = []
 
     def offer(self, entry: Entry) -> None:
@@ -134,7 +135,7 @@ class MemoryReader:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduled = False
 
-    def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None:
+    def start(self, on_entries: OnEntries | None = None, on_state: Callable[[bool], None] | None = None) -> None:
         self._on_entries = on_entries
         self._loop = asyncio.get_running_loop()
         if on_state is not None:
@@ -142,9 +143,9 @@ class MemoryReader:
         if self._ready:
             self._schedule()
 
-    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False) -> None:
+    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False, take: OnEntries | None = None) -> None:
         if stream not in self._streams:
-            following = self._streams[stream] = _Following(self, stream, consume)
+            following = self._streams[stream] = _Following(self, stream, consume, take)
             self._log.follow(following, after)
 
     def remove(self, stream: bytes) -> None:
@@ -173,13 +174,14 @@ class MemoryReader:
         for following in ready:
             stream = following.stream
             entries, following.waiting = following.waiting, []
-            if self._on_entries is None or self._streams.get(stream) is not following:
+            take = following.take or self._on_entries
+            if take is None or self._streams.get(stream) is not following:
                 continue
             entries = [entry for entry in entries if self._log.holds(stream, entry)]
             if not entries:
                 continue
             try:
-                self._on_entries(stream, entries)
+                take(stream, entries)
             except Exception as error:
                 assert self._loop is not None
                 self._loop.call_exception_handler({"message": "a stream's callback failed", "exception": error})

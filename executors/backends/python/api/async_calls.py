@@ -14,12 +14,9 @@ from .response import InferenceResponse
 
 
 class AsyncResponseIterator(ResponseIterator):
-    """Yields the responses of one call, for `for`, which holds up the event loop meanwhile, or for `async for`.
+    """Yields the responses of one call, for `for`, which holds up the event loop meanwhile, or for `async for`."""
 
-    An error is a response, and the last one.
-    """
-
-    def __init__(self, start: Callable[[Sink], int], give_up: Callable[[int], None]) -> None:
+    def __init__(self, start: Callable[[Sink], int], give_up: Callable[..., None]) -> None:
         self._news = asyncio.Event()
         super().__init__(start, give_up)
 
@@ -34,6 +31,7 @@ class AsyncResponseIterator(ResponseIterator):
         return arrived
 
     def __aiter__(self) -> AsyncResponseIterator:
+        iter(self)
         return self
 
     async def __anext__(self) -> InferenceResponse:
@@ -47,7 +45,10 @@ class AsyncResponseIterator(ResponseIterator):
             response = self._take(answer)
             if response is not None:
                 return response
-        raise StopAsyncIteration
+        response = self._repeat()
+        if response is None:
+            raise StopAsyncIteration
+        return response
 
 
 def call_async(request: CallRequest, decoupled: bool) -> asyncio.Future[Any]:

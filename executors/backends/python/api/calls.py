@@ -73,8 +73,11 @@ class Exchange(Protocol):
     def control(self, content: list[Any], data: Iterable[Buffer], sink: Sink) -> int:
         """Send a load, unload or readiness request; it is answered once."""
 
-    def give_up(self, number: int) -> None:
-        """Cancel a call whose answers are no longer wanted. Its last answer still comes, but sooner."""
+    def give_up(self, number: int, *, gentle: bool = False) -> None:
+        """Cancel a call whose answers are no longer wanted. Its last answer still comes, but sooner.
+
+        `gentle`: they are, and it is for the called model to end it.
+        """
 
 
 _exchange: Exchange | None = None
@@ -87,12 +90,17 @@ def set_exchange(exchange: Exchange | None) -> None:
 
 
 class ResponseIterator:
-    """Yields the responses of one call. An error is a response, and the last one."""
+    """Yields the responses of one call. An error is a response, and the last one.
 
-    def __init__(self, start: Callable[[Sink], int], give_up: Callable[[int], None]) -> None:
+    It keeps them: a loop that begins after their end yields them again, one that begins before goes on.
+    """
+
+    def __init__(self, start: Callable[[Sink], int], give_up: Callable[..., None]) -> None:
         self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._give_up = give_up
         self._done = False
+        self._seen: list[InferenceResponse] = []
+        self._at = 0
         self._number = start(self._sink())
 
     def _sink(self) -> Sink:
@@ -101,9 +109,22 @@ class ResponseIterator:
 
     def _take(self, answer: Answer | None) -> InferenceResponse | None:
         self._done = answer is None or answer[2]
-        return response_of(answer)
+        response = response_of(answer)
+        if response is not None:
+            self._seen.append(response)
+            self._at += 1
+        return response
+
+    def _repeat(self) -> InferenceResponse | None:
+        """The next of the responses that have come, after a loop over all of them; None at their end."""
+        if self._at >= len(self._seen):
+            return None
+        self._at += 1
+        return self._seen[self._at - 1]
 
     def __iter__(self) -> ResponseIterator:
+        if self._done and self._at >= len(self._seen):
+            self._at = 0
         return self
 
     def __next__(self) -> InferenceResponse:
@@ -111,16 +132,20 @@ class ResponseIterator:
             response = self._take(self._answers.get())
             if response is not None:
                 return response
-        raise StopIteration
+        response = self._repeat()
+        if response is None:
+            raise StopIteration
+        return response
 
     def cancel(self) -> None:
-        """Cancel the call; the last response may have the error CANCELLED."""
+        """Ask the called model to end the call; its responses are yielded until it does."""
         if not self._done:
-            self._give_up(self._number)
+            self._give_up(self._number, gentle=True)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            self.cancel()
+            if not self._done:
+                self._give_up(self._number)
 
 
 def call(request: CallRequest, decoupled: bool) -> InferenceResponse | ResponseIterator:

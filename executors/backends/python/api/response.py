@@ -1,6 +1,6 @@
 """Responses in model code (P10): to a request of its batch, or from a model that it called; and their senders (P11).
 
-A sender checks what a model may send; `stub.answering` sends it.
+A sender checks what a model may send; `stub.channel` sends it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ FINAL_FIRST = "Unable to send response. Non-decoupled model cannot send complete
 
 
 class Execution(Protocol):
-    """The EXECUTE that a request belongs to. Implemented by `stub.answering.Execution`."""
+    """The EXECUTE that a request belongs to. Implemented by `stub.channel.Execution`."""
 
     decoupled: bool
 

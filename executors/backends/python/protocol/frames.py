@@ -44,7 +44,9 @@ class Kind(IntEnum):
 
     CANCEL and WINDOW carry the number of their EXECUTE and get no reply. RESPONSE answers one request of an EXECUTE,
     before or after its DONE. EXECUTE_COLUMNS is an EXECUTE in another form; its reply is COLUMNS when all answers have
-    one form. The model process numbers its own requests (CALL, CONTROL), which are answered by ANSWERs and one
+    one form. LOAD, CREATE, EXECUTE_STREAM, SLOT, STORED and PREFERS_GPU are of isolated native models
+    (`executors.isolation.forms`).
+    The model process numbers its own requests (CALL, CONTROL), which are answered by ANSWERs and one
     LAST_ANSWER with that number.
     """
 
@@ -58,6 +60,12 @@ class Kind(IntEnum):
     ANSWER = 8
     LAST_ANSWER = 9
     EXECUTE_COLUMNS = 10
+    LOAD = 11
+    CREATE = 12
+    EXECUTE_STREAM = 13
+    SLOT = 14
+    STORED = 15
+    PREFERS_GPU = 27
     READY = 16
     DONE = 17
     FAILED = 18
@@ -130,9 +138,13 @@ def tensor_offsets(sizes: Sequence[int]) -> list[int]:
 
 
 class FrameReader:
-    """Splits a byte stream into frames: fill `get_buffer()`, then call `received(n)`."""
+    """Splits a byte stream into frames: fill `get_buffer()`, then call `received(n)`.
 
-    def __init__(self) -> None:
+    A frame with more than `limit_bytes` of data is an error.
+    """
+
+    def __init__(self, limit_bytes: int = MAX_DATA_BYTES) -> None:
+        self._limit_bytes = limit_bytes
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._begin = 0
         self._end = 0
@@ -176,7 +188,7 @@ class FrameReader:
         if have < HEADER_BYTES:
             return None
         magic, kind_number, call, meta_bytes, data_bytes = _HEADER.unpack_from(self._scratch, self._begin)
-        if magic != _MAGIC or meta_bytes > MAX_META_BYTES or data_bytes > MAX_DATA_BYTES:
+        if magic != _MAGIC or meta_bytes > MAX_META_BYTES or data_bytes > self._limit_bytes:
             raise FrameError("bytes between executor and model process are no frame")
         try:
             kind = Kind(kind_number)
@@ -213,6 +225,7 @@ class FrameReader:
 __all__ = [
     "ALIGNMENT",
     "HEADER_BYTES",
+    "MAX_DATA_BYTES",
     "UNREADABLE",
     "Buffer",
     "Frame",

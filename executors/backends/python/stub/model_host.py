@@ -26,7 +26,7 @@ from executors.backends.python.api.tensor import Tensor
 from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 from executors.backends.python.protocol.shared_slots import ModelSlots
 
-from .answering import Execution
+from .channel import Execution
 from .host_columns import columns_of, in_frame, inputs_of, sizes_of
 
 _OWN_FILES = (os.path.dirname(os.path.dirname(api.__file__)) + os.sep, importlib.__file__)

@@ -20,8 +20,7 @@ from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 from executors.host.parent_death import die_with
 
-from .answering import AbandonedRequests, Execution
-from .channel import Broker, Channel, ChannelClosed
+from .channel import AbandonedRequests, Broker, Channel, ChannelClosed, Execution
 from .model_host import ModelFailure, ModelHost, ModelLocation, described
 
 _EXECUTES = (Kind.EXECUTE, Kind.EXECUTE_COLUMNS)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backend_calls import instance_of
 
 from charonia.backend import (
     BatchInstance,
@@ -39,7 +40,7 @@ async def made(
     )
     config.model_transaction_policy.decoupled = decoupled
     source = ModelSource("m", 1, Path("/none"), config)
-    return await backend.create_instance(InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(config)))
+    return await instance_of(backend, InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(config)))
 
 
 def request(**fields: Any) -> ModelRequest:
@@ -106,7 +107,7 @@ async def test_errors_keep_their_kind(error: Exception, code: ErrorCode, text: s
 async def test_what_nobody_bound() -> None:
     source = ModelSource("n", 1, Path("/none"), parse('name: "n"'))
     with pytest.raises(InvalidArgument, match="nothing is bound as 'n' in this process"):
-        await BoundBackend().create_instance(InstanceSpec("n_0", "CPU", -1, source, ModelInterface.of(source.config)))
+        await instance_of(BoundBackend(), InstanceSpec("n_0", "CPU", -1, source, ModelInterface.of(source.config)))
 
 
 async def test_requests_are_answered_one_by_one() -> None:

@@ -1,4 +1,4 @@
-"""The onnxruntime backend on real graphs: probe, session sharing, options, checks against the graph, and running."""
+"""The onnxruntime backend on real graphs: signature, shared sessions, options, checks against the graph, running."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 import shutil
 import subprocess
 import sys
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
+from backend_calls import instance_of, signature_of
 from onnx import TensorProto, helper
 
 from charonia.backend import (
@@ -25,8 +28,10 @@ from charonia.backend import (
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
 from charonia.models.interface import ModelInterface
-from executors.backends.onnxruntime import OnnxRuntimeBackend, _find_cuda, model_path
-from executors.backends.onnxruntime_options import accelerator_providers
+from executors.backends.model_files import model_path
+from executors.backends.onnxruntime import OnnxRuntimeBackend
+from executors.backends.onnxruntime.onnx_backend import _find_cuda
+from executors.backends.registry import BackendRegistry
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
 
@@ -64,37 +69,44 @@ output { name: "c" data_type: TYPE_FP32 dims: 4 }
 """
 
 
-async def test_probe_reports_names_types_and_dynamic_dims(tmp_path: Path) -> None:
+async def test_the_signature_has_names_types_and_dynamic_dims(tmp_path: Path) -> None:
     save(tmp_path / "1" / "model.onnx", "Add", dims=("n", 4, "width"))
-    found = await OnnxRuntimeBackend().probe(source(tmp_path, ""))
+    found = await signature_of(OnnxRuntimeBackend(), source(tmp_path, ""))
     assert found.inputs == (TensorSignature("a", "FP32", (-1, 4, -1)), TensorSignature("b", "FP32", (-1, 4, -1)))
     assert found.outputs == (TensorSignature("c", "FP32", (-1, 4, -1)),)
 
 
-async def test_instances_of_one_version_share_one_session_and_a_reload_does_not(tmp_path: Path) -> None:
+async def test_instances_of_one_load_share_one_session_and_a_reload_does_not(tmp_path: Path) -> None:
     save(tmp_path / "1" / "model.onnx")
     backend, of = OnnxRuntimeBackend(), source(tmp_path, CONFIG)
-    await backend.probe(of)
-    first, second = await backend.create_instance(spec(of)), await backend.create_instance(spec(of))
+    model = await backend.load(of)
+    first, second = await asyncio.gather(*(model.create_instance(spec(of)) for _ in range(2)))
     assert first.session is second.session
-    again = await backend.create_instance(spec(source(tmp_path, CONFIG)))
+    again = await instance_of(backend, spec(of))
     assert again.session is not first.session
     first.close()
+    session = weakref.ref(second.session)
     result = second.execute({"a": np.ones((2, 4), np.float32)}, ["c"])
     assert np.array_equal(result["c"], np.ones((2, 4), np.float32))
+    await model.close()
+    assert session() is not None
     second.close()
+    assert session() is None, "the memory is freed"
     again.close()
-    assert not backend._shared
-    assert not backend._probed
 
 
-async def test_the_probed_session_is_used_by_the_first_load(tmp_path: Path) -> None:
-    save(tmp_path / "1" / "model.onnx")
-    backend, of = OnnxRuntimeBackend(), source(tmp_path, CONFIG)
-    await backend.probe(of)
-    (held,) = backend._probed.values()
-    instance = await backend.create_instance(spec(of))
-    assert instance.session is held.session
+async def test_the_session_that_gave_the_signature_is_that_of_the_instances(tmp_path: Path) -> None:
+    path = tmp_path / "1" / "model.onnx"
+    save(path)
+    of = source(tmp_path, CONFIG)
+    model = await OnnxRuntimeBackend().load(of)
+    await model.signature()
+    ((_, opened),) = model._sessions.values()
+    assert (await model.create_instance(spec(of))).session is opened.session
+    save(path, "Neg")  # in between the file has become another
+    instance = await model.create_instance(spec(of))
+    assert instance.session is not opened.session
+    assert instance.execute({"a": np.ones((1, 4), np.float32)}, ["c"])["c"][0, 0] == -1
 
 
 @pytest.mark.parametrize("datatype", [t for t in DataType if t is not DataType.BYTES])
@@ -109,7 +121,7 @@ async def test_every_fixed_type_passes_through_unchanged(tmp_path: Path, datatyp
         f'max_batch_size: 8 input {{ name: "a" data_type: {name} dims: 4 }} '
         f'output {{ name: "c" data_type: {name} dims: 4 }}',
     )
-    instance = await OnnxRuntimeBackend().create_instance(spec(of))
+    instance = await instance_of(OnnxRuntimeBackend(), spec(of))
     assert isinstance(instance, BatchInstance)
     array = np.array([[0, 1, 1, 0], [1, 0, 0, 1]]).astype(datatype.numpy)
     result = instance.execute({"a": array}, ["c"])["c"]
@@ -124,7 +136,7 @@ async def test_strings_are_text(tmp_path: Path) -> None:
         'input { name: "a" data_type: TYPE_STRING dims: [-1, 4] } '
         'output { name: "c" data_type: TYPE_STRING dims: [-1, 4] }',
     )
-    instance = await OnnxRuntimeBackend().create_instance(spec(of))
+    instance = await instance_of(OnnxRuntimeBackend(), spec(of))
     words = np.array([[b"a", b"", "Größe".encode(), b"x y"]], dtype=np.object_)
     assert instance.execute({"a": words}, ["c"])["c"].tolist() == [["a", "", "Größe", "x y"]]
     words[0, 0] = b"\xff"
@@ -134,7 +146,7 @@ async def test_strings_are_text(tmp_path: Path) -> None:
 
 async def test_a_run_that_fails_is_an_internal_error_with_the_reason(tmp_path: Path) -> None:
     save(tmp_path / "1" / "model.onnx", dims=("n", 4))
-    instance = await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG)))
+    instance = await instance_of(OnnxRuntimeBackend(), spec(source(tmp_path, CONFIG)))
     with pytest.raises(InternalError, match="Got invalid dimensions for input"):
         instance.execute({"a": np.ones((1, 5), np.float32)}, ["c"])
 
@@ -153,15 +165,14 @@ async def test_a_configuration_that_contradicts_the_graph_is_refused(tmp_path: P
     save(tmp_path / "1" / "model.onnx")
     backend = OnnxRuntimeBackend()
     with pytest.raises(InvalidArgument, match=message.replace("[", r"\[")):
-        await backend.create_instance(spec(source(tmp_path, text)))
-    assert not backend._shared
+        await instance_of(backend, spec(source(tmp_path, text)))
 
 
 async def test_a_file_that_is_no_model_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.onnx").write_bytes(b"nonsense")
     with pytest.raises(InternalError, match="Protobuf parsing failed"):
-        await OnnxRuntimeBackend().probe(source(tmp_path, ""))
+        await signature_of(OnnxRuntimeBackend(), source(tmp_path, ""))
 
 
 @pytest.mark.parametrize("location", ["../secret.bin", "{outside}/secret.bin", "link.bin"])
@@ -189,21 +200,21 @@ async def test_weights_outside_the_model_are_not_read(tmp_path: Path, location: 
     (directory / "model.onnx").write_bytes(model.SerializeToString())
     backend = OnnxRuntimeBackend()
     with pytest.raises(CharoniaError):
-        await backend.create_instance(spec(source(directory, CONFIG)))
+        await instance_of(backend, spec(source(directory, CONFIG)))
 
 
 def test_the_model_may_be_a_directory_and_must_stay_in_its_version(tmp_path: Path) -> None:
     save(tmp_path / "1" / "model.onnx" / "model.onnx")
-    assert model_path(source(tmp_path, "")).name == "model.onnx"
+    assert model_path(source(tmp_path, ""), "model.onnx").name == "model.onnx"
     save(tmp_path / "1" / "other.onnx")
-    assert model_path(source(tmp_path, 'default_model_filename: "other.onnx"')).name == "other.onnx"
+    assert model_path(source(tmp_path, 'default_model_filename: "other.onnx"'), "model.onnx").name == "other.onnx"
     save(tmp_path / "outside.onnx")
     (tmp_path / "1" / "link.onnx").symlink_to(tmp_path / "outside.onnx")
     for escape in ("../outside.onnx", "link.onnx", str(tmp_path / "outside.onnx"), "."):
         with pytest.raises(InvalidArgument, match="is outside the version directory"):
-            model_path(source(tmp_path, f'default_model_filename: "{escape}"'))
+            model_path(source(tmp_path, f'default_model_filename: "{escape}"'), "model.onnx")
     with pytest.raises(NotFound):
-        model_path(source(tmp_path, 'default_model_filename: "missing.onnx"'))
+        model_path(source(tmp_path, 'default_model_filename: "missing.onnx"'), "model.onnx")
 
 
 def option(key: str, value: str) -> str:
@@ -228,7 +239,7 @@ async def test_session_options_come_from_parameters(tmp_path: Path) -> None:
     )
     # arena shrinkage needs the arena: keep it for the run below
     text = text.replace(option("enable_mem_arena", "0"), "")
-    instance = await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, text)))
+    instance = await instance_of(OnnxRuntimeBackend(), spec(source(tmp_path, text)))
     options = instance.session.get_session_options()
     assert options.intra_op_num_threads == 3
     assert options.inter_op_num_threads == 2
@@ -243,7 +254,7 @@ async def test_session_options_come_from_parameters(tmp_path: Path) -> None:
 async def test_the_servers_backend_config_is_the_default(tmp_path: Path) -> None:
     save(tmp_path / "1" / "model.onnx")
     of = source(tmp_path, CONFIG, {"intra_op_thread_count": "2", "enable_mem_arena": "false"})
-    options = (await OnnxRuntimeBackend().create_instance(spec(of))).session.get_session_options()
+    options = (await instance_of(OnnxRuntimeBackend(), spec(of))).session.get_session_options()
     assert options.intra_op_num_threads == 2
     assert not options.enable_cpu_mem_arena
 
@@ -259,41 +270,30 @@ async def test_the_servers_backend_config_is_the_default(tmp_path: Path) -> None
 async def test_an_option_with_a_bad_value_fails_the_load(tmp_path: Path, text: str) -> None:
     save(tmp_path / "1" / "model.onnx")
     with pytest.raises(InvalidArgument):
-        await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG + text)))
+        await instance_of(OnnxRuntimeBackend(), spec(source(tmp_path, CONFIG + text)))
 
 
 async def test_an_accelerator_is_refused_by_name(tmp_path: Path) -> None:
     save(tmp_path / "1" / "model.onnx")
     text = 'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'
     with pytest.raises(Unsupported, match="'openvino'"):
-        await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG + text)))
+        await instance_of(OnnxRuntimeBackend(), spec(source(tmp_path, CONFIG + text)))
 
 
-def test_accelerators_of_the_instance_kind_become_providers(tmp_path: Path) -> None:
-    text = (
-        "optimization { execution_accelerators { "
-        'cpu_execution_accelerator { name: "openvino" parameters { key: "num_of_threads" value: "2" } } '
-        'gpu_execution_accelerator { name: "tensorrt" parameters { key: "precision_mode" value: "FP16" } '
-        'parameters { key: "max_workspace_size_bytes" value: "1024" } } } }'
-    )
-    written = source(tmp_path, CONFIG + text)
+async def test_a_provider_that_cannot_be_used_is_no_quiet_fall_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library runs on the CPU where it cannot load a provider that its build has."""
+    import onnxruntime as ort
 
-    def providers(kind: str, *available: str) -> list[tuple[str, dict[str, str]]]:
-        return accelerator_providers(SimpleNamespace(get_available_providers=lambda: available), written, kind)
-
-    assert providers("CPU", "OpenVINOExecutionProvider") == [("OpenVINOExecutionProvider", {"num_of_threads": "2"})]
-    assert providers("GPU", "TensorrtExecutionProvider") == [
-        ("TensorrtExecutionProvider", {"trt_fp16_enable": "True", "trt_max_workspace_size": "1024"})
-    ]
-    with pytest.raises(Unsupported, match="onnxruntime has no TensorrtExecutionProvider"):
-        providers("GPU", "OpenVINOExecutionProvider")
-
-
-def test_an_accelerator_nobody_knows_is_named(tmp_path: Path) -> None:
-    text = 'optimization { execution_accelerators { cpu_execution_accelerator { name: "tensorrt" } } }'
-    everything = SimpleNamespace(get_available_providers=lambda: ["TensorrtExecutionProvider"])
-    with pytest.raises(InvalidArgument, match="unknown Execution Accelerator 'tensorrt' is requested"):
-        accelerator_providers(everything, source(tmp_path, CONFIG + text), "CPU")
+    save(tmp_path / "1" / "model.onnx")
+    everything = ["OpenVINOExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(ort, "get_available_providers", lambda: everything)
+    text = 'optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }'
+    with pytest.raises(InternalError, match="OpenVINOExecutionProvider"), pytest.warns(UserWarning, match="provider"):
+        await instance_of(OnnxRuntimeBackend(), spec(source(tmp_path, CONFIG + text)))
+    with pytest.raises(InternalError, match="CUDAExecutionProvider"), pytest.warns(UserWarning, match="provider"):
+        await instance_of(OnnxRuntimeBackend(), spec(source(tmp_path, CONFIG), "GPU"))
 
 
 async def test_a_gpu_instance_without_the_cuda_provider_names_the_extra(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ async def test_a_gpu_instance_without_the_cuda_provider_names_the_extra(tmp_path
         pytest.skip("this onnxruntime has the CUDA provider")
     save(tmp_path / "1" / "model.onnx")
     with pytest.raises(Unsupported, match=r"charonia\[gpu\]"):
-        await OnnxRuntimeBackend().create_instance(spec(source(tmp_path, CONFIG), "GPU"))
+        await instance_of(OnnxRuntimeBackend(), spec(source(tmp_path, CONFIG), "GPU"))
 
 
 def test_cuda_is_looked_for_in_its_wheels_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,11 +318,13 @@ def test_cuda_is_looked_for_in_its_wheels_where_they_are(tmp_path: Path, monkeyp
     assert asked == [""]
 
 
-async def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path / "1" / "model.onnx")
+def test_a_missing_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = source(tmp_path, "")
+    assert BackendRegistry().of(wanted).name == "onnxruntime"
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(CharoniaError, match=r"charonia\[cpu\]"):
-        await OnnxRuntimeBackend().probe(source(tmp_path, ""))
+    with pytest.raises(Unsupported, match=r"needs the onnxruntime backend.*: install charonia\[cpu\]"):
+        BackendRegistry().of(wanted)
+    assert not BackendRegistry().has("onnxruntime")
 
 
 # -- libraries of operators (C18) --------------------------------------------------------------------------------------
@@ -348,6 +350,11 @@ def compiled(path: Path, text: str) -> None:
     subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)], input=text.encode(), check=True)
 
 
+def allowed(directory: Path, text: str) -> ModelSource:
+    """A model in a repository that is named with --allow-native-models."""
+    return replace(source(directory, text), native_code=True)
+
+
 @pytest.mark.parametrize("where", ["1/libmine.so", "libmine.so", "absolute"])
 async def test_a_library_of_operators_is_registered(tmp_path: Path, where: str) -> None:
     save(tmp_path / "1" / "model.onnx")
@@ -359,27 +366,33 @@ async def test_a_library_of_operators_is_registered(tmp_path: Path, where: str) 
         path, text = tmp_path / where, WITH_LIBRARY
     compiled(path, LIBRARY.replace("SAID", str(said)))
     backend = OnnxRuntimeBackend()
-    assert (await backend.probe(source(tmp_path, text))).inputs == (TensorSignature("a", "FP32", (-1, 4)),)
-    instance = await backend.create_instance(spec(source(tmp_path, text)))
+    assert (await signature_of(backend, allowed(tmp_path, text))).inputs == (TensorSignature("a", "FP32", (-1, 4)),)
+    instance = await instance_of(backend, spec(allowed(tmp_path, text)))
     value = np.ones((1, 4), np.float32)
     np.testing.assert_array_equal(instance.execute({"a": value}, ["c"])["c"], value)
     assert said.read_text().startswith("registered")
+
+
+async def test_a_library_of_operators_needs_the_leave_of_the_operator(tmp_path: Path) -> None:
+    save(tmp_path / "1" / "model.onnx")
+    with pytest.raises(Unsupported, match=r"brings machine code: the library of operators 'libmine\.so'"):
+        await instance_of(OnnxRuntimeBackend(), spec(source(tmp_path, WITH_LIBRARY)))
 
 
 async def test_a_library_that_is_none_or_not_there_fails_the_load(tmp_path: Path) -> None:
     save(tmp_path / "m" / "1" / "model.onnx")
     backend = OnnxRuntimeBackend()
     with pytest.raises(InvalidArgument, match=r"^custom operator library 'libmine.so' of model 'm' cannot be used: "):
-        await backend.create_instance(spec(source(tmp_path / "m", WITH_LIBRARY)))
+        await instance_of(backend, spec(allowed(tmp_path / "m", WITH_LIBRARY)))
     compiled(tmp_path / "m" / "libmine.so", "int nothing;")
     with pytest.raises(InvalidArgument, match=r"cannot be used: .*RegisterCustomOps"):
-        await backend.create_instance(spec(source(tmp_path / "m", WITH_LIBRARY)))
+        await instance_of(backend, spec(allowed(tmp_path / "m", WITH_LIBRARY)))
     compiled(tmp_path / "outside.so", "int nothing;")
     leading_out = WITH_LIBRARY.replace("libmine.so", "../outside.so")
     with pytest.raises(InvalidArgument, match="is outside the model"):
-        await backend.create_instance(spec(source(tmp_path / "m", leading_out)))
+        await instance_of(backend, spec(allowed(tmp_path / "m", leading_out)))
     with pytest.raises(InvalidArgument, match="does not exist"):
-        await backend.create_instance(spec(source(tmp_path / "m", WITH_LIBRARY.replace("libmine", "sub/libmine"))))
+        await instance_of(backend, spec(allowed(tmp_path / "m", WITH_LIBRARY.replace("libmine", "sub/libmine"))))
 
 
 def counting(path: Path) -> None:
@@ -426,8 +439,8 @@ async def test_an_execution_that_would_not_end_can_be_interrupted(tmp_path: Path
         tmp_path,
         'input { name: "n" data_type: TYPE_INT64 dims: 1 } output { name: "c" data_type: TYPE_INT64 dims: 1 }',
     )
-    backend = OnnxRuntimeBackend()
-    instance, other = await backend.create_instance(spec(of)), await backend.create_instance(spec(of))
+    model = await OnnxRuntimeBackend().load(of)
+    instance, other = await model.create_instance(spec(of)), await model.create_instance(spec(of))
     assert isinstance(instance, InterruptibleInstance)
     endless = asyncio.create_task(asyncio.to_thread(instance.execute, {"n": np.array([2**62])}, ["c"]))
     while not endless.done():  # it may not have begun when it is interrupted first

@@ -11,16 +11,16 @@ import pytest
 
 from charonia.backend import ENTRY_POINT_GROUP, ModelSource
 from charonia.errors import InvalidArgument, Unsupported
-from executors.backends import registry
 from executors.backends.python.process_settings import code_file
 from executors.backends.registry import BackendRegistry, prefers_gpu
+from executors.configuration import declarations
 from protos.model_config_pb2 import ModelConfig
 
 
 def test_shipped_backends_are_the_declared_entry_points() -> None:
     root = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
     declared = tomllib.loads((root / "pyproject.toml").read_text())
-    assert declared["project"]["entry-points"][ENTRY_POINT_GROUP] == registry._SHIPPED
+    assert declared["project"]["entry-points"][ENTRY_POINT_GROUP] == declarations.SHIPPED
 
 
 def test_a_backend_is_made_once() -> None:
@@ -43,6 +43,84 @@ def test_an_installed_package_may_bring_one(monkeypatch: pytest.MonkeyPatch) -> 
         backends.get("broken")
     with pytest.raises(InvalidArgument, match="unable to find backend library for backend 'none'"):
         backends.get("none")
+
+
+def test_only_the_known_distribution_stands_in_for_a_shipped_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for word, module in (("charonia-tensorflow", "stand_in"), ("somebody-else", "other")):
+        info = tmp_path / f"{word.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {word}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(
+            f"[{ENTRY_POINT_GROUP}]\ntensorflow = {module}:Backend\nopenvino = {module}:Backend\n"
+        )
+        (tmp_path / f"{module}.py").write_text(
+            "class Backend:\n    api = (1, 0)\n    async def load(self, source): ...\n"
+        )
+    backends = BackendRegistry()
+    declarations._stand_in.cache_clear()
+    assert type(backends.get("tensorflow")).__module__ == "stand_in"
+    assert backends.has("tensorflow")
+    assert type(backends.get("openvino")).__module__.startswith("executors.")
+    declarations._stand_in.cache_clear()
+
+
+class OfAnotherRelease:
+    name = "other"
+    api = (1, 7)
+
+    async def load(self, source: ModelSource) -> None: ...
+
+
+class OfAnAge(OfAnotherRelease):
+    api = (2, 0)
+
+
+class Older:
+    name = "other"
+
+    async def probe(self, source: ModelSource) -> None: ...
+
+
+class Failing:
+    def __init__(self) -> None:
+        raise OSError("no such library")
+
+
+class WithoutVersion(OfAnotherRelease):
+    api = 1  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"), [(Failing, "OSError: no such library"), (WithoutVersion, "TypeError: 'int' object")]
+)
+def test_a_backend_that_fails_is_refused_in_words(made: type, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other exception would end the start of the executor."""
+
+    def entry_points(*, group: str, name: str) -> list[metadata.EntryPoint]:
+        return [metadata.EntryPoint(name, f"{__name__}:{made.__name__}", group)]
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    monkeypatch.setattr(metadata.EntryPoint, "load", lambda _entry: made)
+    with pytest.raises(Unsupported, match=f"backend 'other' cannot be created: {reason}"):
+        BackendRegistry().get("other")
+
+
+@pytest.mark.parametrize(
+    ("made", "version"),
+    [(OfAnotherRelease, "version 1.7"), (OfAnAge, "version 2.0"), (Older, "a version before 1.0")],
+)
+def test_a_backend_for_another_contract_is_refused(made: type, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry_points(*, group: str, name: str) -> list[metadata.EntryPoint]:
+        return [metadata.EntryPoint(name, f"{__name__}:{made.__name__}", group)]
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+    monkeypatch.setattr(metadata.EntryPoint, "load", lambda _entry: made)
+    sentence = f"backend 'other' was written for {version} of the contract of backends .*, this is version 1.0"
+    with pytest.raises(Unsupported, match=sentence):
+        BackendRegistry().get("other")
 
 
 def test_onnxruntime_prefers_a_gpu_only_if_its_library_can_use_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from backend_calls import instance_of, signature_of
 from onnx import TensorProto, helper
 
 from charonia.backend import InstanceSpec, ModelSource
@@ -100,12 +101,12 @@ async def test_a_real_graph_gives_each_request_what_it_gives_it_alone(tmp_path: 
     backend = OnnxRuntimeBackend()
     written = parse(CONFIG)
     source = ModelSource("m", 1, tmp_path, written)
-    config = normalise(from_graph(written, await backend.probe(source)))
+    config = normalise(from_graph(written, await signature_of(backend, source)))
     validate(config, "m")
     assert [item.name for item in config.input] == ["VALUES", "FACTOR"]  # what the server makes is nobody's to send
     interface = ModelInterface.of(config)
     source = ModelSource("m", 1, tmp_path, config)
-    instance = await backend.create_instance(InstanceSpec("m_0", "CPU", -1, source, interface))
+    instance = await instance_of(backend, InstanceSpec("m_0", "CPU", -1, source, interface))
 
     session = onnxruntime.InferenceSession(tmp_path / "1" / "model.onnx", providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(3)
@@ -261,7 +262,7 @@ async def test_batch_inputs_must_be_the_files(tmp_path: Path, text: str, reason:
         'name: "m" backend: "onnxruntime" max_batch_size: 4 '
         'input { name: "VALUES" data_type: TYPE_FP32 dims: -1 allow_ragged_batch: true }' + text
     )
-    found = await OnnxRuntimeBackend().probe(ModelSource("m", 1, tmp_path, written))
+    found = await signature_of(OnnxRuntimeBackend(), ModelSource("m", 1, tmp_path, written))
     with pytest.raises(InstanceError) as raised:
         from_graph(written, found)
     assert reason in raised.value.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
-from charonia.errors import CharoniaError, InvalidArgument
+from charonia.errors import CharoniaError
 from executors.backends.registry import BackendRegistry
 from executors.checking import repository_check
 from executors.checking.offline_models import OfflineModels
@@ -214,8 +215,9 @@ async def test_fix_refuses_a_file_that_changed_meanwhile(tmp_path: Path, monkeyp
         write(*arguments)
 
     monkeypatch.setattr(repository_check, "_write", change_first)
-    with pytest.raises(InvalidArgument, match="changed meanwhile"):
-        await checked(tmp_path, fix=True)
+    report = await checked(tmp_path, fix=True)
+    assert any("changed meanwhile" in note.text for note in report.notes)
+    assert report.fixed == []
     assert (tmp_path / "m/config.pbtxt").read_text() == "# mine\n" + ONNX
 
 
@@ -223,14 +225,44 @@ async def test_fix_leaves_links_and_bytes_that_are_no_text(tmp_path: Path) -> No
     build(tmp_path / "models", {"m": {"1/model.onnx": "onnx"}, "n": {"1/model.onnx": "onnx"}})
     (tmp_path / "shared.pbtxt").write_text('name: "other"')
     (tmp_path / "models/m/config.pbtxt").symlink_to(tmp_path / "shared.pbtxt")
-    with pytest.raises(InvalidArgument, match="is a link"):
-        await checked(tmp_path / "models", fix=True)
+    report = await checked(tmp_path / "models", fix=True)
+    assert any("is a link" in note.text for note in report.notes)
     (tmp_path / "models/m/config.pbtxt").unlink()
     (tmp_path / "models/n/config.pbtxt").write_bytes(b'name: "\xff"')
     report = await checked(tmp_path / "models", fix=True)
     assert [(fault.model, fault.correction) for fault in report.faults] == [("n", None)]
     assert (tmp_path / "models/n/config.pbtxt").read_bytes() == b'name: "\xff"'
     assert (tmp_path / "shared.pbtxt").read_text() == 'name: "other"'
+
+
+async def test_what_cannot_be_written_keeps_nothing_else_from_it(tmp_path: Path) -> None:
+    """A model that is linked into the repository is another's, also to correct."""
+    build(tmp_path / "elsewhere", onnx_model('name: "n"\n' + ONNX))
+    build(tmp_path / "models", onnx_model('name: "n"\n' + ONNX))
+    (tmp_path / "models/a").symlink_to(tmp_path / "elsewhere/m")
+    report = await checked(tmp_path / "models", fix=True)
+    assert [line.split(";")[0] for line in report.fixed] == ["corrected m/config.pbtxt"]
+    assert any("lies outside the repository" in note.text for note in report.notes)
+    assert (tmp_path / "elsewhere/m/config.pbtxt").read_text() == 'name: "n"\n' + ONNX
+
+
+async def test_files_without_end_and_names_of_any_bytes_are_faults(tmp_path: Path) -> None:
+    labels = {"label": "label.txt", "nul": "a\\000b"}
+    for name in ("pipe", "device", "label", "nul", "deep", "loop"):
+        output = f'output {{ name: "B" data_type: TYPE_FP32 dims: [ 1 ] label_filename: "{labels.get(name, "")}" }}'
+        config = 'backend: "python" input { name: "A" data_type: TYPE_FP32 dims: [ 1 ] } ' + output
+        build(tmp_path, {name: {"config.pbtxt": config, "1/model.py": "class TritonPythonModel: pass"}})
+    for name in ("pipe", "device", "loop"):
+        (tmp_path / name / "config.pbtxt").unlink()
+    (tmp_path / "loop/config.pbtxt").symlink_to("config.pbtxt")
+    os.mkfifo(tmp_path / "pipe/config.pbtxt")
+    (tmp_path / "device/config.pbtxt").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "label/label.txt")
+    (tmp_path / "deep/1/model.py").write_text("-" * 200_000 + "1")
+    os.mkdir(os.fsencode(tmp_path) + b"/\xff")
+    report = await checked(tmp_path)
+    assert {fault.model for fault in report.faults} == {"pipe", "device", "label", "nul", "deep", "loop"}
+    assert any(note.text.endswith("cannot be a model's name") for note in report.notes)
 
 
 async def test_earlier_backups_stay(tmp_path: Path) -> None:

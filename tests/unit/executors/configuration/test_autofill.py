@@ -148,6 +148,7 @@ BACKENDS = [
     ("", "m", ["model.onnx"], "onnxruntime", "onnxruntime_onnx"),
     ("", "m", ["README", "model.py"], "python", ""),
     ("", "m", ["model.xml", "model.bin"], "openvino", ""),
+    ("", "m", ["xgboost.ubj"], "fil", ""),
     ("", "m.python", [], "python", ""),
     ("", "m.onnxruntime", ["other.onnx"], "onnxruntime", "onnxruntime_onnx"),
     ("max_batch_size: 1 ensemble_scheduling { step { model_name: 'a' input_map { key: 'i' value: 'x' }"

@@ -7,18 +7,11 @@ import pytest
 from executors.configuration.config import normalise, unsupported_features
 from executors.repository.pbtxt import parse
 
-TENSORRT = "platform: 'tensorrt_plan' "
 CASES = [
-    (TENSORRT + "input { name: 'x' is_shape_tensor: true }", "'is_shape_tensor' (tensor 'x') is not supported yet"),
-    (
-        TENSORRT + "output { name: 'x' is_non_linear_format_io: true }",
-        "'is_non_linear_format_io' (tensor 'x') is not supported yet",
-    ),
     (
         "instance_group { name: 'g' secondary_devices { } }",
         "'secondary_devices' (instance group 'g') is not supported yet",
     ),
-    (TENSORRT + "instance_group { name: 'g' profile: 'p' }", "'profile' (instance group 'g') is not supported yet"),
     (
         "optimization { execution_accelerators { cpu_execution_accelerator { name: 'openvino' } } }",
         "the execution accelerator 'openvino' is not supported yet",
@@ -42,8 +35,7 @@ CASES = [
 
 @pytest.mark.parametrize(("text", "sentence"), CASES)
 def test_missing_features_are_named(text: str, sentence: str) -> None:
-    backend = "" if "platform" in text else "backend: 'python' "
-    assert unsupported_features(normalise(parse("name: 'm' " + backend + text))) == [sentence]
+    assert unsupported_features(normalise(parse("name: 'm' backend: 'python' " + text))) == [sentence]
 
 
 def test_what_is_built_is_not_named() -> None:
@@ -60,5 +52,14 @@ def test_what_is_built_is_not_named() -> None:
         "model_operations { op_library_filename: 'lib.so' }"
         "model_metrics { metric_control { } }"
         "response_cache { enable: true } model_transaction_policy { decoupled: false }"
+    )
+    assert unsupported_features(normalise(config)) == []
+
+
+def test_what_only_tensorrt_has_is_built() -> None:
+    config = parse(
+        "name: 'm' platform: 'tensorrt_plan' input { name: 'x' is_shape_tensor: true } "
+        "output { name: 'y' is_non_linear_format_io: true } instance_group { kind: KIND_GPU profile: '1' } "
+        "cc_model_filenames { key: '7.5' value: 'f' } optimization { cuda { graphs: true graph_spec { } } }"
     )
     assert unsupported_features(normalise(config)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,31 @@ def test_layout(tmp_path: Path) -> None:
     assert found["b"].error is None
     config = found["a"].required_config()
     assert (config.name, config.backend) == ("a", "python")  # no file at all: by the version's files (C73)
+
+
+@pytest.mark.parametrize("namespacing", [False, True])
+def test_names_are_those_of_a_scan(namespacing: bool, tmp_path: Path) -> None:
+    roots = [tmp_path / "one", tmp_path / "two"]
+    for root, names in zip(roots, (("b", "a", ".hidden"), ("b", "c")), strict=True):
+        for name in names:
+            _model(root, name)
+    repository = ModelRepository(roots, namespacing=namespacing)
+    assert repository.names() == tuple(repository.scan())
+    assert len(repository.names()) == (4 if namespacing else 3)
+
+
+def test_a_stamp_changes_with_the_names(tmp_path: Path) -> None:
+    _model(tmp_path, "a")
+    repository = ModelRepository([tmp_path])
+    os.utime(tmp_path, ns=(1, 1))  # not in the same tick as what follows
+    before = repository.stamp()
+    _write(tmp_path / "a" / "1" / "model.py", "changed")
+    assert repository.stamp() == before
+    _model(tmp_path, "b")
+    assert repository.stamp() != before
+    (tmp_path / "a").rename(tmp_path.parent / "gone")
+    shutil.rmtree(tmp_path)
+    assert repository.stamp() == (0,)
 
 
 def test_an_empty_repository(tmp_path: Path) -> None:

@@ -250,9 +250,12 @@ class Waiting(DoublingRequests):
         self.runs.append(len(requests))
         self.began.set()
         await self.told.wait()
+        if len(requests) == 1 and self.runs == [1]:
+            self.told.clear()
         return await super().execute_requests(requests)
 
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
+        self.settled = [request.settled for request in requests]
         self.told.set()
 
 
@@ -268,4 +271,20 @@ async def test_a_cancel_reaches_the_run_and_keeps_the_rest_from_starting() -> No
     executed = await asyncio.wait_for(future, 30)
     assert instance.runs == [4, 1]
     assert [bool(answer) for answer in executed.answers] == [True] * 4 + [False] * 4 + [True]
+    assert instance.settled == [True]
+    await under.pool.close()
+
+
+async def test_a_gentle_cancel_reaches_the_run_or_the_one_to_come_and_is_answered() -> None:
+    instance = Waiting()
+    under = Pool(instance)
+    batches = [under.run_batch([record(number)]) for number in (1, 2)]
+    await instance.began.wait()
+    for batch, _ in reversed(batches):
+        assert not instance.told.is_set()
+        under.pool.ask_to_end(batch, frozenset(one.id for one in batch.records))
+    for _, future in batches:
+        executed = await asyncio.wait_for(future, 30)  # the second one waits until it is told
+        assert (bool(executed.answers[0]), instance.settled) == (True, [False])
+        instance.told.clear()
     await under.pool.close()

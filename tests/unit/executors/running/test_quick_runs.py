@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from instance_pool import BROKEN, DEADLY, Doubling, Pool
+from memory_log.log import MemoryLog
 from wave_senders import meta_of_one
 
 from charonia.backend import InstanceSpec, Interrupted
+from charonia.eventlog.payloads import PayloadDirectory
 from charonia.tensors import Tensor
 from charonia.wire import Wave, unpack_wave, unpack_wave_reply, wave_head
 from executors.batches.accounting import Executed, Execution
+from executors.batches.batch_payloads import Payloads
 from executors.batches.wave_execution import ExecutedWaves
-from executors.running import quick_runs
-from executors.running.quick_runs import Interrupter, Pace
+from executors.running import instance_pool, quick_runs
+from executors.running.instance_pool import Pace
+from executors.running.quick_runs import Interrupter
 from executors.running.submitted_batch import SubmittedBatch
 
 SLOW = 7.0
@@ -44,6 +50,16 @@ class Interruptible(Doubling):
         self.stop.set()
 
 
+class Uninterruptible(Interruptible):
+    """Its `interrupt` fails at first."""
+
+    def interrupt(self) -> None:
+        self.interrupted += 1
+        if self.interrupted < 3:
+            raise RuntimeError("not now")
+        self.stop.set()
+
+
 class Answers:
     """Notes the threads in which waves are answered."""
 
@@ -54,10 +70,13 @@ class Answers:
         self.threads.append(threading.get_ident())
 
 
-def wave(value: float) -> Wave:
+def wave(value: float, count: int = 1) -> Wave:
     tensor = Tensor.of("x", np.full((1, 1), value, np.float32))
-    head = wave_head(b"p" * 15, 1, b"gw", meta_of_one(tensor, "y"), rows=1, signature=7, level=0, accepted_ns=1)
-    return unpack_wave(head + tensor.data)
+    meta = meta_of_one(tensor, "y")
+    head = wave_head(
+        *(b"p" * 15, count, b"g-1", meta), rows=1, signature=7, level=0, accepted_ns=1, reply_by_reference=True
+    )
+    return unpack_wave(head + bytes(tensor.data) * count)
 
 
 class Quick:
@@ -68,6 +87,8 @@ class Quick:
         self.under = Pool(*instances, create=create, **fields)
         self.pool = self.under.pool
         self.pool._pace.is_quick = True
+        while len(self.pool._blocking._idle) < len(instances):  # the threads are about to wait
+            time.sleep(0)
 
     async def run(self, value: float) -> tuple[Executed, float | None]:
         """A wave of one request: what was executed, and the answer."""
@@ -163,6 +184,33 @@ async def test_a_batch_that_takes_long_is_interrupted_and_runs_in_the_thread() -
     await quick.pool.close()
 
 
+async def test_what_was_stored_before_an_interruption_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("executors.batches.wave_execution.BY_REFERENCE_BYTES", 1)
+    gateway, executor = (PayloadDirectory(str(tmp_path), name) for name in ("g-1", "e-1"))
+    gateway.open()
+    executor.open()
+    payloads = Payloads(MemoryLog(), executor)
+    instance = Interruptible()
+    quick = Quick(instance)
+    waves = [wave(1.0, 4), wave(2.0, 4), wave(SLOW)]  # three executions, as four rows are the most for one
+    fields = {"settler": quick.answers, "put_columns": payloads.put_columns, "take_back": payloads.take_back}
+    _, future = quick.under.run_batch((), waves=waves, **fields)
+    executed = await asyncio.wait_for(future, 30)
+    assert instance.interrupted
+    assert executor.slots is not None
+    assert executor.slots.outstanding == 3
+    for reply, value in zip(executed.answers, (2.0, 4.0, 2 * SLOW), strict=True):
+        reference = unpack_wave_reply(reply).reference
+        assert reference is not None
+        assert set(np.frombuffer(gateway.read(reference, takes=True), "<f4")) == {value}
+    await quick.pool.close()
+    gateway.close()
+    executor.close()
+    assert executor.slots.outstanding == 0
+
+
 async def test_errors_are_the_batches_own() -> None:
     instance = Interruptible()
     quick = Quick(instance)
@@ -201,7 +249,7 @@ def test_a_model_is_as_quick_as_the_least_of_its_times() -> None:
 
 def test_each_interruption_closes_the_loop_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000_000_000_000
-    monkeypatch.setattr(quick_runs, "monotonic_ns", lambda: now)
+    monkeypatch.setattr(instance_pool, "monotonic_ns", lambda: now)
     pace = Pace()
     quick = [1000] * 4
     for seconds in (1, 2, 4, 8, 16, 32, 60, 60):
@@ -231,3 +279,11 @@ def test_the_interrupters_thread_ends_when_nothing_runs_and_comes_back(monkeypat
         for thread in set(threading.enumerate()) - others:
             thread.join(30)
             assert not thread.is_alive()
+
+
+def test_the_interrupter_goes_on_where_an_instance_cannot_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick_runs, "_LOOK_S", 0.0001)
+    interrupter, instance = Interrupter(), Uninterruptible()
+    interrupter.begin(instance)
+    assert instance.stop.wait(30)
+    interrupter.end()

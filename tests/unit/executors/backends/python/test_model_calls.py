@@ -49,6 +49,7 @@ class FakeCall:
         self.answers = answers
         self.waiting = asyncio.Event()
         self.cancelled = False
+        self.asked_to_end = 0
 
     async def next(self) -> ModelResponse | None:
         if not self.answers:
@@ -61,6 +62,9 @@ class FakeCall:
 
     def cancel(self) -> None:
         self.cancelled = True
+
+    def ask_to_end(self) -> None:
+        self.asked_to_end += 1
 
 
 class FakeCalls:
@@ -208,6 +212,23 @@ async def test_a_call_that_is_given_up_is_cancelled_and_answered(world: World) -
     assert (world.error(7), world.asked.open_calls) == ((int(Cancelled.code), ""), 0)
     await world.ask(call_frame(9))
     await world.ask(frame(Kind.GIVE_UP, 9, None))
+    assert (world.error(9), world.calls.calls[-1].cancelled, world.asked.open_calls) == ((7, ""), True, 0)
+
+
+async def test_a_call_that_is_cancelled_gently_goes_on(world: World) -> None:
+    world.calls.answers = [ModelResponse([ONE])]
+    world.calls.interface = SEVERAL
+    await world.ask(call_frame(7, decoupled=True), frame(Kind.GIVE_UP, 7, True), frame(Kind.GIVE_UP, 8, True))
+    (call,) = world.calls.calls
+    assert (call.asked_to_end, call.cancelled, world.kinds(7)) == (1, False, [Kind.ANSWER])
+    await world.ask(frame(Kind.GIVE_UP, 7, True))
+    assert (call.asked_to_end, call.cancelled) == (2, False)
+    call.waiting.set()
+    await world.ask()
+    assert (world.kinds(7), world.asked.open_calls) == ([Kind.ANSWER, Kind.LAST_ANSWER], 0)
+    # its iterator is lost before it ends
+    await world.ask(call_frame(9, decoupled=True))
+    await world.ask(frame(Kind.GIVE_UP, 9, True), frame(Kind.GIVE_UP, 9, False))
     assert (world.error(9), world.calls.calls[-1].cancelled, world.asked.open_calls) == ((7, ""), True, 0)
 
 

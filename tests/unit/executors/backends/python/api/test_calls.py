@@ -45,6 +45,7 @@ class FakeExchange:
         self.data: list[list[bytes]] = []
         self.sinks: list[Sink] = []
         self.given_up: list[int] = []
+        self.asked_to_end: list[int] = []
         self.blocks: list[bool] = []
 
     def call(self, content: list[Any], data: Iterable[Buffer], sink: Sink, *, blocks: bool = False) -> int:
@@ -59,8 +60,8 @@ class FakeExchange:
 
     control = call
 
-    def give_up(self, number: int) -> None:
-        self.given_up.append(number)
+    def give_up(self, number: int, *, gentle: bool = False) -> None:
+        (self.asked_to_end if gentle else self.given_up).append(number)
 
 
 @pytest.fixture
@@ -128,17 +129,43 @@ def test_several_responses_come_one_by_one(exchange: FakeExchange) -> None:
     assert exchange.given_up == []
 
 
-def test_who_wants_no_more_says_so(exchange: FakeExchange) -> None:
+def test_a_cancelled_call_yields_what_comes_until_its_model_ends_it(exchange: FakeExchange) -> None:
     responses = asked().exec(decoupled=True)
     responses.cancel()
-    assert exchange.given_up == [1]
+    assert exchange.asked_to_end == [1]
+    exchange.sinks[0](answer(Tensor("Y", np.array([1], np.int32)), last=False))
     exchange.sinks[0](answer(failure=(7, "")))
-    assert [response.error().code() for response in responses] == [TritonError.CANCELLED]
+    first, last = responses
+    assert (value(first), last.error().code()) == ([1], TritonError.CANCELLED)
     responses.cancel()
-    assert exchange.given_up == [1]
-    # nor does anybody who lost the iterator
+    assert (exchange.asked_to_end, exchange.given_up) == ([1], [])
+    # the call of a lost iterator is read by nothing
     asked().exec(decoupled=True)
-    assert exchange.given_up == [1, 2]
+    assert (exchange.asked_to_end, exchange.given_up) == ([1], [2])
+
+
+def test_a_later_loop_yields_the_responses_again(exchange: FakeExchange) -> None:
+    """P13: it begins anew after the end, and goes on before it."""
+    exchange.answers = [answer(Tensor("Y", np.array([n], np.int32)), last=n == 3) for n in range(4)]
+    responses = asked().exec(decoupled=True)
+    assert value(next(responses)) == [0]
+    assert [value(response) for response in responses] == [[1], [2], [3]]
+    with pytest.raises(StopIteration):
+        next(responses)
+    for response in responses:
+        assert value(response) == [0]
+        break
+    assert [value(response) for response in responses] == [[1], [2], [3]]
+    for _ in range(2):
+        assert [value(response) for response in responses] == [[0], [1], [2], [3]]
+
+
+async def test_a_later_loop_may_be_of_the_other_kind(exchange: FakeExchange) -> None:
+    exchange.answers = [answer(Tensor("Y", np.array([n], np.int32)), last=False) for n in range(2)] + [END]
+    responses = await asked().async_exec(decoupled=True)
+    assert [value(response) async for response in responses] == [[0], [1]]
+    assert [value(response) for response in responses] == [[0], [1]]
+    assert [value(response) async for response in responses] == [[0], [1]]
 
 
 async def test_calls_are_on_their_way_before_they_are_awaited(exchange: FakeExchange) -> None:
@@ -182,7 +209,7 @@ async def test_an_async_model_reads_responses_with_a_plain_loop(exchange: FakeEx
     assert [value(response) for response in responses] == [[0], [1]]
     responses = await asked().async_exec(decoupled=True)
     responses.cancel()
-    assert exchange.given_up == [2]
+    assert exchange.asked_to_end == [2]
 
 
 async def test_an_executor_that_is_gone_raises(exchange: FakeExchange) -> None:

@@ -1,0 +1,17 @@
+"""The backend `onnxruntime`: ONNX models on CPUs and NVIDIA devices.
+
+    onnx_backend         models and instances: which sessions there are, and how arrays run in them
+    session_options      a configuration as the library's options of sessions and runs
+    execution_providers  a configuration as providers and their options, pure
+    library_setup        what all sessions of the process share: threads, an arena
+    bound_runs           runs over memory that stays at its place, as CUDA graphs need it
+
+The library is imported when a model first needs it. May import `configuration` and `host`. Begin reading at
+`onnx_backend`.
+"""
+
+from __future__ import annotations
+
+from .onnx_backend import OnnxRuntimeBackend
+
+__all__ = ["OnnxRuntimeBackend"]

@@ -1,0 +1,170 @@
+"""An instance: arrays to tensors, one execution, tensors to arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from charonia.backend import Array, InstanceSpec
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
+
+from .tensor_names import input_names, leaves, names_of_leaf, output_names, positions
+from .torch_programs import Program
+from .torch_settings import TorchSettings
+
+_RANK_OF_IMAGES = 4
+
+
+class TorchInstance:
+    """A `BatchInstance` over a program. Batches of fewer than `rows` rows are padded to so many."""
+
+    def __init__(
+        self,
+        torch: Any,
+        spec: InstanceSpec,
+        program: Program,
+        settings: TorchSettings,
+        device: Any,
+        rows: int,
+        *,
+        stateless: bool,
+    ) -> None:
+        self.stateless = stateless
+        config = spec.source.config
+        self._torch = torch
+        self._program: Program | None = program
+        self._model = spec.source.name
+        self._settings = settings
+        self._device = device
+        self._rows = rows
+        self._held = program.held()
+        names = input_names(config)
+        self._places = dict(zip(names, program.locate(names), strict=True))
+        self._outputs = output_names(config)
+        self._datatypes = {name: output.datatype for name, output in spec.interface.outputs.items()}
+        self._found: dict[tuple[str, ...], dict[str, int]] = {}
+        self._cleans_cache = bool(spec.source.flag("ENABLE_CACHE_CLEANING")) and spec.kind == "GPU"
+
+    def started(self) -> None:
+        """Set the number of threads, which counts for the thread that sets it."""
+        self._torch.set_num_threads(self._settings.threads)
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        """Run the program. Raises `InvalidArgument` for an output it does not have, `InternalError` with PyTorch's
+        message otherwise.
+        """
+        if self._program is None:
+            raise InternalError(f"an instance of model '{self._model}' was closed")
+        given = len(next(iter(inputs.values()))) if self._rows else 0
+        try:
+            with ExitStack() as stack:
+                self._enter(stack)
+                result = self._program.call(
+                    {self._places[name]: self._tensor(name, array) for name, array in inputs.items()}
+                )
+                found = list(leaves(result))
+                places = self._places_of(tuple(name for name, _ in found))
+                arrays = {name: self._array(name, found[places[name]][1]) for name in outputs if name in places}
+        except CharoniaError:
+            raise
+        except Exception as error:
+            raise InternalError(f"PyTorch execute failure: {reason(error)}") from None
+        finally:
+            if self._cleans_cache:
+                self._torch.cuda.empty_cache()
+        for name in outputs:
+            if name not in arrays:
+                raise InvalidArgument(f"model '{self._model}' has no output '{name}'")
+        return {name: array[:given] for name, array in arrays.items()} if given < self._rows else arrays
+
+    def close(self) -> None:
+        """Release the program. Its memory is freed when nothing else uses it."""
+        self._program = None
+
+    def _enter(self, stack: ExitStack) -> None:
+        torch, settings = self._torch, self._settings
+        stack.enter_context(torch.inference_mode() if settings.inference_mode else torch.no_grad())
+        if not settings.optimizes:
+            stack.enter_context(torch.jit.optimized_execution(False))
+        if settings.autocast is not None:
+            kind = "cpu" if self._device is None else self._device.type
+            stack.enter_context(torch.autocast(kind, dtype=getattr(torch, settings.autocast)))
+
+    def _places_of(self, leaf_names: tuple[str, ...]) -> dict[str, int]:
+        """Where in a result of this structure each configured output is."""
+        places = self._found.get(leaf_names)
+        if places is None:
+            known = [(f"OUTPUT__{index}", *names_of_leaf(name)) for index, name in enumerate(leaf_names)]
+            places = dict(zip(self._outputs, positions(self._outputs, known, self._model, "output"), strict=True))
+            self._found[leaf_names] = places
+        return places
+
+    def _tensor(self, name: str, array: Array) -> Any:
+        """A tensor of its own: a model may write to its inputs, and fast operators want them aligned."""
+        if array.dtype == np.object_:
+            if array.ndim != 1:
+                raise InvalidArgument(
+                    f"string input '{name}' of model '{self._model}' must have 1 dimension for the pytorch backend, "
+                    f"got {array.ndim}"
+                )
+            try:
+                return [element.decode() for element in array.tolist()]
+            except UnicodeDecodeError:
+                raise InvalidArgument(
+                    f"string input '{name}' of model '{self._model}' must be UTF-8 text for the pytorch backend"
+                ) from None
+        if array.dtype == DataType.BF16.numpy:
+            shared = self._torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(self._torch.bfloat16)
+        else:
+            shared = self._torch.from_numpy(np.ascontiguousarray(array))
+        missing = self._rows - len(array) if self._rows else 0
+        if missing > 0:
+            shared = self._torch.cat([shared, shared.new_zeros((missing, *shared.shape[1:]))])
+        if self._settings.channels_last and shared.dim() == _RANK_OF_IMAGES:
+            tensor = shared.clone(memory_format=self._torch.channels_last)
+        else:
+            tensor = shared if missing > 0 else shared.clone()
+        return tensor if self._device is None else tensor.to(self._device)
+
+    def _array(self, name: str, value: Any) -> Array:
+        if isinstance(value, str):
+            value = [value]
+        if isinstance(value, list):
+            return np.array([element.encode() for element in value], np.object_)
+        torch = self._torch
+        if not isinstance(value, torch.Tensor):
+            raise InvalidArgument(f"output '{name}' of model '{self._model}' is no tensor but {type(value).__name__}")
+        configured = self._datatypes.get(name)
+        if self._settings.autocast is not None and value.is_floating_point() and configured is not None:
+            value = value.to(_torch_type(torch, configured))
+        if value.untyped_storage().data_ptr() in self._held:
+            value = value.clone()
+        value = value.detach().cpu().contiguous()
+        if value.dtype == torch.bfloat16:
+            array: Array = value.view(torch.int16).numpy().view(DataType.BF16.numpy)
+        else:
+            array = value.resolve_conj().resolve_neg().numpy()
+        if configured is not None and array.dtype != configured.numpy:
+            raise InternalError(
+                f"unexpected datatype {value.dtype} for inference output '{name}' of model '{self._model}', expecting "
+                f"{configured.config_name}"
+            )
+        return array
+
+
+def reason(error: Exception) -> str:
+    """PyTorch's message without the stacks of its own code."""
+    text = str(error).strip() or type(error).__name__
+    if "The following operation failed in the TorchScript interpreter" in text:
+        return text.splitlines()[-1].removeprefix("RuntimeError: ")
+    return text.partition("\nException raised from")[0].strip()
+
+
+def _torch_type(torch: Any, datatype: DataType) -> Any:
+    if datatype is DataType.BF16:
+        return torch.bfloat16
+    return torch.from_numpy(np.empty(0, datatype.numpy)).dtype

@@ -1,0 +1,94 @@
+"""Runs a `BatchInstance` in a thread: takes batches from its socket, one after another, and answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from charonia.backend import BatchInstance
+from charonia.errors import CharoniaError, InternalError
+from executors.backends.python.protocol.frames import Buffer, Frame, FrameReader, Kind, pack
+from executors.backends.python.protocol.shared_slots import ModelSlots
+from executors.host.host_policy import restrict_thread
+from executors.isolation.forms import arrays_of, described, in_frame, outcome_content
+
+
+class BatchServer:
+    """One instance, its socket and the memory that it shares with the executor. `start` starts its thread."""
+
+    def __init__(
+        self, instance: BatchInstance, connection: socket.socket, slots: ModelSlots | None, cores: frozenset[int]
+    ) -> None:
+        self._instance = instance
+        self._connection = connection
+        self._slots = slots
+        self._cores = cores
+
+    async def start(self, name: str) -> None:
+        """Start the thread. Raises what the instance raises when it is notified of that."""
+        is_ready: Future[None] = Future()
+        threading.Thread(target=self._begin, args=(is_ready,), name=f"instance {name}", daemon=True).start()
+        await asyncio.wrap_future(is_ready)
+
+    def _begin(self, is_ready: Future[None]) -> None:
+        restrict_thread(self._cores)
+        started = getattr(self._instance, "started", None)
+        try:
+            if started is not None:
+                started()
+        except BaseException as error:
+            self._connection.close()
+            is_ready.set_exception(error)
+            return
+        is_ready.set_result(None)
+        with contextlib.suppress(OSError):  # the executor has closed its end
+            self._serve()
+
+    def _serve(self) -> None:
+        reader = FrameReader()
+        self._connection.setblocking(True)
+        with self._connection:
+            while count := self._connection.recv_into(reader.get_buffer()):
+                for frame in reader.received(count):
+                    self._answer(frame)
+                    if frame.kind is Kind.FINALIZE:
+                        return
+
+    def _answer(self, frame: Frame) -> None:
+        data: Sequence[Buffer] = ()
+        try:
+            if frame.kind is Kind.FINALIZE:
+                self._instance.close()
+                content: Any = None
+            else:
+                content, data = self._execute(frame)
+            kind = Kind.DONE
+        except Exception as error:
+            known = error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
+            kind, content, data = Kind.FAILED, [int(known.code), known.message], ()
+        for buffer in pack(kind, frame.call, content, data):
+            self._connection.sendall(buffer)
+
+    def _execute(self, frame: Frame) -> tuple[list[Any], Sequence[Buffer]]:
+        outputs, tensors, taken, expected = frame.content()
+        sizes = [size for *_, size in tensors]
+        if taken is not None and self._slots is not None:
+            parts = self._slots.columns(taken[0], taken[1], sizes)
+        else:
+            parts = in_frame(frame, sizes)
+        found = self._instance.execute(arrays_of(tensors, parts), outputs)
+        arrays, rest = outcome_content(found)
+        answers, data = described(arrays)
+        if expected is None or self._slots is None:
+            return [answers, False, *rest], data
+        index, generation = expected
+        views = self._slots.output_views(index, [len(buffer) for buffer in data])
+        for view, buffer in zip(views or (), data if views is not None else (), strict=True):
+            view[:] = buffer
+        self._slots.done(index, generation)
+        return [answers, views is not None, *rest], () if views is not None else data

@@ -1,0 +1,180 @@
+"""The process of an isolated model: loads one model, makes its instances, and ends with its executor.
+
+Commands come over one socket of frames; with each instance its own socket and shared memory come over another.
+`batch_server` and `request_server` run instances.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import itertools
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from charonia.backend import (
+    BatchInstance,
+    Model,
+    ModelSource,
+    RequestInstance,
+    SelfCheckingInstance,
+    StreamingInstance,
+)
+from charonia.errors import CharoniaError, InternalError
+from executors.backends.python.protocol.frames import Frame, Kind
+from executors.backends.python.protocol.shared_slots import ModelSlots
+from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
+from executors.backends.registry import BackendRegistry, prefers_gpu
+from executors.host.parent_death import die_with
+from executors.isolation.forms import Made, signature_content, source_of, spec_of
+
+from .batch_server import BatchServer
+from .link import Link
+from .remote_calls import Answers, RemoteCalls
+from .request_server import RequestServer
+
+
+def run(words: Sequence[str], descriptor: int) -> None:
+    """Serve until the executor ends this process."""
+    arguments = StartupArguments.of(list(words))
+    die_with(arguments.parent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # the executor decides when its models end
+        signal.signal(number, lambda _number, _frame: None)
+    faulthandler.enable()
+    faulthandler.register(TRACEBACK_SIGNAL)
+    sys.dont_write_bytecode = True
+    for one in (arguments.descriptor, descriptor):
+        os.set_inheritable(one, False)
+    asyncio.run(_serve(arguments, socket.socket(fileno=descriptor)))
+    # without joins: threads of the library may wait for ever
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+async def _serve(arguments: StartupArguments, passing: socket.socket) -> None:
+    host = ProcessHost(passing)
+    await host.link.connect(socket.socket(fileno=arguments.descriptor))
+    host.link.send(Kind.READY, 0, [os.getpid(), True])
+    await host.closed.wait()
+
+
+class ProcessHost:
+    """The model of this process and its instances."""
+
+    def __init__(self, passing: socket.socket) -> None:
+        self.closed = asyncio.Event()
+        self.link = Link(self._received, lambda: os._exit(1))
+        self._passing = passing
+        self._source: ModelSource | None = None
+        self._backend: Any = None
+        self._model: Model | None = None
+        self._is_parallel = True
+        self._one = asyncio.Lock()
+        self._checked: dict[int, SelfCheckingInstance] = {}
+        """By number: the instances over arrays that can be asked for their health."""
+        self._answers = Answers()
+        self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _received(self, frame: Frame) -> None:
+        if frame.kind in (Kind.ANSWER, Kind.LAST_ANSWER):
+            self._answers.received(frame)
+            return
+        # descriptors come in the order of the frames they belong to
+        passed = _descriptors(self._passing) if frame.kind is Kind.CREATE else []
+        task = asyncio.get_running_loop().create_task(self._answer(frame, passed))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, frame: Frame, passed: Sequence[int]) -> None:
+        try:
+            self.link.send(Kind.DONE, frame.call, await self._result_of(frame, passed))
+        except Exception as error:
+            known = error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
+            self.link.send(Kind.FAILED, frame.call, [int(known.code), known.message])
+        if frame.kind is Kind.FINALIZE:
+            self.link.close()
+            self.closed.set()
+
+    async def _result_of(self, frame: Frame, passed: Sequence[int]) -> Any:
+        content = frame.content()
+        if frame.kind is Kind.LOAD:
+            return await self._load(source_of(content))
+        if frame.kind is Kind.FINALIZE:
+            return await self._close()
+        if frame.kind is Kind.HEALTH:
+            return await self._checked[content].check_health()
+        assert self._model is not None
+        if frame.kind is Kind.PREFERS_GPU:
+            return await asyncio.to_thread(prefers_gpu, self._backend)
+        if frame.kind is Kind.AUTO_COMPLETE:
+            return signature_content(await self._model.signature())
+        return (await self._create(self._model, content, passed)).content()
+
+    async def _load(self, source: ModelSource) -> None:
+        self._backend = backend = BackendRegistry().of(source)
+        if hasattr(backend, "open"):
+            await backend.open(dict(source.backend_config))
+        self._is_parallel = getattr(backend, "parallel_loading", True)
+        self._model = await backend.load(source)
+
+    async def _close(self) -> None:
+        for one in (self._model, self._backend):
+            if one is not None and hasattr(one, "close"):
+                await one.close()
+
+    async def _create(self, model: Model, content: Any, passed: Sequence[int]) -> Made:
+        connection = socket.socket(fileno=passed[0])
+        try:
+            slots = ModelSlots(passed[1]) if len(passed) > 1 else None
+            calls = RemoteCalls(self.link, self._answers)
+            spec = spec_of(content, calls)
+            async with contextlib.nullcontext() if self._is_parallel else self._one:
+                instance: object = await model.create_instance(spec)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            for descriptor in passed[1:]:
+                os.close(descriptor)
+        if isinstance(instance, BatchInstance):
+            await BatchServer(instance, connection, slots, spec.cores).start(spec.name)
+            checks = isinstance(instance, SelfCheckingInstance) and instance.checks_health
+            number = next(self._numbers)
+            if isinstance(instance, SelfCheckingInstance) and checks:
+                self._checked[number] = instance
+            stateless = bool(getattr(instance, "stateless", False))
+            return Made(
+                *(True, False, False, number, stateless),
+                rows_fail_alone=bool(getattr(instance, "rows_fail_alone", False)),
+                batch_sizes=tuple(getattr(instance, "batch_sizes", ())),
+                checks_health=checks,
+            )
+        if not isinstance(instance, RequestInstance | StreamingInstance):
+            connection.close()
+            raise InternalError(f"backend '{spec.source.config.backend}' made a {type(instance).__name__}: no instance")
+        server = RequestServer(instance, spec.source.name, slots, self._answers)
+        await server.start(connection)
+        calls.link = server.link
+        return Made(
+            batch=False,
+            requests=isinstance(instance, RequestInstance),
+            stream=isinstance(instance, StreamingInstance),
+            checks_health=isinstance(instance, SelfCheckingInstance) and instance.checks_health,
+            answers_later=bool(getattr(instance, "answers_later", False)),
+            reports_responses=bool(getattr(instance, "reports_responses", True)),
+        )
+
+
+def _descriptors(passing: socket.socket) -> list[int]:
+    _, found, _, _ = socket.recv_fds(passing, 16, 4)
+    for descriptor in found:
+        os.set_inheritable(descriptor, False)
+    return found

@@ -1,0 +1,143 @@
+"""A `BatchInstance` in another process: its arrays lie in memory that both share, and calls block."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from charonia.backend import Array, InstanceDied, Outcome
+from charonia.errors import CharoniaError
+from executors.backends.python.exchange import failure_of
+from executors.backends.python.protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
+from executors.backends.python.protocol.shared_slots import ExecutorSlots
+from executors.backends.python.python_instance import outputs_in
+from executors.configuration.time_parameters import MAX_EXECUTION
+
+from .forms import MAX_FRAME_BYTES, Made, described, outcome_of
+from .shared_process import ModelProcess
+
+_CLOSE_S = 10.0
+_HEALTH_CEILING_S = 60.0
+_END_S = 30.0
+
+
+class IsolatedBatches:
+    """A `BatchInstance`. An execution longer than `ceiling_s` seconds (0: no limit) ends the process."""
+
+    def __init__(
+        self,
+        process: ModelProcess,
+        connection: socket.socket,
+        slots: ExecutorSlots | None,
+        made: Made,
+        ceiling_s: float,
+    ) -> None:
+        self.stateless = made.stateless
+        self.checks_health = made.checks_health
+        self.rows_fail_alone = made.rows_fail_alone
+        self.batch_sizes = tuple(made.batch_sizes)
+        self._number = made.number
+        self._process = process
+        self._connection = connection
+        self._slots = slots
+        self._ceiling_s = ceiling_s
+        self._reader = FrameReader(MAX_FRAME_BYTES)
+        self._loop = asyncio.get_running_loop()
+        process.on_end.add(self._interrupt)
+
+    @property
+    def pid(self) -> int:
+        """The id of the model's process."""
+        return self._process.pid
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array] | Outcome:
+        """See `BatchInstance.execute`. Raises `InstanceDied` when the process has ended or was too slow."""
+        tensors, data = described(inputs)
+        slots = self._slots
+        taken = expected = None
+        if slots is not None:
+            taken, expected = slots.put(data), slots.expect()
+        try:
+            content = [list(outputs), tensors, taken, expected]
+            frame = self._call(Kind.EXECUTE, content, data if taken is None else (), self._ceiling_s)
+            if frame.kind is Kind.FAILED:
+                raise failure_of(frame)
+            return outcome_of(frame, partial(outputs_in, slots, expected))
+        except FrameError as error:
+            raise self._killed(f"it does not keep to the protocol: {error}") from None
+        finally:
+            if slots is not None and expected is not None:
+                slots.drop(expected[0])
+
+    async def check_health(self) -> bool:
+        """See `SelfCheckingInstance`."""
+        frame = await self._process.call(
+            Kind.HEALTH, self._number, ceiling_s=_HEALTH_CEILING_S, ceiling="a check of health"
+        )
+        if frame.kind is Kind.FAILED:
+            raise failure_of(frame)
+        return frame.content() is True
+
+    def close(self) -> None:
+        """Close the model's instance. A second call does nothing."""
+        if self._connection.fileno() < 0:
+            return
+        if not self._process.ended.is_set():
+            with contextlib.suppress(InstanceDied, CharoniaError, FrameError):
+                self._call(Kind.FINALIZE, None, (), _CLOSE_S)
+        self._process.on_end.discard(self._interrupt)
+        self._connection.close()
+
+    def _call(self, kind: Kind, content: Any, data: Sequence[Buffer], within_s: float) -> Frame:
+        process = self._process
+        if process.ended.is_set():
+            raise InstanceDied(str(process.dead), process.last_lines(), blameless=True)
+        ends = time.monotonic() + within_s if within_s else 0.0
+        process.executing.add(self)
+        try:
+            self._connection.settimeout(within_s or None)
+            for buffer in pack(kind, 0, content, data):
+                self._connection.sendall(buffer)
+            while True:
+                if ends:
+                    self._connection.settimeout(max(0.001, ends - time.monotonic()))
+                count = self._connection.recv_into(self._reader.get_buffer())
+                if not count:
+                    raise self._died()
+                frames = self._reader.received(count)
+                if frames:
+                    return frames[0]
+        except TimeoutError:
+            raise self._killed(f"it ran longer than {within_s:g} s ({MAX_EXECUTION})") from None
+        except OSError:
+            raise self._died() from None
+        finally:
+            process.executing.discard(self)
+
+    def _killed(self, reason: str) -> InstanceDied:
+        self._process.executing.add(self)
+        with contextlib.suppress(RuntimeError):  # the event loop has ended: so does the process
+            self._loop.call_soon_threadsafe(self._process.kill_for, self, reason)
+        return self._died()
+
+    def _died(self) -> InstanceDied:
+        """Wait until the process is gone. One that closed this connection alone is ended."""
+        process = self._process
+        if not process.ended.wait(_END_S / 30):
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(process.kill_for, self, "it closed its connection")
+            process.ended.wait(_END_S)
+        process.executing.discard(self)
+        if process.dead is None:
+            return InstanceDied(f"the process of an instance (pid {process.pid}) does not end")
+        return process.death_of(self)
+
+    def _interrupt(self) -> None:
+        """End a wait: processes that the model has started may hold the other end."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)

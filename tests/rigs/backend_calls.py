@@ -1,0 +1,17 @@
+"""What a test asks of a backend in one step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from charonia.backend import Backend, InstanceSpec, ModelSource
+
+
+async def instance_of(backend: Backend, spec: InstanceSpec) -> Any:
+    """An instance of a model that was just loaded."""
+    return await (await backend.load(spec.source)).create_instance(spec)
+
+
+async def signature_of(backend: Backend, source: ModelSource) -> Any:
+    """What a model that was just loaded says of itself."""
+    return await (await backend.load(source)).signature()

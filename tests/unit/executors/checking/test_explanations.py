@@ -1,0 +1,30 @@
+"""What a check says of errors that no row explains."""
+
+from __future__ import annotations
+
+import pytest
+
+from executors.checking.explanations import explain
+
+TEXT = 'parameters { key: "charonia.max_execution_s" value { string_value: "soon" } }'
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected", "instead"),
+    [
+        (
+            "'charonia.max_execution_s' must be a number of at least 0, got 'soon'",
+            "a number of at least 0",
+            "such a value",
+        ),
+        (
+            "'charonia.max_execution_s' is refused",
+            'a value of parameters["charonia.max_execution_s"] that can be loaded',
+            "what the message asks for",
+        ),
+        ("onnx runtime error: 7 : INVALID_PROTOBUF", "a model that can be loaded", "what the message asks for"),
+    ],
+)
+def test_an_error_without_a_row_is_explained_by_its_text(problem: str, expected: str, instead: str) -> None:
+    found = explain(problem, TEXT)
+    assert (found.expected, found.instead) == (expected, instead)
