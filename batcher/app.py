@@ -19,10 +19,8 @@ from .service import BatcherService
 
 
 class BatcherApp:
-    """One batcher. `link` leads to the executor in this process, if there is one.
-
-    `control` is what it knows of everybody, for others in this process; `cache_log` is where responses are cached when
-    that is not the log.
+    """One batcher. `link` leads to the executor in this process, if there is one. `control` is its view of all
+    processes, for other parts of this process; `cache_log` holds cached responses when the log does not.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class BatcherApp:
         )
 
     def _begin_anew(self) -> None:
-        """The log is another one: no queue is ours until it is taken there."""
+        """The log has a new epoch: this batcher owns no queue until it acquires one there."""
         self.service.begin_anew()
         self.control.begin_anew()
 
@@ -80,7 +78,7 @@ class BatcherApp:
         await self._endpoint.start()
 
     async def stop(self) -> None:
-        """Hand the models over and leave."""
+        """Release the models and leave."""
         await self.service.drain()
         with contextlib.suppress(Exception):
             await self.membership.leave("drained")
@@ -90,6 +88,6 @@ class BatcherApp:
 
 
 def _hook(name: str) -> int:
-    """A test hook of Triton's own tests (S43): a number, 0 for nothing of the kind."""
+    """Reads an integer hook of Triton's own tests (S43); 0 when it is not set."""
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else 0

@@ -1,7 +1,7 @@
-"""What the owning batcher knows for Prometheus: waiting requests per model version and who owns what (M2).
+"""The owning batcher's Prometheus metrics: waiting requests per model version, and the owner of each model (M2).
 
-It counts the requests that it refused and that no gateway counts, such as steps of ensembles and calls of models.
-Of ensembles also what is an executor's to tell of other models, for no executor runs them (M1, M3, S56).
+Also counts refused requests that no gateway counts, such as steps of ensembles and calls of models. For ensembles it
+exports what an executor exports for other models, because no executor runs them (M1, M3, S56).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_ENSEMBLES = (replace(SUCCESS, sums="unawaited_count"), replace(DURATION, sum
 
 
 class BatcherMetrics(Collector):
-    """Reads the owned models when scraped; nothing on the request path."""
+    """Reads the owned models when scraped; adds nothing to the request path."""
 
     def __init__(
         self, service: BatcherService, catalog: Catalog, settings: MetricsSettings | None = None, *, joint: bool = False
@@ -43,7 +43,7 @@ class BatcherMetrics(Collector):
             self._cache = CacheMetrics(service.cached, self._settings, self._tags)
         self._catalog = catalog
         self.log_epoch_changes: Callable[[], int] | None = None
-        """None in an executor's process: that counts them itself."""
+        """None in an executor's process, which counts them itself."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -121,7 +121,7 @@ class BatcherMetrics(Collector):
             yield family
 
     def _failures(self) -> Metric:
-        """M1, of requests that no gateway counts: refused ones, and those that failed in an ensemble."""
+        """Counts requests for M1 that no gateway counts: refused ones, and those that failed in an ensemble."""
         family = FAILURE.family()
         for model, owned in self._service.owned.items():
             held = self._catalog.held(model)

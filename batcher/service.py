@@ -1,7 +1,4 @@
-"""One batcher: takes ownership of models, keeps one `OwnedModel` for each and routes the log's entries to it.
-
-What it looks after now and then is `rounds`'.
-"""
+"""One batcher: takes ownership of models and keeps one `OwnedModel` for each. `rounds` does its periodic checks."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.local_link import LocalLink
-from charonia.eventlog.port import Entry, EventLog
+from charonia.eventlog.port import EventLog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft, RepositoryScanned
 from charonia.metrics.latencies import Latencies
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import BatcherSettings
 
-from .deadlock.deadlock_looks import DeadlockLooks
+from .deadlock.deadlock_watch import DeadlockLooks
 from .ensembles.owned_ensemble import OwnedEnsemble
 from .entries.carriers import RETRY_S
 from .housekeeping.departed import Departed, streams_of
@@ -62,7 +59,6 @@ class BatcherService:
         self._link = link
         self._reader = log.reader()
         self._owned: dict[str, OwnedModel] = {}
-        self._routes: dict[bytes, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
         self._pauses = Pauses()
         self._departed = Departed(log, control.catalog)
@@ -73,9 +69,9 @@ class BatcherService:
         )
         caches = bool(settings.response_cache_size_bytes)
         self.latencies = Latencies(settings.metrics, caches=caches, joint=settings.joint_metrics)
-        """Of ensembles: no executor runs them."""
+        """Metrics of ensembles, which no executor runs."""
         self.cached: CachedCalls | None = None
-        """What steps of ensembles find in the response cache, where there is one (K4)."""
+        """The response cache for steps of ensembles, if there is one (K4)."""
         if caches:
             limit_bytes = settings.response_cache_size_bytes
             self.cached = CachedCalls(log, cache_log, limit_bytes, self._catalog, self._observe)
@@ -98,14 +94,14 @@ class BatcherService:
         self._closing = False
 
     async def start(self) -> None:
-        self._reader.start(self._on_entries, self._on_log_state)
+        self._reader.start(on_state=self._on_log_state)
         self._catalog.listeners.append(self._on_model)
         self._catalog.process_listeners.append(self._on_process)
         self._consider_all()
         self._rounds.start()
 
     async def drain(self) -> None:
-        """Stop deciding and hand every model over: what is queued stays in the log, what runs settles by itself."""
+        """Stop deciding and release every model: queued requests stay in the log, running ones settle by themselves."""
         self._closing = True
         self._deadlocks.close()
         await asyncio.gather(*self._stop_taking(), return_exceptions=True)
@@ -128,7 +124,7 @@ class BatcherService:
         await self._reader.close()
 
     def begin_anew(self) -> None:
-        """The log is another one, in which nothing is owned yet: models are taken again as they are reported."""
+        """The log has a new epoch, in which no model is owned yet: models are acquired again as they are reported."""
         self._step_down()
         self._departed.clear()
         if self.cached is not None:
@@ -136,13 +132,13 @@ class BatcherService:
 
     @property
     def owned(self) -> dict[str, OwnedModel]:
-        """The models this batcher decides for."""
+        """The models that this batcher owns."""
         return self._owned
 
     # -- ownership ----------------------------------------------------------------------------------------------------
 
     def _consider_all(self) -> None:
-        # also those that no executor serves any more: what was queued for them must be refused by an owner
+        # also models that no executor serves any more: an owner must refuse their queued requests
         for model in {row.model for row in self._catalog.index()} | {*self._catalog.served_models()}:
             self._on_model(model)
 
@@ -163,7 +159,7 @@ class BatcherService:
         if model in self._taking or (not held and self._catalog.may_come(model)):
             return
         if self._settings.incarnation not in self._catalog.processes:
-            return  # held for lost, others take it; once it has joined it is asked again
+            return  # while this process is presumed dead, others acquire it; once it has joined again it tries again
         batchers = ownership.live_batchers(self._catalog)
         if ownership.preferred_owner(model, batchers | {self._settings.incarnation}) != self._settings.incarnation:
             return
@@ -201,8 +197,6 @@ class BatcherService:
         owned = self._owner(model, token)
         here = self._link.executor if self._link is not None else ""
         known = [e for e in self._catalog.live_executors() if e != here]
-        for stream in owned.fact_streams:
-            self._routes[stream] = owned
         try:
             found = await recover(self._log, owned, {*known, *news})
             await owned.prepare()
@@ -211,11 +205,11 @@ class BatcherService:
             if owned.closed:
                 raise InternalError("it failed on what the log holds")
         except BaseException:
-            self._end(owned)
+            owned.close()
             raise
-        # only now does it hear of capacity: until here a request may be with an executor already
+        # only now does the owner learn of capacity: until here an executor may already have a request
         self._owned[model] = owned
-        # and only now of what comes: an entry that is read before an owner would take it is lost
+        # and only now are new entries read: an entry that is read before an owner takes it is lost
         owned.windows.follow()
         self._rounds.look_behind()
         self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
@@ -224,6 +218,7 @@ class BatcherService:
         self._tell(owned, owned.on_served, self._catalog.held(model))
         if self._departed.endpoints:  # perhaps since its requests were read
             self._tell(owned, owned.drop_of_gone, owned.unwatched())
+            self._tell(owned, owned.end_other_leases, self._departed.endpoints)
         _log.info("owns model '%s' with token %d, %d unsettled requests", model, token, found)
 
     def _owner(self, model: str, token: int) -> OwnedModel:
@@ -243,7 +238,7 @@ class BatcherService:
         return held[max(held)].interface if held else None
 
     def _step_down(self) -> None:
-        """What was ours is not, what is being taken included: others take it, with tokens of their own."""
+        """Drop all ownerships, including those being acquired: other batchers take over, with tokens of their own."""
         self._stop_taking()
         for model in list(self._owned):
             self._drop(model)
@@ -258,34 +253,17 @@ class BatcherService:
     def _drop_if_owned(self, model: str) -> None:
         if model in self._owned:
             owned = self._drop(model)
-            # a log that was rewound may have forgotten that it was ours: no other batcher would take it then
+            # a log that was rewound may have forgotten this ownership: no other batcher would take over then
             pause_s = self._pauses.next_s(model, monotonic_ns()) if owned.has_failed else RETRY_S
             asyncio.get_running_loop().call_later(pause_s, self._on_model, model)
 
     def _drop(self, model: str) -> OwnedModel:
         owned = self._owned.pop(model)
         del self._upkeep[model]
-        self._end(owned)
+        owned.close()
         return owned
 
-    def _end(self, owned: OwnedModel) -> None:
-        owned.close()
-        for stream in [stream for stream, routed in self._routes.items() if routed is owned]:
-            del self._routes[stream]
-
     # -- what the log says --------------------------------------------------------------------------------------------
-
-    def _on_entries(self, stream: bytes, entries: list[Entry]) -> None:
-        owned = self._routes.get(stream)
-        if owned is None:
-            owned = next((o for o in self._owned.values() if stream in o.windows.lanes), None)
-            if owned is None:
-                return
-            self._routes[stream] = owned
-        try:
-            owned.on_entries(stream, entries)
-        except Exception as error:  # the other models go on
-            owned.failed(error)
 
     def _on_process(self, fact: Fact) -> None:
         if self._closing:
@@ -299,7 +277,7 @@ class BatcherService:
                 self._consider_all()
         elif isinstance(fact, RepositoryScanned):
             if fact.ready:
-                self._consider_all()  # what its start-up load did not bring will not come any more
+                self._consider_all()  # requests that its start-up load did not bring will not come any more
         elif isinstance(fact, ProcessLeft):
             self._on_left(fact)
 
@@ -325,7 +303,7 @@ class BatcherService:
 
     @staticmethod
     def _tell(owned: OwnedModel, tell: Callable[[_News], None], news: _News) -> None:
-        """Tell one model; what goes wrong in it is no reason not to tell the others."""
+        """Notify one model; an error in it must not keep others from being notified."""
         try:
             tell(news)
         except Exception as error:
@@ -346,5 +324,5 @@ class BatcherService:
 
 
 def is_ensemble(held: Mapping[int, ServedVersion]) -> bool:
-    """Whether what executors hold of a model is an ensemble."""
+    """Whether the model that executors hold is an ensemble."""
     return bool(held) and held[max(held)].interface.scheduling == ENSEMBLE_SCHEDULING

@@ -3,8 +3,8 @@
 The names below are for who serves functions of a program of their own (`docs/howto/bind.md`); they are looked up when
 first used, so that importing a part of the kernel imports no service.
 
-May import nothing outside the kernel, except `cli` and `composition`. Begin reading at `docs/architecture.md`, then
-`facts.events` and `eventlog.port`.
+May import nothing outside the kernel, except `cli`, `composition` and `inprocess`. Begin reading at
+`docs/architecture.md`, then `facts.events` and `eventlog.port`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a backend is: the contract between an executor and the libraries that run models. A public extension point.
 
 A backend registers a factory in the entry-point group `charonia.backends` under the word that `backend:` has in
-`config.pbtxt`. The executor calls `probe` (when auto-complete is on), then `create_instance` once per instance of the
-instance groups, then `execute` with one batch at a time per instance.
+`config.pbtxt`. The executor calls `Backend.load` for a version, `Model.signature` (when auto-complete is on), then
+`Model.create_instance` once per instance of the instance groups, then `execute` with one batch at a time per instance.
+It closes the instances, then the model.
 
 Three shapes of instance: a `BatchInstance` gets assembled arrays (the executor concatenates requests along the batch
 dimension and cuts results apart), called in a thread of its own, so it must release the interpreter lock while it
@@ -17,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
 from .datatypes import DataType
-from .errors import CharoniaError
+from .errors import CharoniaError, InvalidArgument, Unsupported
 from .inference import InferenceRequest, Parameters
 from .tensors import Buffer, Tensor
 from .traces.contexts import Traced
@@ -35,6 +36,42 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 ENTRY_POINT_GROUP = "charonia.backends"
+FORMATS_ENTRY_POINT_GROUP = "charonia.formats"
+"""Where a backend registers its formats under its word, if a model may be found by its file or platform alone."""
+
+Feature = Literal[
+    "cc_model_filenames",
+    "execution_accelerators",
+    "non_linear_formats",
+    "op_libraries",
+    "profiles",
+    "secondary_devices",
+    "shape_tensors",
+]
+"""A part of a configuration that most backends have no use for: refused unless the model's backend supports it."""
+
+Isolation = Literal["none", "process", "sandbox"]
+
+_MOST_DIGITS = 19
+_WORDS_OF_ON = frozenset(("1", "true", "on", "yes"))
+_WORDS_OF_OFF = frozenset(("0", "false", "off", "no"))
+
+API = (1, 0)
+"""The version of this contract. A backend whose `api` has another first number, or a larger second one, is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of model that a backend reads.
+
+    `platform` is its word in `platform:`, "" without one. `files` are the names in a version directory that identify
+    it; the first is the default of `default_model_filename` (C12, R5). `cpu_instances` is how many instances a group on
+    CPUs has whose count is not written (C8).
+    """
+
+    platform: str = ""
+    files: tuple[str, ...] = ()
+    cpu_instances: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +85,7 @@ class TensorSignature:
 
 @dataclass(frozen=True, slots=True)
 class GraphSignature:
-    """What `probe` found in a model file; `executors.configuration.autofill` completes the configuration from it (C70,
+    """What a model file says; `executors.configuration.autofill` completes the configuration from it (C70,
     C71).
     """
 
@@ -65,10 +102,49 @@ class ModelSource:
     directory: Path
     config: ModelConfig
     backend_config: Mapping[str, str] = field(default_factory=dict)
+    native_code: bool = False
+    """Whether its operator lets the models of its repository bring machine code (`--allow-native-models`)."""
 
     @property
     def version_directory(self) -> Path:
         return self.directory / str(self.version)
+
+    def check_native_code(self, what: str) -> None:
+        """Call it before machine code that a model brings is loaded. `what` names it: "'CPU_EXTENSION_PATH' x.so".
+
+        Raises `Unsupported` where the operator has not allowed it for the model's repository.
+        """
+        if not self.native_code:
+            raise Unsupported(
+                f"model '{self.name}' brings machine code: {what}. It is loaded only from repositories that are named "
+                "with --allow-native-models"
+            )
+
+    def parameter(self, key: str) -> str | None:
+        """A model's parameter, else the server's `--backend-config`; None without either, or for an empty one."""
+        if key in self.config.parameters:
+            said = self.config.parameters[key].string_value
+        else:
+            said = self.backend_config.get(key, "")
+        return said.strip() or None
+
+    def integer(self, key: str) -> int | None:
+        """A parameter that is a whole number. Raises `InvalidArgument` for one that is none, or below 0."""
+        said = self.parameter(key)
+        if said is None:
+            return None
+        if not (said.isascii() and said.isdecimal() and len(said) < _MOST_DIGITS):
+            raise InvalidArgument(f"parameter '{key}' of '{self.name}' must be an integer of at least 0, got '{said}'")
+        return int(said)
+
+    def flag(self, key: str) -> bool | None:
+        """A parameter that is on or off. Raises `InvalidArgument` for another word."""
+        said = self.parameter(key)
+        if said is None or said.lower() in _WORDS_OF_ON:
+            return None if said is None else True
+        if said.lower() in _WORDS_OF_OFF:
+            return False
+        raise InvalidArgument(f"parameter '{key}' of '{self.name}' must be 0 or 1, got '{said}'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +184,8 @@ class ModelRequest:
     """Its trace, when it is traced: calls that its model makes with it are part of that (N5, P17)."""
     window: int = 0
     """How many responses it may be given for now, 0 for any number; a `WindowedInstance` is notified of more."""
+    settled: bool = False
+    """Its outcome is known already: no caller reads its responses."""
 
 
 @dataclass(slots=True)
@@ -133,6 +211,9 @@ class OpenCall(Protocol):
     def cancel(self) -> None:
         """Give it up; `next` raises `Cancelled` from now on. A second call does nothing."""
 
+    def ask_to_end(self) -> None:
+        """Let the called model know that the call is cancelled; `next` goes on until that ends it."""
+
 
 class ModelCalls(Protocol):
     """How a model's code calls other models and has them loaded (P13, P14). Everything raises `CharoniaError`s."""
@@ -156,15 +237,48 @@ class ModelCalls(Protocol):
     async def is_ready(self, model: str, version: str) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """What an execution spent on moving inputs to a device, on inference, and on moving outputs back, in ns.
+
+    Statistics add them to what the executor spends on joining and packing. Without them all of it counts as inference.
+    """
+
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What `BatchInstance.execute` may return in place of the arrays alone.
+
+    `failures` are rows that failed, each with its error: requests with such rows fail, the others are answered. The
+    arrays have those rows, too, with any values. In batches of sequences, and with outputs that are scattered, a row
+    that fails fails the batch.
+    """
+
+    arrays: Mapping[str, Array]
+    timings: Timings | None = None
+    failures: Mapping[int, CharoniaError] = field(default_factory=dict)
+
+
 @runtime_checkable
 class BatchInstance(Protocol):
     """An instance over assembled arrays.
 
     One that remembers nothing from one execution to the next may say so with an attribute `stateless = True`: then
     sequences without implicit states lose nothing when they move to another instance.
+
+    One with a method `started` has it called once in the thread that executes, before the first execution, warm-up
+    included; it is never run in another thread then. What it raises fails the load.
+
+    Two more attributes are read for each batch. `batch_sizes`: the numbers of rows it can run, of a model with
+    batching; the executor adds rows, cuts them off and runs larger batches in parts. `rows_fail_alone = True`: when a
+    batch fails, its requests run again one by one, so that only the bad ones fail. An `Outcome` says it in one run.
     """
 
-    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array] | Outcome:
         """Run one batch: arrays of [rows, ...] (or the exact shape without batching) to arrays, one per name.
 
         Called in the instance's own thread. Raise a `CharoniaError` to fail the batch with that code; any other
@@ -182,7 +296,10 @@ class InterruptibleInstance(BatchInstance, Protocol):
     """A `BatchInstance` whose execution can be interrupted. Quick ones may then run in the executor's event loop."""
 
     def interrupt(self) -> None:
-        """Make the running `execute` raise `Interrupted` soon. Called in another thread; may come late."""
+        """Make the running `execute` raise `Interrupted` soon. Called in another thread; may come late.
+
+        Also called when no request of the batch is wanted any more.
+        """
 
 
 @runtime_checkable
@@ -346,15 +463,18 @@ class CancellableInstance(Protocol):
     """What a `RequestInstance` or `StreamingInstance` may be besides: one that tells its model what is not wanted."""
 
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
-        """Some of the requests being executed are settled already. Must not block; may come too late.
+        """Some of the requests being executed are cancelled. Must not block; may come too late, and again.
 
-        They still get their (final) response, which no caller reads.
+        They still get their (final) response, which no caller reads if they are `settled`.
         """
 
 
 @runtime_checkable
 class SelfCheckingInstance(Protocol):
-    """What a `RequestInstance` may be besides: one whose model can tell whether it is ready to work (P6)."""
+    """What an instance of any shape may be besides: one that can tell whether it is ready to work (P6).
+
+    It is asked in the event loop while it runs nothing, but a batch may come before it answers.
+    """
 
     @property
     def checks_health(self) -> bool:
@@ -376,37 +496,133 @@ class InstanceDied(Exception):
     """The instance's process is gone or unusable: the executor replaces it and retries or fails its batch.
 
     `stderr` holds the last lines the process wrote. `blameless`: it was stopped for a reason that is not its batch's.
+    `shared`: it ran other batches as well, so which of them ended it is unknown.
     """
 
-    def __init__(self, message: str, stderr: str = "", *, blameless: bool = False) -> None:
+    def __init__(self, message: str, stderr: str = "", *, blameless: bool = False, shared: bool = False) -> None:
         super().__init__(message)
         self.stderr = stderr
         self.blameless = blameless
+        self.shared = shared
 
 
 class Interrupted(InstanceDied):
     """The execution was interrupted (`InterruptibleInstance`). The instance can be used, and runs the batch again."""
 
 
-class Backend(Protocol):
-    """One per process and backend name; made by calling the entry point's object with no arguments."""
+class Model(Protocol):
+    """One load of a model's version: what its instances share, as weights and a compiled graph.
 
-    name: str
+    A reload is another `Model`, also of the same files. Raise a `CharoniaError` whose message is the reason shown to
+    the user. Everything but `create_instance` has a default, which classes inherit from this one.
+    """
 
-    async def probe(self, source: ModelSource) -> GraphSignature | ModelConfig | None:
-        """What auto-complete may use: a file's signature, a completed config (python models), or None for nothing."""
+    async def signature(self) -> GraphSignature | ModelConfig | None:
+        """What auto-complete may use: a file's signature, a completed config (python models), or None for nothing.
+
+        Not called when auto-complete is off.
+        """
+        return None
 
     async def create_instance(self, spec: InstanceSpec) -> BatchInstance | RequestInstance | StreamingInstance:
-        """Load the model for one instance. Raise a `CharoniaError` whose message is the reason shown to the user.
+        """Make one instance. Called for several at once; `spec.source` has the completed configuration.
 
         An instance that is both a `RequestInstance` and a `StreamingInstance` is used as the latter for decoupled
         models (`spec.interface.decoupled`), as the former for others. Of a decoupled model, one that is no
         `StreamingInstance` gives one response to each request.
         """
 
+    async def close(self) -> None:
+        """Give up what the model holds. Its instances were closed before; a second call does nothing."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What a model holds of one memory, all of its instances together. `kind` is CPU, CPU_PINNED or GPU."""
+
+    kind: Literal["CPU", "CPU_PINNED", "GPU"]
+    device_id: int
+    size_bytes: int
+
+
+@runtime_checkable
+class MeasuredModel(Protocol):
+    """What a `Model` may be besides: one that knows what it holds, for the statistics of clients (X7)."""
+
+    def memory(self) -> Sequence[MemoryUse]:
+        """Called once after the warm-up of its instances, in a thread. An error is logged and changes nothing."""
+
+
+class Backend(Protocol):
+    """One per process and backend name; made by calling the entry point's object with no arguments.
+
+    Everything but `name`, `api` and `load` has a default, which classes inherit from this one. Class attributes are
+    read before a library is needed: the module of a backend imports its library in functions, not at its top.
+    The methods `open`, `load`, `close` and `prefers_gpu` of an isolated model's backend are called in its process only.
+    """
+
+    name: str
+    api: tuple[int, int]
+    """The version of the contract it was written for."""
+
+    formats: ClassVar[tuple[Format, ...]] = ()
+    """What it reads, the usual format first."""
+    supports: ClassVar[frozenset[Feature]] = frozenset()
+    requires: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """The modules it imports later, each with what to install for it: without them its models are refused in words."""
+
+    parallel_loading: ClassVar[bool] = True
+    """Whether models are loaded, and their instances created, several at once."""
+
+    isolation: ClassVar[Isolation] = "none"
+    """Where its models run: "none" is the executor; "process" is a process for each model and device, for libraries
+    that are slow to import or may crash; "sandbox" is such a process without other files, the network and further
+    processes, for formats that can do more than compute. A model's parameter `charonia.isolation` overrides it."""
+
+    def isolation_of(self, source: ModelSource) -> Isolation:
+        """The same for one model, of which the format may be known. Must not open its file."""
+        return self.isolation
+
+    def prefers_gpu(self) -> bool:
+        """Whether instances of kind AUTO use a GPU when there is one (C8). May import the library."""
+        return False
+
+    async def open(self, settings: Mapping[str, str]) -> None:
+        """Called once before the first model, with the settings of `--backend-config`. Raise what fails its load."""
+        return
+
+    async def close(self) -> None:
+        """Called when the executor ends and no model is left; not after a crash."""
+        return
+
+    async def load(self, source: ModelSource) -> Model:
+        """The model of a version; quick: what takes time may wait until `signature` or the first instance.
+
+        `source.config` is as it was written: what auto-complete and defaults add comes with each instance.
+        """
+
+
+def __getattr__(name: str) -> Any:
+    """The types of configurations, for code outside this project; late, as a model's own environment may not have them.
+
+    Where protobuf is not installed, the rest of this module still works.
+    """
+    if name == "ModelConfig":
+        from protos.model_config_pb2 import ModelConfig
+
+        return ModelConfig
+    if name == "ModelInterface":
+        from .models.interface import ModelInterface
+
+        return ModelInterface
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
 
 __all__ = [
+    "API",
     "ENTRY_POINT_GROUP",
+    "FORMATS_ENTRY_POINT_GROUP",
     "Array",
     "Backend",
     "BatchInstance",
@@ -414,21 +630,31 @@ __all__ = [
     "ColumnInput",
     "ColumnInstance",
     "ColumnOutput",
+    "Feature",
+    "Format",
     "GraphSignature",
     "InstanceDied",
     "InstanceSpec",
+    "Isolation",
     "LateAnswering",
+    "MeasuredModel",
+    "MemoryUse",
     "MeteredBackend",
+    "Model",
     "ModelCalls",
+    "ModelConfig",
+    "ModelInterface",
     "ModelRequest",
     "ModelResponse",
     "ModelSource",
     "OpenCall",
+    "Outcome",
     "RequestColumns",
     "RequestInstance",
     "ResponseStream",
     "SelfCheckingInstance",
     "StreamingInstance",
     "TensorSignature",
+    "Timings",
     "WindowedInstance",
 ]

@@ -4,11 +4,13 @@ Operators' commands against a running log are `charonia.operations`', those that
 `charonia.client_commands`'.
 
 Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage. A failure to start is one sentence on
-stderr. Only this module and `charonia.composition` import services.
+stderr. Only this module, `charonia.composition` and `charonia.inprocess` import services.
 """
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import logging
 import os
@@ -69,6 +71,8 @@ complete -o default -F _charonia charonia
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code."""
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be any bytes
+            sys.stdout.reconfigure(errors="backslashreplace")
         code = _main(argv)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output closed it: it has seen enough
@@ -157,6 +161,7 @@ def _run(command: str, argv: list[str]) -> int:
         from .composition.children import die_with_parent
 
         die_with_parent(int(os.environ["CHARONIA_PARENT_PID"]))
+    gc.set_threshold(20_000, 20, 50)  # what is made while a part starts stays: not worth looking at again and again
     from .composition.roles import run_role
 
     try:

@@ -1,8 +1,8 @@
-"""The only places where services read time: wall time for what crosses processes, monotonic time for durations.
+"""The only place where services read time: wall time between processes, monotonic time for durations.
 
-Wall time is that on which all processes of a log agree: the machine's own while that is near the log's,
-else the log's. It does not step when the machine's clock is set: it goes on from where it was until the next
-heartbeat has compared the two (`agree`).
+All processes of a log agree on wall time: it is the machine's own clock while that is near the log's clock, otherwise
+the log's. It does not step when the machine's clock is set: it continues until the next heartbeat has compared the two
+(`agree`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ monotonic_ns = time.monotonic_ns
 """Nanoseconds of a clock that never steps; the clock of durations and schedulers (X8)."""
 
 NEAR_NS = 2_000_000_000
-"""Clocks nearer than this are taken for one: comparing them is no more exact than the way to the log and back."""
+"""Clocks nearer than this count as equal: comparing them is only as exact as the round trip to the log."""
 
 _system_ns = time.time_ns
 _ahead_of_monotonic_ns = _system_ns() - monotonic_ns()
@@ -25,9 +25,8 @@ def wall_ns() -> int:
 
 
 def agree(log_ns: int, within_ns: int) -> int:
-    """Go by the machine's clock when it is near the log's, else by the log's. Returns how far it is ahead then, else 0.
-
-    `log_ns` is what the log's clock shows, known to be right `within_ns`.
+    """Use the machine's clock if it is near the log's, otherwise the log's. Returns how far it is ahead then, otherwise
+    0. `log_ns` is the log's clock, exact to `within_ns`.
     """
     global _ahead_of_monotonic_ns
     near_ns = NEAR_NS + within_ns

@@ -57,10 +57,10 @@ def _hit(point: str) -> None:
     mark = os.path.join(_directory, point)
     try:
         os.rename(mark + ".armed", mark + ".hit")
+        with open(mark + ".hit", "r+") as file:  # not made again: a drill may have let go already
+            file.write(f"{os.getpid()}\n")
     except OSError:
         return
-    with open(mark + ".hit", "w") as file:
-        file.write(f"{os.getpid()}\n")
     give_up_s = time.monotonic() + _PATIENCE_S
     while os.path.exists(mark + ".hit") and time.monotonic() < give_up_s:
         time.sleep(0.001)

@@ -7,7 +7,7 @@ command or script ever names keys of two slots.
                              a wave (field `w`) is unsettled as long as its entry is there
     ql:{m}                   set of "<level>:<lane>" that have a stream
     u:{m}                    hash of every unsettled request: first 15 bytes of the id -> attempts and sizes of the
-                             requests whose ids begin so (charonia.eventlog.redis.records.work_records)
+                             requests whose ids begin so (charonia.eventlog.redis.stored_records)
     n:{m}                    hash: `requests` and `bytes` unsettled, exact; `token` last fencing token, `owner`,
                              `paused`, what to keep of jobs and journal (`keep_*`), `kept` bytes of ended jobs,
                              `lease:<gateway>` room reserved for its waves, `leased_*` the sums of those

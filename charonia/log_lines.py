@@ -1,4 +1,4 @@
-"""Log lines: their two formats, chosen by `--log-format` and changed while a process runs (L2, L3).
+"""Log lines: where they go (L1), and their two formats, chosen by `--log-format` and changed at run time (L2, L3).
 
 `charonia.composition.logs` sets the handler and the level up; `gateway.control.log_settings` is what clients change.
 """
@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import logging
+import logging.handlers
 import re
+import sys
 import time
 from collections.abc import Iterator
 
@@ -44,6 +46,27 @@ def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
 
 
+def open_handler(file: str, form: str = DEFAULT) -> logging.Handler:
+    """Writes whole lines to the end of a file that several processes may share, or to stderr. Raises OSError.
+
+    A file that was moved away is made again, so that logs can be rotated.
+    """
+    watched = logging.handlers.WatchedFileHandler
+    handler = watched(file, encoding="utf-8") if file else logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter(form))
+    return handler
+
+
+def current_file() -> str:
+    """The path of the file that this process's lines go to; "" for stderr."""
+    return next((handler.baseFilename for handler in _files()), "")
+
+
+def descriptors() -> set[int]:
+    """Those that lines are written to, apart from stderr."""
+    return {handler.stream.fileno() for handler in _files() if handler.stream is not None}
+
+
 def current_format() -> str:
     """The format of this process's lines."""
     return next((formatter.name for _, formatter in _own_handlers()), DEFAULT)
@@ -53,6 +76,10 @@ def change_format(name: str) -> None:
     """Write all later lines of this process in a format. Handlers of a program that we run in stay as they are."""
     for handler, _ in _own_handlers():
         handler.setFormatter(LineFormatter(name))
+
+
+def _files() -> Iterator[logging.FileHandler]:
+    return (handler for handler, _ in _own_handlers() if isinstance(handler, logging.FileHandler))
 
 
 def _own_handlers() -> Iterator[tuple[logging.Handler, LineFormatter]]:

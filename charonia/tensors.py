@@ -7,7 +7,9 @@ configuration are in `charonia.calls.admission`; this module knows only what is 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import prod
@@ -27,7 +29,14 @@ MAX_ELEMENTS = 2**63 - 1
 _LENGTH = struct.Struct("<I")
 
 _AT_ONCE = 8192
-"""Elements that are joined by one call: it keeps the interpreter's lock, which other threads wait for."""
+"""Elements that are handled by one call: it keeps the interpreter's lock, which other threads wait for."""
+
+_TURN_S = 0.0005
+"""How long a thread that handles many elements may keep the interpreter's lock when another asks for it."""
+
+_USUAL_TURN_S = sys.getswitchinterval()
+_taking_turns: set[object] = set()
+"""One for each thread that handles many now."""
 
 _SMALL_BYTES = 1 << 20
 """So much is copied to be cut: slices of bytes cost half of those of a view."""
@@ -51,9 +60,7 @@ class Tensor:
     def array(self) -> npt.NDArray[np.generic]:
         """The tensor as a NumPy array of `shape`: a read-only view of `data`, but for BYTES an array of objects."""
         if self.datatype is DataType.BYTES:
-            elements = np.empty(prod(self.shape), dtype=np.object_)
-            elements[:] = list(split_bytes_elements(self.data))
-            return elements.reshape(self.shape)
+            return object_array(split_bytes_elements(self.data), prod(self.shape)).reshape(self.shape)
         return np.frombuffer(self.data, dtype=self.datatype.numpy).reshape(self.shape)
 
     @staticmethod
@@ -61,7 +68,7 @@ class Tensor:
         """The tensor of an array (made contiguous if it is not). str and object arrays become BYTES, str as UTF-8."""
         datatype = DataType.of_numpy(array.dtype.newbyteorder("<"))
         if datatype is DataType.BYTES:
-            return Tensor(name, datatype, tuple(array.shape), join_bytes_elements(array.ravel().tolist()))
+            return Tensor(name, datatype, tuple(array.shape), join_bytes_elements(array))
         contiguous = np.ascontiguousarray(array)
         if contiguous.dtype != datatype.numpy:
             contiguous = contiguous.astype(datatype.numpy)
@@ -106,16 +113,57 @@ def shape_text(shape: Iterable[int]) -> str:
     return "[" + ",".join(str(dim) for dim in shape) + "]"
 
 
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Handle more than `_AT_ONCE` elements one by one: other threads wait for half a millisecond at a time."""
+    turn = object()
+    _taking_turns.add(turn)
+    sys.setswitchinterval(_TURN_S)
+    try:
+        yield
+    finally:
+        _taking_turns.discard(turn)
+        if not _taking_turns:
+            sys.setswitchinterval(_USUAL_TURN_S)
+
+
+def object_array(elements: Iterable[object], count: int) -> npt.NDArray[np.object_]:
+    """The first `count` elements as an array; there must be as many."""
+    array = np.empty(count, dtype=np.object_)
+    if count <= _AT_ONCE:
+        array[:] = list(islice(elements, count))
+        return array
+    rest = iter(elements)
+    with _short_turns():
+        for at in range(0, count, _AT_ONCE):
+            array[at : at + _AT_ONCE] = list(islice(rest, min(_AT_ONCE, count - at)))
+    return array
+
+
 def join_bytes_elements(elements: Iterable[object]) -> bytes:
     """The raw encoding of BYTES elements (T3). bytes-like as they are, str as UTF-8, anything else as `str(x)`."""
+    if isinstance(elements, np.ndarray):
+        flat = elements.reshape(-1)
+        if flat.size <= _AT_ONCE:
+            return _one_run(flat.tolist())
+        with _short_turns():
+            return _joined([_one_run(flat[at : at + _AT_ONCE].tolist()) for at in range(0, flat.size, _AT_ONCE)])
     parts: list[bytes] = []
     rest = iter(elements)
     while some := list(islice(rest, _AT_ONCE)):
-        if set(map(type, some)) == {str}:
-            bodies = list(map(str.encode, cast("list[str]", some)))
-        else:
-            bodies = [element if type(element) is bytes else _body(element) for element in some]
-        parts.append(b"".join(chain.from_iterable(zip(map(_LENGTH.pack, map(len, bodies)), bodies, strict=True))))
+        parts.append(_one_run(some))
+    return _joined(parts)
+
+
+def _one_run(elements: list[object]) -> bytes:
+    if set(map(type, elements)) == {str}:
+        bodies = list(map(str.encode, cast("list[str]", elements)))
+    else:
+        bodies = [element if type(element) is bytes else _body(element) for element in elements]
+    return b"".join(chain.from_iterable(zip(map(_LENGTH.pack, map(len, bodies)), bodies, strict=True)))
+
+
+def _joined(parts: list[bytes]) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -6,6 +6,7 @@ flushed!), `CHARONIA_TEST_TOPOLOGY` another kind of log (`topologies`).
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ import pytest
 import redis
 import topologies
 from cluster_servers import RedisCluster
+from example_counts import examples
 from hypothesis import HealthCheck, settings
 
 from charonia.eventlog.embedded import PrivateServer
@@ -26,7 +28,9 @@ from charonia.eventlog.embedded import PrivateServer
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # machines are shared: how long one example takes says nothing about the code
-settings.register_profile("charonia", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "charonia", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("charonia")
 
 
@@ -37,6 +41,39 @@ def pytest_configure(config: pytest.Config) -> None:
     directory = Path(tempfile.mkdtemp(prefix="charonia-test-"))
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     config.stash[_SERVER] = chosen_server.put_first(directory)
+
+
+_LONG = [
+    "integration/test_bench.py",
+    "integration/test_acl.py",
+    "integration/test_sentinel.py",
+    "integration/test_tls.py",
+    "integration/test_lost_streams.py",
+    "house/test_citations.py",
+    "property/test_scheduler.py",
+    "integration/test_cluster.py",
+    "e2e/test_drill.py",
+    "e2e/test_processes.py",
+    "e2e/test_hostile_connections.py",
+    "e2e/test_client_shm.py",
+    "e2e/test_upgrades.py",
+    "e2e/test_restart_storm.py",
+    "e2e/test_log_failures.py",
+    "e2e/test_state_moves.py",
+    "e2e/test_stalls.py",
+]
+"""Files of tests that take longest: first, so that no worker is left alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {Path(__file__).parent / name: at for at, name in enumerate(_LONG)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay to the end: the collector would look at all of them now and then, for a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

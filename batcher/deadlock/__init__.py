@@ -1,4 +1,3 @@
-"""Finds calls between models that wait for one another for ever, and ends them.
-
-May import `owner`, `entries` and the judgement in `scheduling.deadlock`. Begin reading at `deadlock_watch`.
+"""Finds and ends calls between models that wait for one another for ever. May import `owner`, `entries` and the rules
+in `scheduling.deadlock`. Begin reading at `deadlock_watch`.
 """

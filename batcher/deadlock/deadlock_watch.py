@@ -1,16 +1,19 @@
-"""Ends calls between models that wait for themselves; which those are `deadlock.wait_cycles` finds.
+"""Ends calls between models that wait for one another; `scheduling.deadlock.wait_cycles` finds them.
 
-Calls of which all who wait for them are known to do nothing else are judged as soon as they come. Of others it is not
-known: a caller may go on without an answer. They must have waited for a while and be found stuck twice in a row; among
-these, calls that wait in the queues of other batchers count as well (`waiting`). No more calls are ended than must be,
-the youngest first: the others go on then.
+A call is judged as soon as it arrives if all its waiting callers are known to do nothing else. Any other caller may go
+on without an answer, so its call must have waited for a while and be found stuck by two checks in a row; these checks
+include calls in the queues of other batchers (`waiting`). As few calls as possible are ended, the youngest first, so
+that the others can run. `DeadlockLooks` schedules the checks and exchanges notes between batchers.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from batcher.entries.bursting import wave_of
 from batcher.entries.carriers import carrier_of
@@ -19,20 +22,23 @@ from batcher.scheduling.deadlock.wait_cycles import Lack, StuckCall, stuck_calls
 from batcher.scheduling.deadlock.waits import CalledRequest, Holder, Situation, SlotGroup, Version
 from batcher.scheduling.observations import CallRefused, RequestQueued
 from batcher.scheduling.sequences.sequence_scheduler import SequenceScheduler
+from charonia import keys
 from charonia.clock import monotonic_ns
+from charonia.errors import InvalidRecord
+from charonia.eventlog.port import Notes
 from charonia.facts.resource_waits import TurnsNote
 
-from .waiting import Suspicions, Waiting
+from .waiting import TTL_S, Suspicions, Waiting
 
 _log = logging.getLogger(__name__)
 
 PATIENCE_NS = 1_000_000_000
 _SHORTEST_PAUSE_NS = 1_000_000
 _SHARE = 20
-"""A look at once may take so small a part of this process's time, however many calls come."""
+"""Immediate checks may take at most this share of the process's time, however many calls arrive."""
 
 _MOST_TOLD = 1000
-"""Calls that are looked at when they have waited, the oldest: those of a deadlock do not go away."""
+"""At most this many waiting calls are checked, the oldest: the calls of a deadlock stay."""
 
 _WHY = {
     Lack.INSTANCE: "every instance of model '{model}' is held by a request that waits for calls like this one; more "
@@ -49,18 +55,18 @@ _WHY = {
 
 
 class DeadlockWatch:
-    """Of one batcher; `look` may be called as often as one likes."""
+    """Watches the models of one batcher; `look` may be called at any rate."""
 
     def __init__(self) -> None:
         self._suspicions = Suspicions()
         self._number = 0
         self.pause_ns = _SHORTEST_PAUSE_NS
-        """How long to wait before the next look at once."""
+        """Seconds to wait before the next immediate check."""
         self.refused = 0
-        """Calls that were ended."""
+        """How many calls were ended."""
 
     def look_at_once(self, models: Iterable[OwnedModel]) -> None:
-        """End the calls that are stuck for certain."""
+        """End the calls that are certain to be stuck."""
         started_ns = monotonic_ns()
         view = _View(models)
         situation = view.situation(view.requests, surely=True)
@@ -71,7 +77,7 @@ class DeadlockWatch:
         self.pause_ns = max(_SHORTEST_PAUSE_NS, _SHARE * (monotonic_ns() - started_ns))
 
     def waiting(self, models: Iterable[OwnedModel], now_ns: int) -> Waiting:
-        """What there is to know here; nothing while no call waits for long."""
+        """The current state of waits and holders; empty while no call has waited for long."""
         view = _View(models)
         self._number += 1
         if not view.waits_long(now_ns):
@@ -93,14 +99,14 @@ class DeadlockWatch:
         others: Mapping[str, Waiting] | None = None,
         turns: Mapping[str, TurnsNote] | None = None,
     ) -> None:
-        """End what was found stuck by two looks in a row; `others` is what other batchers wrote, by incarnation, and
-        `turns` what executors did.
+        """End the calls that two checks in a row found stuck; `others` are the notes of other batchers by incarnation,
+        `turns` the notes of executors.
         """
         chosen = self._suspicions.judge(mine, others or {}, turns)
         if chosen:
             view = _View(models)
             for one in chosen:
-                if one.call.id in view.requests:  # else its owner ends it
+                if one.call.id in view.requests:  # otherwise its owner ends it
                     self._refuse(view, one)
 
     def _refuse(self, view: _View, stuck: StuckCall) -> None:
@@ -129,14 +135,14 @@ class _View:
         return self._owned[call.version[0]]
 
     def age(self, call_id: bytes) -> tuple[int, bytes]:
-        """Larger for younger ones; the same wherever it is asked."""
+        """A sort key, larger for younger calls and the same in every batcher."""
         return carrier_of(self.requests[call_id]).record.accepted_ns, call_id
 
     def waits_long(self, now_ns: int) -> bool:
         return any(now_ns - request.enqueued_ns > PATIENCE_NS for request in self.requests.values())
 
     def situation(self, call_ids: Iterable[bytes], *, surely: bool = False) -> Situation:
-        """Of these calls. With `surely`, only ancestors count that do nothing else until they are answered."""
+        """The ancestors of these calls. With `surely`, only ancestors that do nothing else until they are answered."""
         calls = {call_id: self._call(call_id, surely) for call_id in call_ids}
         return Situation(
             {(name, version): slots for name, one in self._owned.items() for version, slots in one.instances().items()},
@@ -172,7 +178,7 @@ class _View:
 
 
 def _ids_of(requests: Sequence[RequestQueued]) -> frozenset[bytes]:
-    """Those of requests, and of waves also those of the requests in them, which is what calls name."""
+    """The ids of requests, and for waves also the ids of their requests: calls refer to those."""
     ids = [request.id for request in requests]
     for request in requests:
         if request.wave and (wave := wave_of(request)) is not None:
@@ -181,9 +187,73 @@ def _ids_of(requests: Sequence[RequestQueued]) -> frozenset[bytes]:
 
 
 def _called(model: OwnedModel) -> Iterable[RequestQueued]:
-    """The model's requests that models made and that have not ended; others are forgotten."""
+    """The model's unsettled requests that models made; forgets settled ones."""
     for request_id, request in list(model.called.items()):
         if model.scheduler.find(request_id) is not request or request.settled:
             del model.called[request_id]
         else:
             yield request
+
+
+_Note = TypeVar("_Note")
+
+
+class DeadlockLooks:
+    """Checks for the batcher `incarnation`: `models` are the models it owns, `others` the other batchers, `executors`
+    all executors.
+    """
+
+    def __init__(
+        self,
+        log: Notes,
+        incarnation: str,
+        models: Callable[[], Collection[OwnedModel]],
+        others: Callable[[], set[str]],
+        executors: Callable[[], Collection[str]],
+    ) -> None:
+        self._log = log
+        self._incarnation = incarnation
+        self._models = models
+        self._others = others
+        self._executors = executors
+        self._watch = DeadlockWatch()
+        self._soon: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+        if self._soon is not None:
+            self._soon.cancel()
+
+    def soon(self) -> None:
+        """Calls arrived whose callers do nothing else: check soon, because such a call may be stuck for certain."""
+        if self._soon is None and not self._closed:
+            pause_s = self._watch.pause_ns / 1e9
+            self._soon = asyncio.get_running_loop().call_later(pause_s, self._at_once)
+
+    def _at_once(self) -> None:
+        self._soon = None
+        self._watch.look_at_once(self._models())
+
+    async def look(self) -> None:
+        """Check the calls that have waited for long; called periodically. Raises what the log raises."""
+        mine = self._watch.waiting(self._models(), monotonic_ns())
+        if not mine.situation.calls:
+            self._watch.look(self._models(), mine)
+            return
+        others = sorted(self._others() - {self._incarnation})
+        if others:
+            await self._log.put_note(keys.waiting(self._incarnation), mine.pack(), TTL_S)
+        told = await self._told({name: keys.waiting(name) for name in others}, Waiting.unpack)
+        turns = await self._told({name: keys.turns(name) for name in self._executors()}, TurnsNote.unpack)
+        self._watch.look(self._models(), mine, told, turns)
+
+    async def _told(self, names: Mapping[str, bytes], unpack: Callable[[bytes], _Note]) -> dict[str, _Note]:
+        """The notes of those of these processes that wrote one."""
+        found: dict[str, _Note] = {}
+        notes = await self._log.notes([*names.values()]) if names else []
+        for name, note in zip(names, notes, strict=True):
+            with contextlib.suppress(InvalidRecord):  # written by another release
+                if note is not None:
+                    found[name] = unpack(note)
+        return found

@@ -24,7 +24,7 @@ TTL_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """`number` grows with each note of a batcher. `since_ns` is the wall clock at which a call was accepted."""
+    """One batcher's note. `number` grows with each note. `since_ns` is the wall clock at which a call was accepted."""
 
     number: int = 0
     situation: Situation = field(default_factory=Situation)
@@ -53,7 +53,7 @@ class Waiting:
         """Raises `InvalidRecord`."""
         try:
             number, instances, holders, calls, *more = msgpack.unpackb(data, use_list=False)
-            steps, slots = more[:2] if len(more) > 1 else ((), ())  # of a release that knew no sequences
+            steps, slots = more[:2] if len(more) > 1 else ((), ())  # written by a release without sequences
             of_sequences = {bytes(i): Step(_ids(before), _ids(at), bool(placed)) for i, before, at, placed in steps}
             situation = Situation(
                 {(str(model), int(version)): _slots(slots) for model, version, slots in instances},
@@ -88,7 +88,7 @@ def _ids(packed: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 class Suspicions:
-    """What one batcher knew when it looked last."""
+    """What one batcher knew at its last check."""
 
     def __init__(self) -> None:
         self._before = Situation()
@@ -97,7 +97,7 @@ class Suspicions:
     def judge(
         self, mine: Waiting, others: Mapping[str, Waiting], turns: Mapping[str, TurnsNote] | None = None
     ) -> list[StuckCall]:
-        """The calls that must be ended, of all who were looked at; `mine` is of now, `others` by incarnation, `turns`
+        """The calls to end, out of all that were checked; `mine` is the current state, `others` by incarnation, `turns`
         by executor.
         """
         if not mine.situation.calls:
@@ -107,12 +107,12 @@ class Suspicions:
         numbers = {name: one.number for name, one in others.items()}
         numbers |= {f"turns of {name}": one.number for name, one in turns.items()}
         if any(self._seen.get(name) == number for name, number in numbers.items()):
-            return []  # one of them has said nothing since the last look: this is none
+            return []  # one of them has written nothing since the last check: this does not count as a second one
         now = mine.situation.joined([*(one.situation for one in others.values()), Situation(turns=turns)])
         ages = {call_id: since for one in (mine, *others.values()) for call_id, since in one.since_ns.items()}
         situation, chosen = lasting(self._before, now), list[StuckCall]()
         while stuck := stuck_calls(situation):
-            # the same wherever it is looked for, so that no two batchers end different ones
+            # the same choice in every batcher, so that no two of them end different calls
             chosen.append(max(stuck, key=lambda one: (ages[one.call.id], one.call.id)))
             situation = situation.without(chosen[-1].call.id)
         self._before, self._seen = now, numbers

@@ -1,7 +1,8 @@
-"""Steps of an ensemble whose models cache their responses (K4): answered from the cache, with equal ones, or by asking.
+"""Answers steps of an ensemble whose models cache their responses (K4), from the cache or through one shared request.
 
-A step that is asked for is an ordinary one: its answer comes through the ensemble's reply stream and is handed over
-here. Equal steps that wait for it take the same answer; when its request no longer wants it, the next one is asked for.
+A step that is not in the cache is sent as an ordinary request; its answer arrives on the ensemble's reply stream and is
+passed on here. Equal steps share that answer. If the request of the sent step no longer wants it, the next equal step
+is sent.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ Ended = Callable[[ResponseRecord | CharoniaError], None]
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A step that waits; `answer` while it is the one that was asked for."""
+    """A waiting step; `answer` is set while this step is the one that was sent."""
 
     task: asyncio.Task[None] | None = None
     answer: asyncio.Future[ResponseRecord] | None = None
 
 
 class CachedSteps:
-    """Those that wait, by step id."""
+    """The waiting steps, by step id."""
 
     def __init__(self, calls: CachedCalls) -> None:
         self._calls = calls
         self._waits: dict[bytes, _Wait] = {}
 
     def rules(self, request: InferenceRequest, served: ServedVersion) -> CachingRules | None:
-        """The rules of a step whose answer may be another's; None for others."""
+        """The rules of a step that may share another step's answer; None for any other step."""
         return self._calls.rules(served) if is_cachable(request) else None
 
     def ask(
@@ -52,9 +53,8 @@ class CachedSteps:
         *,
         alone: bool = False,
     ) -> None:
-        """Find the answer of an admitted step; `send` asks for it. `ended` is told once, unless it is given up.
-
-        `alone`: see `ResponseCache.answer`.
+        """Find the answer of an admitted step; `send` sends it. `ended` is called once, unless the step is given up.
+        For `alone` see `ResponseCache.answer`.
         """
         wait = self._waits[step_id] = _Wait()
 
@@ -81,7 +81,7 @@ class CachedSteps:
         return step_id in self._waits
 
     def answered(self, step_id: bytes, response: ResponseRecord) -> bool:
-        """A step's answer has come; False when it was not asked for from here."""
+        """A step's answer has arrived; False when the step was not sent from here."""
         wait = self._waits.get(step_id)
         if wait is None or wait.answer is None:
             return False
@@ -90,13 +90,13 @@ class CachedSteps:
         return True
 
     def give_up(self, step_id: bytes) -> None:
-        """This step is no longer wanted; others that wait for its answer ask again."""
+        """This step is no longer wanted; another step that waits for its answer is sent instead."""
         wait = self._waits.pop(step_id, None)
         if wait is None:
             return
         if wait.answer is not None and not wait.answer.done():
             wait.answer.set_exception(Cancelled(""))
-            wait.answer.exception()  # seen, should none wait
+            wait.answer.exception()  # retrieved, in case no step waits for it
         if wait.task is not None:
             wait.task.cancel()
 

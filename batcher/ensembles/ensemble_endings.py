@@ -1,13 +1,16 @@
-"""Settles and answers the requests of an ensemble that have come through their graph, or failed in it.
+"""Settles and answers requests of an ensemble that completed or failed.
 
-What ends in one turn of the loop is one settlement, written as executors write theirs: keyless requests are answered in
-the write that settles them (ADR 0002), jobs after it, those that were won (ADR 0004). Refusals are `refusals`'.
+All that end in one turn of the event loop are settled together, in the form that executors use: keyless requests are
+answered by the write that settles them (ADR 0002), jobs after it, only those this settlement won (ADR 0004). `refusals`
+settles refused requests. Several responses of one request are sent in order, each after it is in the log, the last one
+once settled; those of a job are kept in its record before they are sent, as executors do for other models.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,28 +20,30 @@ from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
 from charonia.calls.queue_entrance import Spawn
 from charonia.calls.refused import FAILURES_IN_ENSEMBLE
-from charonia.calls.reporting import replies_of, reports_to_gateways
+from charonia.calls.reporting import inputs_of, replies_of, reports_to_gateways
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
-from charonia.eventlog.port import Reply, SettlementLog
+from charonia.eventlog.port import JobLog, Reply, SettlementLog
 from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.inference import Parameters
 from charonia.metrics.latencies import Latencies, ModelLatencies
 from charonia.models.names import name_of
 from charonia.tensors import Tensor
+from charonia.traces.contexts import TENSORS
+from charonia.traces.reports import QUEUE_INPUT, QUEUE_START, REQUEST_END, REQUEST_START, Report, tensors_of
 from charonia.wire import (
     FLAG_REPLY_BY_REFERENCE,
     RequestRecord,
     pack_failure,
     pack_response,
+    record_fields,
     refer_response,
+    report_response,
     response_data,
 )
 
 from .ensemble_statistics import Tally, Totals
-from .ensemble_traces import reported
-from .response_outbox import Outbox
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +59,7 @@ class _End:
     tally: Tally
     error: CharoniaError | None
     sent: bytes = b""
-    """The answer as it travels, once it was made: a repetition must not put it beside the log again."""
+    """The packed answer, once made: a retry must not write its payload again."""
 
     @property
     def record(self) -> RequestRecord:
@@ -66,7 +71,7 @@ class _End:
 
 
 class Endings:
-    """The ends of one ensemble's requests. `settled` is called with those the log has an outcome of."""
+    """The completions of one ensemble's requests. `settled` is called with the requests whose outcome is in the log."""
 
     def __init__(
         self,
@@ -97,7 +102,7 @@ class Endings:
         *,
         several: bool,
     ) -> None:
-        """A request has all its outputs, which are named as the ensemble names them, or one of `several` responses."""
+        """A request completed: it has all its outputs, under the ensemble's names, or one of `several` responses."""
         record = carrier_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
         place = outbox.place if outbox is not None else None
@@ -112,13 +117,13 @@ class Endings:
             self._spawn(outbox.drain())
 
     def _responded(self, record: RequestRecord) -> None:
-        """M4, of requests that no gateway counts."""
+        """Counts requests for M4 that no gateway counts."""
         latencies = self._latencies.of(self._model, record.meta.version)
         if latencies is not None and not keys.counts_its_requests(record.endpoint):
             latencies.responded(max(0, wall_ns() - record.accepted_ns))
 
     def fail(self, decision: FailRequest, tally: Tally, *, several: bool) -> None:
-        """A step of a request failed, or an output cannot be made."""
+        """A step of a request failed, or an output cannot be built."""
         record = carrier_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
         place = outbox.place if outbox is not None else None
@@ -140,7 +145,7 @@ class Endings:
         return outbox
 
     def _end_after(self, outbox: Outbox | None, end: _End) -> None:
-        """Its last answer goes after all others."""
+        """Its last answer is sent after all others."""
         if outbox is None:
             self._add(end)
         elif outbox.end(lambda: self._add(end)):
@@ -156,7 +161,7 @@ class Endings:
         self._spawn(self._end(ending))
 
     async def _end(self, ending: list[_End]) -> None:
-        """Insist until the log has them."""
+        """Repeat the settlement until the log has it."""
         while True:
             try:
                 await self._settle(ending)
@@ -207,7 +212,7 @@ class Endings:
         return totals
 
     def _count(self, mine: Sequence[_End], now_ns: int) -> None:
-        """For the metrics of this process, which exports what it did."""
+        """Counts settled requests for the metrics of this process, which exports the ones it settled."""
         for end in mine:
             totals = Totals()
             if end.error is not None:
@@ -248,12 +253,12 @@ class Endings:
         """The answer of a traced request."""
         try:
             return reported(end.record, end.answer, name_of(self._model), end.tally.start_ns, end.error)
-        except Exception:  # a trace less; the answer is none the worse
+        except Exception:  # without the trace the answer is still valid
             _log.exception("what happened to a request of '%s' cannot be reported", self._model)
             return end.answer
 
     def _referred(self, record: RequestRecord, answer: bytes) -> bytes:
-        """The answer; a large one by reference where who waits for it reads the same directory."""
+        """The answer; a large one by reference when its client reads the same payload directory."""
         if len(answer) < BY_REFERENCE_BYTES or not record.flags & FLAG_REPLY_BY_REFERENCE:
             return answer
         data = response_data(answer)
@@ -274,3 +279,78 @@ def _detail(end: _End, now_ns: int) -> dict[str, object]:
     else:
         detail |= {"start_us": tally.start_ns // 1000, "infer_us": tally.infer_ns // 1000}
     return detail
+
+
+def reported(record: RequestRecord, answer: bytes, model: str, start_ns: int, error: CharoniaError | None) -> bytes:
+    """The answer with its report. The traced request began at `start_ns`, 0 if it never began."""
+    trace = record.trace
+    assert trace is not None
+    about = (("charonia.steps_begun_after_us", (start_ns - record.accepted_ns) // 1000),) if start_ns else ()
+    report = Report(
+        trace.context.span_id,
+        model,
+        record.meta.version,
+        record.client_id,
+        ((REQUEST_START, record.accepted_ns), (QUEUE_START, record.accepted_ns), (REQUEST_END, wall_ns())),
+        error.message if error is not None else "",
+        about,
+        tensors_of(QUEUE_INPUT, inputs_of(record)) if trace.context.flags & TENSORS else (),
+        tuple(trace.children),
+    )
+    return report_response(answer, report)
+
+
+class Outbox:
+    """The outbox of one request. `attempt` is part of every place, so every owner gives a response the same place."""
+
+    def __init__(self, log: JobLog, model: str, record: RequestRecord, attempt: int) -> None:
+        self.attempt = attempt
+        self.count = 0
+        """How many responses were made so far: the index of the next one."""
+        self._log = log
+        self._model = model
+        self._record = record
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._then: Callable[[], None] | None = None
+        self.running = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The place of the next response."""
+        return (self.attempt, self.count)
+
+    def put(self, answer: bytes) -> bool:
+        """Queue a response that is not the last, at `place`. Returns whether `drain` must be started."""
+        self._waiting.append((self.count, answer))
+        self.count += 1
+        return self._start()
+
+    def end(self, then: Callable[[], None]) -> bool:
+        """Call `then` when all earlier responses are sent. Returns whether `drain` must be started."""
+        self._then = then
+        return self._start()
+
+    def _start(self) -> bool:
+        started, self.running = self.running, True
+        return not started
+
+    async def drain(self) -> None:
+        """Send the queued responses; repeat until the log has them."""
+        try:
+            while self._waiting:
+                index, answer = self._waiting[0]
+                try:
+                    if self._record.is_job:
+                        await self._log.add_job_responses(self._model, self._record.id, self.attempt, index, [answer])
+                    if self._record.endpoint:
+                        await self._log.append(keys.replies(self._record.endpoint), record_fields([answer]))
+                except CharoniaError as error:
+                    _log.warning("a response of '%s' cannot be sent, trying again: %s", self._model, error)
+                    await asyncio.sleep(_RETRY_S)
+                    continue
+                self._waiting.popleft()
+        finally:
+            self.running = False
+        if self._then is not None:
+            then, self._then = self._then, None
+            then()

@@ -13,7 +13,7 @@ from charonia.calls.refused import FAILURES_IN_ENSEMBLE
 
 @dataclass(slots=True)
 class Tally:
-    """The course of one request, wall clock and durations in ns. `start_ns` 0: it was not begun."""
+    """Times of one request, wall clock and durations in ns. `start_ns` is 0 if it never began."""
 
     start_ns: int = 0
     input_ns: int = 0
@@ -21,7 +21,7 @@ class Tally:
     output_ns: int = 0
 
     def add(self, times: tuple[int, int, int]) -> None:
-        """The compute times of one step."""
+        """Adds the compute times of one step."""
         self.input_ns += times[0]
         self.infer_ns += times[1]
         self.output_ns += times[2]
@@ -34,7 +34,7 @@ class Totals:
     by_key: dict[bytes, dict[str, int]] = field(default_factory=dict)
 
     def succeeded(self, key: bytes, rows: int, accepted_ns: int, tally: Tally, now_ns: int) -> None:
-        """One request was answered."""
+        """Counts one request as answered."""
         size = f"b{rows}"
         self._add(
             key,
@@ -61,7 +61,7 @@ class Totals:
         counts["last_inference_ms"] = max(counts.get("last_inference_ms", 0), tally.start_ns // 1_000_000)
 
     def failed(self, key: bytes, accepted_ns: int, now_ns: int) -> None:
-        """One request failed in its graph. It counts twice: Triton counts its answer and its end."""
+        """Counts one request that failed in its graph: twice, as Triton counts both its answer and its end."""
         taken_ns = FAILURES_IN_ENSEMBLE * max(0, now_ns - accepted_ns)
         self._add(key, {"fail_count": FAILURES_IN_ENSEMBLE, "fail_ns": taken_ns, "fail_OTHER": FAILURES_IN_ENSEMBLE})
 

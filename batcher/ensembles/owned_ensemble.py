@@ -1,8 +1,8 @@
-"""One owned ensemble: an `OwnedModel` whose planner asks other models for the steps of its requests.
+"""One owned ensemble: an `OwnedModel` whose planner calls other models for the steps of its requests.
 
-Nothing about a request under way is kept but its entry in the ensemble's queue, its steps in the queues of their models
-and what they answered in the ensemble's reply stream. A new owner plans each request again: a step that has an answer
-is done, one that is unsettled is under way, any other is asked for.
+The only state of a running request is its entry in the ensemble's queue, its steps in their models' queues and their
+answers in the ensemble's reply stream. A new owner plans each request again: a step with an answer is done, an
+unsettled one is running, any other is sent.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .ensemble_statistics import Tally
 from .step_answers import Answers
 from .step_flights import Flight
 from .step_sequences import NO_SEQUENCE, answer_parameters, made_mark
-from .step_tensors import Value, answer_of, is_true, size_of, values_of
+from .step_tensors import Value, answer_of, inputs_of, is_true, size_of, values_of
 from .submission import Submission
 
 _log = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 256 * 1024 * 1024
-"""Tensor bytes of the requests of one ensemble that are under way; beyond, requests wait in the log."""
+"""Max tensor bytes of one ensemble's running requests; beyond it, requests wait in the log."""
 _SWEEP_NS = 60_000_000_000
 _FILE_AGE_S = 3600.0
-"""An unknown file may be of an answer that is on its way still; an hour later its executor is gone."""
+"""An unknown file may belong to an answer that is still in transit; after an hour its executor is gone."""
 _RETRY_S = 0.2
 
 
@@ -82,7 +82,7 @@ class OwnedEnsemble(OwnedModel):
         self._tallies: dict[bytes, Tally] = {}
         self._graphs: dict[int, tuple[object, EnsembleGraph]] = {}
         self._begun_by: dict[bytes, EnsembleGraph] = {}
-        """The graph that each request under way was begun by."""
+        """The graph with which each running request began."""
         self._served: dict[int, ServedVersion] = {}
         self._prepared = False
         self._todo: deque[plan.EnsembleDecision] = deque()
@@ -92,23 +92,20 @@ class OwnedEnsemble(OwnedModel):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Read what is answered already, before any request is begun; then follow. Raises what the log raises."""
+        """Read existing step answers before any request begins, then follow. Raises what the log raises."""
         await self._answers.restore()
-        self._reader.add(self._answers.stream, self._answers.after)
+        self._reader.add(self._answers.stream, self._answers.after, take=self._on_answers)
         self._prepared = True
 
     def close(self) -> None:
         self._flights.close()
         for version in self._served:
             self._latencies.drop(self.model, version)
+        self._reader.remove(self._answers.stream)
         super().close()
 
-    @property
-    def fact_streams(self) -> tuple[bytes, ...]:
-        return (*super().fact_streams, self._answers.stream)
-
     def on_served(self, versions: dict[int, ServedVersion]) -> None:
-        """The catalog's newest word about this ensemble."""
+        """The catalog's latest state of this ensemble."""
         if not self.closed:
             for gone in self._served.keys() - versions.keys():
                 self._latencies.drop(self.model, gone)
@@ -116,18 +113,18 @@ class OwnedEnsemble(OwnedModel):
             self._served = versions
             for version, served in versions.items():
                 self._latencies.add(version, served.config, model=self.model)
-            # the planner forgets a version that is gone, and must hear of it again should it come back
+            # the planner forgets a removed version, and must be given it again should it come back
             self._graphs = {version: known for version, known in self._graphs.items() if version in versions}
             super().on_served(versions)
             self._learn_graphs()
 
     def on_related(self, model: str) -> None:
-        """The catalog's newest word about another model."""
+        """The catalog's latest state of another model."""
         if not self.closed and any(model in composing_models(v.config) for v in self._served.values()):
             self._learn_graphs()
 
     def _learn_graphs(self) -> None:
-        """A graph is known once all it is composed of is served; it changes with any of that."""
+        """A graph is complete once all its models are served, and changes when any of them does."""
         if not self._prepared:
             return
         for version, served in self._served.items():
@@ -153,11 +150,12 @@ class OwnedEnsemble(OwnedModel):
 
     # -- what the log says --------------------------------------------------------------------------------------------
 
-    def on_entries(self, stream: bytes, entries: list[Entry]) -> None:
-        if stream != self._answers.stream:
-            super().on_entries(stream, entries)
-        elif not self.closed:
-            self._apply_answers(self._answers.read(entries))
+    def _on_answers(self, _stream: bytes, entries: list[Entry]) -> None:
+        if not self.closed:
+            try:
+                self._apply_answers(self._answers.read(entries))
+            except Exception as error:
+                self.failed(error)
 
     def _apply_answers(self, answers: Iterable[ResponseRecord]) -> None:
         events = [event for answer in answers if (event := self._event(answer)) is not None]
@@ -178,7 +176,7 @@ class OwnedEnsemble(OwnedModel):
             try:
                 if not flight.visible.admits(response.place, final=response.final):
                     return None
-            except CharoniaError as error:  # never two runs spliced
+            except CharoniaError as error:  # never splice two runs
                 self._flights.done(flight)
                 return plan.StepFailed(request.id, step.index, path, error)
         if response.times is not None:
@@ -187,7 +185,7 @@ class OwnedEnsemble(OwnedModel):
             trace.add(response.report)
         if self._flights.cached is not None and self._flights.cached.answered(flight.id, response):
             flight.reference = response.reference
-            return None  # what it ends with is told when the cache has it
+            return None  # its end is reported when the cache has it
         if response.final or response.error is not None:
             self._flights.done(flight)
         if response.error is not None:
@@ -201,7 +199,7 @@ class OwnedEnsemble(OwnedModel):
         return plan.StepAnswered(request.id, step.index, path, values, size_of(values), index, response.final)
 
     def _step_ended(self, flight: Flight, outcome: ResponseRecord | CharoniaError) -> None:
-        """A step has its one answer, by the cache or through it."""
+        """A step has its one answer, from the cache or through it."""
         if self.closed or self._flights.flights.get(flight.id) is not flight:
             return
         self._flights.done(flight)
@@ -225,7 +223,7 @@ class OwnedEnsemble(OwnedModel):
     # -- what the planner decides -------------------------------------------------------------------------------------
 
     def _apply(self, decisions: Sequence[Any]) -> None:
-        """Carry decisions out in their order; what comes of them at once is carried out after them."""
+        """Carry out decisions in order; decisions that follow from them at once come after them."""
         self._todo.extend(decisions)
         if self._applying:
             return
@@ -293,7 +291,7 @@ class OwnedEnsemble(OwnedModel):
             self._begun(request)
 
     async def _begin_slowly(self, request: QueuedRequest, must_record: bool) -> None:
-        """Record that a job runs, and fetch what lies in a blob."""
+        """Record that a job runs, and fetch its payload from a blob."""
         carried = carrier_of(request)
         record = carried.record
         try:
@@ -329,9 +327,9 @@ class OwnedEnsemble(OwnedModel):
         record = carried.record
         graph = self._begun_by.get(request.id)
         if graph is None:
-            return  # it was settled meanwhile
+            return  # it was settled in the meantime
         try:
-            inputs = self._inputs(record, record.rows if graph.batching else 0)
+            inputs = self._inputs(graph, record)
         except InvalidRecord as error:
             _log.warning("a request's payload is gone: %s", error)
             self._tell(plan.BeginFailed(request.id, InternalError("the request's payload is gone")))
@@ -343,20 +341,20 @@ class OwnedEnsemble(OwnedModel):
         if (count := self.wanted.get(request.id)) is not None:
             self._tell(plan.ResponsesAllowed(request.id, count))
 
-    def _inputs(self, record: RequestRecord, rows: int) -> dict[str, Value]:
+    def _inputs(self, graph: EnsembleGraph, record: RequestRecord) -> dict[str, Value]:
         reference = record.reference if record.flags & FLAG_REFERENCE else None
         if reference is not None and not record.data and reference.size_bytes:
             if reference.kind == BLOB:
                 raise InvalidRecord("its blob is gone")
             record.data = self._directory.read(reference)
-        return values_of(record.inputs(), reference, rows)
+        return values_of(inputs_of(graph, record.inputs()), reference, record.rows if graph.batching else 0)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _submit(self, decision: plan.SubmitStep) -> None:
         request = decision.request
         if self.scheduler.find(request.id) is not request:
-            return  # what was decided before this ended it
+            return  # decided before this request ended
         flight = self._flights.await_step(decision)
         if carrier_of(request).restored:
             self._flights.inherit(flight)
@@ -373,12 +371,12 @@ class OwnedEnsemble(OwnedModel):
         self._tell(plan.StepFailed(decision.request.id, decision.step.index, decision.path, error))
 
     def on_wanted(self, fact: ResponsesWanted) -> None:
-        """As a step of another ensemble, it gives no more responses than are wanted."""
+        """When it is itself a step of an ensemble, it sends no more responses than are wanted."""
         super().on_wanted(fact)
         self._tell(plan.ResponsesAllowed(fact.id, fact.count))
 
     async def look_after(self) -> None:
-        """Ask again for steps the log lost; forget answers no request will ask for. Raises what the log raises."""
+        """Send again the steps that the log lost; forget answers no request will need. Raises what the log raises."""
         self._flights.remind()
         if self._answers.any_aside and self.windows.all_read and not self.scheduler.unbegun():
             self._answers.forget_aside()
@@ -394,7 +392,7 @@ class OwnedEnsemble(OwnedModel):
         self._answers.own(request_id, reference)
 
     def requests_settled(self, requests: Iterable[QueuedRequest]) -> None:
-        """The log has an outcome of these requests: what their steps answered can go."""
+        """The log has an outcome of these requests: delete the answers of their steps."""
         settled = list(requests)
         super().requests_settled(settled)
         for request in settled:
@@ -405,5 +403,5 @@ class OwnedEnsemble(OwnedModel):
 
     @property
     def counted(self) -> dict[int, dict[str, int]]:
-        """What was added to the statistics, by version."""
+        """Increments of the statistics, by version."""
         return self._endings.counted

@@ -1,8 +1,7 @@
-"""What the steps of an ensemble answered: read from its reply stream, kept there until the request is settled.
+"""Answers of an ensemble's steps: read from its reply stream, and kept there until the request is settled.
 
-So the stream says how far every request has come, and a new owner reads it before it begins any: a step with an answer
-there is done. An unknown answer may be of a request that is still to be read; it is kept aside, and forgotten
-once there can be no such request.
+The stream thus records the progress of every request. A new owner reads it before it begins any: a step with an answer
+is done. An unknown answer may belong to a request that was not read yet; it is kept until no such request can exist.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _PAGE = 500
 
 
 class Answers:
-    """The reply stream of one ensemble. `find` gives the request a step's answer is for, None if not awaited."""
+    """The reply stream of one ensemble. `find` returns the request that a step's answer is for, None if not awaited."""
 
     def __init__(
         self,
@@ -47,12 +46,12 @@ class Answers:
         self._files: dict[bytes, list[Reference]] = {}
 
     async def restore(self) -> None:
-        """Read what a former owner's steps have answered. Raises what the log raises."""
+        """Read the answers to a former owner's steps. Raises what the log raises."""
         while entries := await self._log.range(self.stream, self.after, _PAGE):
             self.read(entries)
 
     def read(self, entries: Iterable[Entry]) -> list[ResponseRecord]:
-        """The answers of these entries that are awaited; the others are kept aside."""
+        """The awaited answers among these entries; the others are kept."""
         found: list[ResponseRecord] = []
         for entry in entries:
             self.after = bytes(entry.id)
@@ -69,11 +68,11 @@ class Answers:
         return found
 
     def knows(self, step_id: bytes) -> bool:
-        """Whether a step has answered before anybody asked."""
+        """Whether a step has an answer before it is awaited."""
         return step_id in self._aside
 
     async def has(self, step_id: bytes) -> bool:
-        """Whether the stream holds an answer of a step that was not read yet. Raises what the log raises."""
+        """Whether the stream holds an unread answer of a step. Raises what the log raises."""
         after = self.after
         while entries := await self._log.range(self.stream, after, _PAGE):
             for entry in entries:
@@ -84,14 +83,14 @@ class Answers:
         return False
 
     def take(self, step_id: bytes, request_id: bytes) -> list[ResponseRecord]:
-        """What a step that is only awaited from now on has answered already, in the order of its answers."""
+        """Existing answers of a step that is awaited from now on, in order."""
         found = self._aside.pop(step_id, [])
         for answer, carrier in found:
             self._hold(request_id, answer, carrier)
         return [answer for answer, _ in found]
 
     def forget_aside(self) -> None:
-        """Forgets the answers that are kept aside."""
+        """Forgets the kept answers that no step awaits."""
         aside, self._aside = self._aside, {}
         for kept in aside.values():
             for answer, carrier in kept:
@@ -104,18 +103,18 @@ class Answers:
         return bool(self._aside)
 
     def own(self, request_id: bytes, reference: Reference) -> None:
-        """A file that is needed as long as the request is."""
+        """Keeps a file as long as the request."""
         self._files.setdefault(request_id, []).append(reference)
 
     def file_names(self) -> set[str]:
-        """The files that are needed."""
+        """The files in use."""
         kept = {reference.name for files in self._files.values() for reference in files}
         for answers in self._aside.values():
             kept |= {answer.reference.name for answer, _ in answers if answer.reference is not None}
         return kept
 
     def release(self, request_id: bytes) -> None:
-        """A request is settled: what its steps answered is not needed any more."""
+        """A request is settled: the answers of its steps can be deleted."""
         for carrier in self._held.pop(request_id, ()):
             self._let_go(carrier)
         for reference in self._files.pop(request_id, ()):

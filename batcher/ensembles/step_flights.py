@@ -1,4 +1,4 @@
-"""Steps of an ensemble that are awaited, and their ids, which are the same at every owner."""
+"""The awaited steps of an ensemble and their ids, which are the same for every owner."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .step_tensors import rows_of
 
 
 def step_id(request_id: bytes, step: int, path: Path) -> bytes:
-    """The request id of a step: the same at every owner."""
+    """The request id of a step: the same for every owner."""
     place = ",".join(map(str, (step, *path))).encode()
     return hashlib.blake2b(request_id + place, digest_size=16).digest()
 
 
 class Flight(OpenRequest):
-    """One step that is awaited; `accepted` is true, too, when the log had it before it was asked for from here."""
+    """One awaited step; `accepted` is also true when the log had it before this owner sent it."""
 
     __slots__ = ("decision", "level", "reference", "since_ns", "telling", "told", "visible", "wanted")
 
@@ -33,21 +33,21 @@ class Flight(OpenRequest):
         self.level = 0
         self.since_ns = monotonic_ns()
         self.reference: Reference | None = None
-        """Where the answer of a step lies that waits for the cache to take it."""
+        """Where its answer lies while the cache stores it."""
         self.visible = Visible(repeatable=False)
-        """What of a decoupled step's responses was followed up."""
+        """The responses of a decoupled step that were processed."""
         self.wanted = self.told = 0
-        """Of a step with a window: how many responses are wanted; `told` is what its model's owner knows (S55)."""
+        """For a step with a window: the responses wanted; `told` is the number last sent to its model's owner (S55)."""
         self.telling = False
 
     @property
     def rows(self) -> int:
-        """Its batch size, 0 of a model that does not batch."""
+        """Its batch size, 0 if its model does not batch."""
         return rows_of(self.decision.step, self.decision.inputs)
 
     @property
     def mark(self) -> SequenceMark:
-        """The sequence it is asked for."""
+        """The sequence it belongs to."""
         own = carrier_of(self.request).record.sequence or NO_SEQUENCE
         return step_mark(own, [value.mark for value in self.decision.inputs.values()], self.model)
 

@@ -1,7 +1,7 @@
-"""What the tensors of an ensemble say of their sequence: steps inherit it, answers have it as parameters (S52).
+"""Passes sequence parameters through an ensemble: steps inherit them, answers carry them (S52). Pure.
 
-Every tensor that a step made has a mark: the one its step was asked with, or what the parameters of the step's response
-put in its place. Steps further on are asked with the mark of their inputs. Pure.
+Every tensor that a step made has a mark: that of its step, or what the parameters of the step's response replaced it
+with. A following step gets the mark of its inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INT64, _UINT64 = 1 << 63, 1 << 64
 
 
 def made_mark(asked: SequenceMark, parameters: Parameters) -> SequenceMark:
-    """The mark of what a step made, which was `asked` with one. Raises `InvalidArgument` for wrong parameters."""
+    """The mark of the outputs of a step `asked` with another mark. Raises `InvalidArgument` for wrong parameters."""
     if not parameters or parameters.keys().isdisjoint((_ID, _START, _END)):
         return asked
     correlation_id = parameters.get(_ID, asked.correlation_id)
@@ -39,7 +39,7 @@ def made_mark(asked: SequenceMark, parameters: Parameters) -> SequenceMark:
 
 
 def step_mark(request: SequenceMark, marks: Iterable[SequenceMark | None], model: str) -> SequenceMark:
-    """The mark that a step is asked with; those of its inputs are None for tensors of the request."""
+    """The mark for a step; the marks of its inputs are None for tensors of the request."""
     chosen: SequenceMark | None = None
     for mark in marks:
         if chosen is not None and mark is not None and mark != chosen:
@@ -49,7 +49,7 @@ def step_mark(request: SequenceMark, marks: Iterable[SequenceMark | None], model
 
 
 def answer_parameters(request: SequenceMark, marks: Iterable[SequenceMark | None]) -> Parameters:
-    """The parameters of an answer: ids have the type of the request's, which is a number where it has none."""
+    """The parameters of an answer: ids have the type of the request's id, a number if it has none."""
     found = [mark for mark in marks if mark is not None]
     if not found:
         return {}

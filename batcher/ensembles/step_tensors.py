@@ -1,7 +1,7 @@
-"""The values of an ensemble's planner: tensors, and the payload file they are all of, so that it can be handed on.
+"""The values of an ensemble's planner: tensors, each with the payload file it came in, so that a file can be reused.
 
-A model that batches and one that does not may be steps of one ensemble: their tensors differ by a batch dimension,
-which is added or taken off where a tensor passes from one to the other (`charonia.models.ensemble.fitted`).
+Models with and without batching may be steps of one ensemble: their tensors differ by a batch dimension, which is added
+or removed between them (`charonia.models.ensemble.fitted`).
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from charonia.models.ensemble import EnsembleGraph, Step, fitted
+from charonia.models.ensemble import EnsembleGraph, Step, fitted, matches
+from charonia.models.interface import translate
 from charonia.tensors import Tensor
 from charonia.wire import Reference, SequenceMark
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A payload beside the log with exactly the tensors `names`, in this order."""
+    """A payload out of band with exactly the tensors `names`, in this order."""
 
     reference: Reference
     names: tuple[str, ...]
@@ -24,10 +25,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of a request under way. `origin` is set when its bytes lie in a file.
-
-    `rows` is the batch size of the request that it was made for, 0 of a model that does not batch; `mark` the sequence
-    that it belongs to, None of a tensor that the ensemble's request brought (`step_sequences`).
+    """A tensor of a running request. `origin` is set when its bytes lie in a file. `rows` is the batch size of the
+    request it was made for, 0 for a model that does not batch. `mark` is the sequence it belongs to, None for a tensor
+    of the ensemble's own request (`step_sequences`).
     """
 
     tensor: Tensor
@@ -50,7 +50,7 @@ def values_of(
 
 
 def size_of(values: Mapping[str, Value]) -> int:
-    """Their bytes together."""
+    """Their total bytes."""
     return sum(len(value.tensor.data) for value in values.values())
 
 
@@ -61,13 +61,31 @@ def _passed(name: str, value: Value, dims: Mapping[str, tuple[int, ...]], *, bat
     return Tensor(name, tensor.datatype, shape, tensor.data)
 
 
+def inputs_of(graph: EnsembleGraph, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The inputs of an ensemble's request as its steps get them: with the `reshape` of its configuration."""
+    return [_reshaped(graph, tensor, of_answer=False) for tensor in tensors] if graph.reshaped else tensors
+
+
 def answer_of(graph: EnsembleGraph, values: Mapping[str, Value]) -> list[Tensor]:
-    """The outputs of an ensemble."""
-    return [_passed(name, value, graph.dims, batching=graph.batching) for name, value in values.items()]
+    """The outputs of an ensemble as its callers get them."""
+    made = [_passed(name, value, graph.dims, batching=graph.batching) for name, value in values.items()]
+    return [_reshaped(graph, tensor, of_answer=True) for tensor in made] if graph.reshaped else made
+
+
+def _reshaped(graph: EnsembleGraph, tensor: Tensor, *, of_answer: bool) -> Tensor:
+    """A tensor with its `reshape`, or in an answer without it. One of another shape, which no model checks, stays."""
+    spec = graph.reshaped.get(tensor.name)
+    if spec is None:
+        return tensor
+    source, target = (spec.backend_dims, spec.dims) if of_answer else (spec.dims, spec.backend_dims)
+    head, tail = (tensor.shape[:1], tensor.shape[1:]) if graph.batching else ((), tensor.shape)
+    if not matches(tail, source):
+        return tensor
+    return Tensor(tensor.name, tensor.datatype, (*head, *translate(tail, source, target)), tensor.data)
 
 
 def rows_of(step: Step, values: Mapping[str, Value]) -> int:
-    """The batch size of a step with these inputs, 0 of a model that does not batch."""
+    """The batch size of a step with these inputs, 0 if its model does not batch."""
     if not step.batching or not values:
         return 0
     name, value = next(iter(values.items()))
@@ -75,7 +93,7 @@ def rows_of(step: Step, values: Mapping[str, Value]) -> int:
 
 
 def renamed(step: Step, values: Mapping[str, Value]) -> tuple[list[Tensor], Reference | None]:
-    """The inputs of a step, named as its model names them, and the file that holds just these in this order."""
+    """The inputs of a step, by its model's names, and the file that holds exactly these in this order."""
     chosen = list(values.items())
     origin = chosen[0][1].origin if chosen else None
     if origin is not None and all(value.origin is origin for _, value in chosen):

@@ -1,8 +1,8 @@
-"""Steps of an ensemble on their way into the queues of their models, and which of them are under way.
+"""Sends steps of an ensemble into the queues of their models and tracks which of them are running.
 
-A step is an ordinary request of its model: made by `step_packing`, accepted into its queue, answered to the ensemble's
-reply stream. Its id is made of the request's id and its place in the graph, so every owner of the ensemble asks for the
-same step under the same id, and the log says whether it was asked for before.
+A step is an ordinary request of its model: checked and packed as a record, accepted into its queue, answered to the
+ensemble's reply stream. Its id is derived from the request's id and its place in the graph, so every owner sends the
+same step under the same id, and the log shows whether it was sent before.
 """
 
 from __future__ import annotations
@@ -10,27 +10,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from batcher.entries.carriers import carrier_of
 from batcher.scheduling.ensembles.ensemble_planner import SubmitStep
 from batcher.scheduling.ensembles.ensemble_run import Path
 from charonia import keys
+from charonia.calls.admission import Admissions, Admitted
 from charonia.calls.payload_transfer import Payloads
-from charonia.calls.queue_entrance import QueueEntrance, Spawn
+from charonia.calls.queue_entrance import QueueEntrance, Spawn, request_record
 from charonia.calls.requester import Requester
 from charonia.calls.waiters import OpenRequest
-from charonia.catalog.catalog import Catalog
+from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.payloads import PayloadDirectory
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ResponsesWanted, pack_fact
-from charonia.wire import FILE, Reference, ResponseRecord
+from charonia.inference import InferenceRequest
+from charonia.traces.contexts import Traced
+from charonia.wire import FILE, FLAG_JOURNALLED, FLAG_TIMED, Lineage, Reference, RequestRecord, ResponseRecord
 
 from .cached_steps import CachedSteps
 from .step_flights import Flight, step_id
-from .step_packing import StepPacker
+from .step_tensors import renamed
 
 _log = logging.getLogger(__name__)
 
@@ -39,10 +43,10 @@ _LOST_AFTER_NS = 5_000_000_000
 
 
 class StepEntrance(QueueEntrance):
-    """Insists: a request that was accepted must be able to go on, so its steps have no bounds of their own."""
+    """Retries until accepted: an accepted request must be able to go on, so its steps have no bounds of their own."""
 
     async def _refused(self, entry: list[OpenRequest], error: Exception) -> list[OpenRequest]:
-        """What the log may have taken is looked up, so that nothing is asked for twice."""
+        """If the log may have taken a step, this is looked up, so that no step is sent twice."""
         if not isinstance(error, CharoniaError):
             raise error
         _log.warning("steps of model '%s' were not accepted, trying again: %s", self._model, error)
@@ -73,10 +77,8 @@ class Submission:
         ended: Callable[[Flight, ResponseRecord | CharoniaError], None],
         cached: CachedSteps | None,
     ) -> None:
-        """`is_answered` looks whether the reply stream has a step's answer.
-
-        `refused` is called with what keeps a step from its model, `ended` with steps that are answered by the cache, or
-        through it.
+        """`is_answered` checks the reply stream for a step's answer. `refused` is called with the error that keeps a
+        step from its model, `ended` with steps that the cache answered.
         """
         self._log = log
         self._catalog = catalog
@@ -89,7 +91,7 @@ class Submission:
         self._endpoint = endpoint = keys.ensemble_endpoint(model)
         payloads = Payloads(log, directory, catalog.processes, endpoint)
         self._packer = StepPacker(model, endpoint.encode(), catalog, directory, payloads, own)
-        # what it is answered lies in a stream of the ensemble, which the next owner reads on
+        # its answers lie in a stream of the ensemble, which the next owner reads on
         self._requester: Requester[Flight] = Requester(log, endpoint, payloads, spawn=spawn)
         self._requester.make_entrance = StepEntrance
         self._requester.lose = self._ask_again
@@ -97,7 +99,7 @@ class Submission:
         self.closed = False
 
     def close(self) -> None:
-        """The ensemble has another owner: nothing more is asked for from here."""
+        """The ensemble has another owner: send nothing more from here."""
         self.closed = True
         for flight in self.flights.values():
             flight.withdrawn = True
@@ -105,7 +107,7 @@ class Submission:
             self.cached.close()
 
     def await_step(self, decision: SubmitStep) -> Flight:
-        """The step is awaited from now on, and not asked for yet."""
+        """The step is awaited from now on, and not sent yet."""
         step, flight = decision.step, Flight(decision)
         if step.decoupled:
             held = self._catalog.held(step.model)
@@ -115,7 +117,7 @@ class Submission:
         return flight
 
     def ask(self, flight: Flight) -> None:
-        """Send the step. Where its model refuses it, it is not awaited any more."""
+        """Send the step. If its model refuses it, it is no longer awaited."""
         try:
             step = self._packer.check(flight)
             rules = None
@@ -136,33 +138,33 @@ class Submission:
             self._send(flight)
 
         lineage = carrier_of(flight.request).record.lineage
-        # a caller of the ensemble that is this very model may be what it would wait for
+        # it might wait for a caller of the ensemble that is this very model
         alone = lineage is not None and any(name == step.served.model for name, _ in lineage.ancestors)
         ended = partial(self._ended, flight)
         self.cached.ask(flight.id, step.request, step.served, rules, flight.tenant, send, ended, alone=alone)
 
     def inherit(self, flight: Flight) -> None:
-        """A former owner may have asked for the step: what it wrote for it ends with the request."""
+        """A former owner may have sent the step: the payloads it wrote are deleted with the request."""
         name = f"{self._endpoint}/{flight.id.hex()}"
         self._own(flight.request.id, Reference(FILE, name, 0))
 
     def ask_unless_known(self, flight: Flight) -> None:
         """Send the step unless the log has it already."""
-        flight.sent = True  # perhaps
+        flight.sent = True  # uncertain
         self._spawn(self._ask_unless_known(flight))
 
     def was_asked(self, flight: Flight) -> None:
-        """The log has it, or its answer."""
+        """The log has the step, or its answer."""
         flight.sent = flight.accepted = True
         flight.record = b""
 
     def done(self, flight: Flight) -> None:
-        """A step has given its last answer, or is no longer awaited."""
+        """A step has sent its last answer, or is no longer awaited."""
         self.flights.pop(flight.id, None)
         flight.withdrawn = True
 
     def cancel(self, request_id: bytes, step: int, path: Path) -> None:
-        """A step is no longer awaited: its model's owner is notified."""
+        """A step is no longer awaited: notify its model's owner."""
         flight = self.flights.pop(step_id(request_id, step, path), None)
         if flight is None:
             return
@@ -171,14 +173,14 @@ class Submission:
         self._requester.withdraw(flight)
 
     def want(self, request_id: bytes, step: int, path: Path, count: int) -> None:
-        """So many responses of a step are wanted from now on."""
+        """The step may send `count` responses from now on."""
         flight = self.flights.get(step_id(request_id, step, path))
         if flight is not None:
             flight.wanted = count
             self._tell_wanted(flight)
 
     def remind(self) -> None:
-        """Say again how many are wanted: an owner that is new, or was lost since, may not know."""
+        """Repeat how many responses are wanted: an owner that is new, or was lost since, may not know."""
         for flight in self.flights.values():
             if flight.wanted:
                 flight.told = 0
@@ -190,7 +192,7 @@ class Submission:
             self._spawn(self._say_wanted(flight))
 
     async def _say_wanted(self, flight: Flight) -> None:
-        """One at a time: what is wanted meanwhile goes with the next."""
+        """One at a time: later counts go with the next write."""
         try:
             while flight.told < flight.wanted and flight.id in self.flights and not self.closed:
                 count = flight.wanted
@@ -205,7 +207,7 @@ class Submission:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def _send(self, flight: Flight) -> None:
-        """Steps that become ready in one turn of the loop leave together."""
+        """Steps that become ready in one turn of the loop are sent together."""
         record = carrier_of(flight.request).record
         journalled = record.journalled and not record.is_job
         entrance = self._requester.entrance(
@@ -228,7 +230,7 @@ class Submission:
                 await asyncio.sleep(_RETRY_S)
 
     async def look_after_lost(self) -> None:
-        """Ask again for steps of which the log knows nothing any more. Raises what the log raises."""
+        """Send again the steps that the log lost. Raises what the log raises."""
         before_ns = monotonic_ns() - _LOST_AFTER_NS
         await self._requester.recheck([one.id for one in self.flights.values() if one.since_ns <= before_ns])
 
@@ -237,3 +239,94 @@ class Submission:
             _log.warning("a step of model '%s' was lost on its way: it is asked for again", flight.model)
             flight.accepted = False
             self.ask_unless_known(flight)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A step as a request to its model; `reference` is a file that holds exactly its inputs."""
+
+    request: InferenceRequest
+    served: ServedVersion
+    admitted: Admitted
+    reference: Reference | None
+
+
+class StepPacker:
+    """Packs the steps of one ensemble. `own` keeps a payload file as long as a request."""
+
+    def __init__(
+        self,
+        model: str,
+        endpoint: bytes,
+        catalog: Catalog,
+        directory: PayloadDirectory,
+        payloads: Payloads,
+        own: Callable[[bytes, Reference], None],
+    ) -> None:
+        self._ensemble = model
+        self._endpoint = endpoint
+        self._catalog = catalog
+        self._directory = directory
+        self._payloads = payloads
+        self._own = own
+        self._admissions = Admissions()
+
+    def check(self, flight: Flight) -> Checked:
+        """Admit the step; raises the errors that any client of its model would get."""
+        decision = flight.decision
+        step, record = decision.step, carrier_of(decision.request).record
+        served = self._served(step.model, step.version)
+        admission = self._admissions.of(served)
+        tensors, reference = renamed(step, decision.inputs)
+        asked = InferenceRequest(
+            step.model, served.version, tensors, record.client_id, decision.outputs, record.meta.parameters
+        )
+        asked.deadline_ns, asked.timeout_us, asked.priority = record.deadline_ns, record.timeout_us, record.level
+        mark = flight.mark
+        if mark.correlation_id:
+            asked.sequence_id, asked.sequence_start, asked.sequence_end = mark.correlation_id, mark.start, mark.end
+        flight.level = admission.level(record.level)
+        return Checked(asked, served, admission.admit(asked), reference)
+
+    def pack(self, flight: Flight, step: Checked) -> None:
+        """Pack its record; a large step's tensors lie out of band, where all executors of its model can read them."""
+        record = carrier_of(flight.request).record
+        asked, admitted, reference = step.request, step.admitted, step.reference
+        mark = flight.mark
+        shared = self._payloads.flags(step.served)
+        durable = record.is_job or record.journalled
+        if durable or not shared:
+            reference = None
+        elif reference is None and admitted.meta.size_bytes >= BY_REFERENCE_BYTES:
+            # named after the step, so that a successor knows the files it inherits
+            reference = self._directory.write([tensor.data for tensor in asked.inputs], name=flight.id.hex())
+            if reference is not None:
+                self._own(flight.request.id, reference)
+        flags = FLAG_TIMED | (0 if durable else shared)
+        if record.journalled and not record.is_job:
+            flags |= FLAG_JOURNALLED
+        if record.trace is not None:
+            asked.trace = Traced(record.trace.context.child(flight.id[:8]))
+        flight.record = request_record(
+            *(flight.id, self._endpoint, asked, admitted, flight.level, flags, reference, self._lineage(record)),
+            tenant=flight.tenant,
+            sequence=mark if mark.correlation_id else None,  # within the scope of the ensemble's own sequence (S52)
+            window=flight.decision.window,
+        )
+        flight.size_bytes = len(flight.record) + (reference.size_bytes if reference is not None else 0)
+
+    def _lineage(self, record: RequestRecord) -> Lineage | None:
+        """The caller context of a step: complete when a model made the request, otherwise only its tenant."""
+        lineage = record.lineage
+        if lineage is None or not lineage.ancestors:
+            return lineage
+        # an ensemble can end before its step only by failing
+        return lineage.with_child(self._ensemble, record.id, blocks=lineage.blocked > 0)
+
+    def _served(self, model: str, version: int) -> ServedVersion:
+        """The version that a step calls: one that is being unloaded still takes steps of accepted requests (R27)."""
+        held = self._catalog.held(model)
+        accepting = self._catalog.served(model) or held
+        number = version if version in held or version > 0 else max(accepting, default=-1)
+        served = held.get(number)
+        return served if served is not None else self._catalog.find(model, version)

@@ -1,6 +1,6 @@
-"""Bursts waves: replaces a wave in the log by the requests it carries, for whatever concerns single ones.
+"""Bursts waves: replaces a wave in the log by its requests, so that each can be handled alone.
 
-The new entry is at the end of the queue, from where the owner reads it like any other; the requests keep the times at
+The new entry goes to the end of the queue, from where the owner reads it like any other; the requests keep the times at
 which they were accepted.
 """
 
@@ -28,16 +28,16 @@ async def burst_wave(log: Work, model: str, stream: bytes, entry_id: bytes, wave
 
 
 class Bursting:
-    """The bursts of one owner, and which of the requests that come of them are possible poison requests."""
+    """The bursts of one owner, and which of the resulting requests are possible poison requests."""
 
     def __init__(self, log: Work, model: str) -> None:
         self._log = log
         self._model = model
         self.suspects: dict[bytes, BatchDied | str] = {}
-        """Prefix of their ids to the death of their batch, or to the executor that was lost with them."""
+        """Maps the prefix of their ids to the failure of their batch, or to the executor that was lost with them."""
 
     def died(self, death: BatchDied, members: Sequence[RequestQueued]) -> None:
-        """A batch of waves took its instance with it; those without an outcome are about to be burst."""
+        """A batch of waves ended its instance; those without an outcome will be burst."""
         if death.blameless:
             return
         waves = [record for request in members if request.id in death.ids and (record := wave_of(request))]
@@ -56,7 +56,7 @@ class Bursting:
             self.suspects.pop(wave.prefix, None)
 
     def suspected(self, queued: Sequence[RequestQueued]) -> list[BatchLost | BatchDied]:
-        """What has to be said of requests that are being queued: which were aboard together when it ended."""
+        """The suspicions that belong to requests being queued: which of them were in the same batch when it failed."""
         if not self.suspects:
             return []
         found: dict[bytes, list[RequestQueued]] = {}

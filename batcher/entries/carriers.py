@@ -1,7 +1,7 @@
-"""Entries as the owner of a model reads them: what they carry, how far each stream is read, what is settled.
+"""Queue entries as a model's owner reads them: their requests, the read position of each stream, what is settled.
 
-An entry of a queue is deleted when all it carries is settled, one of the facts when the replies it holds are sent. The
-first is only tidying: a successor finds an entry of settled requests and deletes it itself. Decides nothing about
+A queue entry is deleted when all its requests are settled, a fact when the replies it holds are sent. Deleting queue
+entries only saves space: a successor that finds an entry of settled requests deletes it. Decides nothing about
 requests.
 """
 
@@ -21,7 +21,7 @@ from charonia import keys
 from charonia.calls.reporting import replies_of
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InvalidRecord
-from charonia.eventlog.port import START, Entry, Reply, StreamReader, Streams
+from charonia.eventlog.port import START, Entry, OnEntries, Reply, StreamReader, Streams
 from charonia.tasks import insist
 from charonia.wire import RequestRecord, Wave, records_of, requests_in, unpack_request, work_in
 
@@ -45,7 +45,7 @@ def requests_of(entry: Entry) -> list[RequestRecord]:
 
 
 def work_of(entry: Entry) -> list[RequestRecord | Wave]:
-    """What an entry carries, waves as they are, without what cannot be read."""
+    """The work of an entry: requests and whole waves, without those that cannot be read."""
     try:
         return work_in(entry.fields)
     except InvalidRecord:
@@ -80,10 +80,9 @@ class CarrierEntry:
 
 
 class Carried(Struct, eq=False, gc=False):
-    """What the scheduler hands back with a request: its record (of a wave, the wave) and the entry that carries it.
-
-    `begun` is the highest attempt the log knows of: a settlement with a lower one would be fenced. `restored`: it was
-    found at takeover, so every attempt is recorded, the first as well.
+    """What the scheduler returns with a request: its record (for a wave, the wave) and its queue entry. `begun` is the
+    highest attempt in the log: a settlement with a lower one would be fenced. `restored`: it was found at takeover, so
+    every attempt is recorded, the first as well.
     """
 
     record: RequestRecord
@@ -94,14 +93,14 @@ class Carried(Struct, eq=False, gc=False):
 
 
 def carrier_of(request: RequestQueued) -> Carried:
-    """What this service put into the request for itself."""
+    """What the batcher itself attached to the request."""
     carried = request.carrier
     assert isinstance(carried, Carried)
     return carried
 
 
 class Deletions:
-    """Entries to delete, gathered for 50 ms (a command for each costs two wake-ups more) and insisted on until done."""
+    """Deletes entries: gathers them for 50 ms (one command each costs two more wake-ups) and repeats until done."""
 
     def __init__(self, log: Streams) -> None:
         self._log = log
@@ -123,14 +122,14 @@ class Deletions:
                 try:
                     await self._log.delete_entries(stream, ids)
                 except CharoniaError:
-                    # the settlements are recorded; the wish is kept until the log is back
+                    # the settlements are recorded; the deletion waits until the log is back
                     self._wanted.setdefault(stream, []).extend(ids)
                     failed = True
             if failed:
                 await asyncio.sleep(RETRY_S)
 
     async def done(self) -> None:
-        """Wait until what was wanted so far is deleted."""
+        """Wait until all requested deletions are done."""
         if self._task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
@@ -145,7 +144,7 @@ class Deletions:
 
 
 class Lane:
-    """One queue stream. `entries` are those read and not done, oldest first; `unsettled` counts their requests."""
+    """One queue stream. `entries` are those read and not finished, oldest first; `unsettled` counts their requests."""
 
     __slots__ = ("after", "behind", "catching_up", "entries", "followed", "number", "unsettled")
 
@@ -165,14 +164,15 @@ class Windows:
     Every stream, that is every lane, has a window of its own: one with thousands of requests is left alone for a while,
     and another with one is still read. A stream that was longer than its window at takeover is `behind`: what follows
     was written before this owner, so it is read by pages that ask which requests are settled. `catch_up(stream)` reads
-    on there; the owner sets it.
+    on there; the owner sets it. `take` gets the entries that are read.
     """
 
-    def __init__(self, reader: StreamReader, window_requests: int, deletions: Deletions) -> None:
+    def __init__(self, reader: StreamReader, window_requests: int, deletions: Deletions, take: OnEntries) -> None:
         self._reader = reader
+        self._take = take
         self._window = window_requests
         self._limit = window_requests
-        """Unsettled requests of one stream beyond which it is read no further."""
+        """Max unsettled requests of one stream; beyond it, reading pauses."""
         self._deletions = deletions
         self.catch_up: Callable[[bytes], None] = lambda _stream: None
         self.lanes: dict[bytes, Lane] = {}
@@ -186,7 +186,7 @@ class Windows:
 
     @property
     def all_read(self) -> bool:
-        """Whether every stream is followed to its end."""
+        """Whether every stream was read to its end."""
         return all(lane.followed for lane in self.lanes.values())
 
     def has_read(self, stream: bytes, entry_id: bytes) -> bool:
@@ -200,7 +200,7 @@ class Windows:
         return min(found, key=_place, default=None)
 
     def open(self, stream: bytes, lane: int) -> None:
-        """A stream there is from now on; `lane` is the number of its tenants."""
+        """Add a stream; `lane` is the number of its tenants."""
         if stream not in self.lanes:
             self.lanes[stream] = Lane(lane)
             self._limit = max(min(self._window, _LEAST_PER_LANE), self._window // len(self.lanes))
@@ -221,11 +221,9 @@ class Windows:
         attempts: Mapping[bytes, int] | None,
         called: dict[bytes, RequestQueued],
     ) -> list[RequestQueued]:
-        """The requests of these entries, in order, with their times on the monotonic clock.
-
-        `attempts`, of entries written before this owner, holds the attempt of each request and -1 for settled ones;
-        these are left out. An entry that carries nothing any more is deleted. Requests that models made go into
-        `called` as well.
+        """The requests of these entries, in order, with their times on the monotonic clock. `attempts`, for entries
+        written before this owner, holds the attempt of each request and -1 for settled ones; these are left out. An
+        empty entry is deleted. Requests that models made go into `called` as well.
         """
         now = monotonic_ns()
         offset = now - wall_ns()
@@ -275,7 +273,7 @@ class Windows:
         return self.lanes[stream].unsettled >= self._limit
 
     def pause_if_full(self, stream: bytes) -> bool:
-        """Read no more of a stream whose window is full; whether it was read until now."""
+        """Pause reading a stream whose window is full; returns whether it was being read."""
         lane = self.lanes[stream]
         if lane.followed and lane.unsettled >= self._limit:
             lane.followed = False
@@ -284,14 +282,14 @@ class Windows:
         return False
 
     def fell_behind(self, stream: bytes, behind: bool) -> None:
-        """Whether what follows in a stream was written before this owner."""
+        """Whether the unread rest of a stream was written before this owner."""
         lane = self.lanes[stream]
         lane.behind, lane.catching_up = behind, False
         if self._following and not behind:
             self._follow(stream)
 
     def settle(self, requests: Iterable[RequestQueued]) -> None:
-        """The log has an outcome of these requests; saying so again changes nothing."""
+        """The log has an outcome of these requests; repeated calls change nothing."""
         for request in requests:
             carried = request.carrier
             if carried.settled:
@@ -315,7 +313,7 @@ class Windows:
             self._reader.remove(stream)
 
     def _read_on(self, stream: bytes, lane: Lane) -> None:
-        """Read a stream again that was left alone, once half of its window is free."""
+        """Resume reading a paused stream once half of its window is free."""
         if self._following and not lane.catching_up and lane.unsettled <= self._limit // 2:
             if lane.behind:
                 lane.catching_up = True
@@ -326,11 +324,11 @@ class Windows:
     def _follow(self, stream: bytes) -> None:
         lane = self.lanes[stream]
         lane.followed = True
-        self._reader.add(stream, lane.after)
+        self._reader.add(stream, lane.after, take=self._take)
 
 
 def _wave(wave: Wave, carrier: CarrierEntry, lane: int, now_ns: int, offset_ns: int) -> RequestQueued:
-    """A wave as one item of the queue. Its signature is not that of its requests: they do not share batches with it."""
+    """A wave as one queue item. Its signature differs from that of its requests: they do not share batches with it."""
     enqueued_ns = wave.accepted_ns + offset_ns
     deadline_ns = min([one for one in wave.deadlines if one], default=0) if wave.deadlines else 0
     return RequestQueued(
@@ -360,9 +358,8 @@ def _place(entry_id: bytes) -> tuple[int, int]:
 class FactStream:
     """The facts that executors and gateways write for the owner of a model. `after` is the last entry that was read.
 
-    Where answers have an order (S6), a fact may hold the replies of a batch: it is the only place where the answers of
-    settled requests are. So its entry is deleted when they are sent, and not when it was read. `held` are those replies
-    by batch id.
+    Where answers have an order (S6), a fact may hold the replies of a batch, and is the only copy of these answers. So
+    its entry is deleted when they are sent, not when it was read. `held` are those replies by batch id.
     """
 
     def __init__(
@@ -372,9 +369,11 @@ class FactStream:
         model: str,
         deletions: Deletions,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
+        take: OnEntries,
     ) -> None:
         self._log = log
         self._reader = reader
+        self._take = take
         self._deletions = deletions
         self._spawn = spawn
         self.stream = keys.facts(model)
@@ -384,20 +383,20 @@ class FactStream:
         self.held: dict[str, tuple[tuple[tuple[str, bytes], ...], CarrierEntry]] = {}
 
     def follow(self, keep: bool) -> None:
-        """Read on. `keep`: an entry is deleted from the log only when the replies it may hold are sent."""
+        """Read on. `keep`: delete an entry from the log only when the replies it may hold are sent."""
         if self._keeps is None or (keep and not self._keeps):
             self._reader.remove(self.stream)
-            self._reader.add(self.stream, self.after, consume=not keep)
+            self._reader.add(self.stream, self.after, consume=not keep, take=self._take)
             self._keeps = keep
 
     def hold(self, batch_id: str, replies: tuple[tuple[str, bytes], ...], keeper: CarrierEntry) -> None:
-        """Keep (endpoint, response record) pairs until their batch is released; a repetition changes nothing."""
+        """Keep (endpoint, response record) pairs until their batch is released; a repeated call changes nothing."""
         if replies and batch_id not in self.held:
             self.held[batch_id] = (replies, keeper)
             keeper.remaining += 1
 
     def release(self, batch_id: str) -> None:
-        """Send what is held of a batch."""
+        """Send the held replies of a batch."""
         replies, keeper = self.held.pop(batch_id, ((), None))
         if keeper is None:
             return
@@ -408,13 +407,13 @@ class FactStream:
         self.handled(keeper)
 
     async def _send(self, reply: Reply, keeper: CarrierEntry) -> None:
-        """Send what was held; its requests are settled, so no other owner would."""
+        """Send all held replies; their requests are settled, so no other owner would."""
         append = partial(self._log.append, reply.stream, reply.fields)
         await insist(append, "a reply held for its order could not be sent", first_s=RETRY_S, last_s=RETRY_S)
         self.handled(keeper)
 
     def handled(self, keeper: CarrierEntry) -> None:
-        """One reason less to keep an entry; those that the reader consumes are deleted by it."""
+        """Drop one reference to an entry; its reader deletes entries that it consumes."""
         keeper.remaining -= 1
         if keeper.remaining == 0 and self._keeps and keeper.stream == self.stream:
             self._deletions.add(keeper.stream, keeper.entry_id)

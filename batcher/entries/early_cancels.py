@@ -1,8 +1,8 @@
-"""Cancels of requests that are not known here: of such as have ended, and of such as were not read yet.
+"""Cancels of unknown requests: they have ended, or were not read yet.
 
-Facts and queues are different streams, so a cancel may be read before the request it is about: in the same reply of the
-log, or long before where a window is full (`windows`). Forgotten, it would let the request run for no caller, and one
-that answers again and again for ever.
+Facts and queues are different streams, so a cancel may be read before its request: in the same reply of the log, or
+long before where a window is full (`windows`). If it were dropped, the request would run for no caller, and a decoupled
+one might never end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from batcher.scheduling.observations import RequestCancelled, RequestQueued, Wav
 from charonia.wire import PREFIX_BYTES
 
 _MOST = 16_384
-"""Nearly all are of requests that ended in the same moment, which no request will match: the oldest go."""
+"""Nearly all belong to requests that ended at that moment and will never match; the oldest are dropped."""
 
 
 class EarlyCancels:
@@ -24,13 +24,13 @@ class EarlyCancels:
         self._most = most
         self.ids: dict[bytes, None] = {}
         self._prefixes: Counter[bytes] = Counter()
-        """Of those ids: a wave is known by it."""
+        """The same cancels by id prefix, which identifies a wave."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def note(self, request_id: bytes) -> None:
-        """A request was cancelled that is not known."""
+        """Record the cancel of an unknown request."""
         if request_id in self.ids:
             return
         self.ids[request_id] = None
@@ -39,7 +39,9 @@ class EarlyCancels:
             self._forget(next(iter(self.ids)))
 
     def of(self, queued: Sequence[RequestQueued]) -> list[RequestCancelled | WaveOpened]:
-        """The cancels of these requests, which are known from now on. A wave of cancelled requests is burst first."""
+        """Take the cancels of these requests, which are known from now on. A wave with a cancelled request is burst
+        first.
+        """
         if not self.ids:
             return []
         opened = [WaveOpened(r.id) for r in queued if r.wave and r.id[:PREFIX_BYTES] in self._prefixes]

@@ -1,5 +1,5 @@
-"""Settles and answers requests that will not run, or not again: queue full, timed out, cancelled, no longer served,
-past their deadline (S7, S21, S24, R27), and those that end whatever runs them, which become dead letters (P19).
+"""Settles and answers requests that will not run (again): queue full, timed out, cancelled, no longer served, past
+their deadline (S7, S21, S24, R27), and poison requests, which become dead letters (P19).
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _STATES = {ErrorCode.CANCELLED: JobState.CANCELLED, ErrorCode.DEADLINE_EXCEEDED:
 
 
 class Refusals:
-    """The refusals of one model. `gone` are endpoints that are not answered; `settled` is called with those done."""
+    """The refusals of one model. `gone` are endpoints that get no answers; `settled` is called with the refused
+    requests.
+    """
 
     def __init__(
         self, log: SettlementLog, model: str, gone: Container[str], settled: Callable[[Sequence[RequestQueued]], None]
@@ -43,7 +45,7 @@ class Refusals:
         """Refused requests that no gateway counts, by version and reason (M1)."""
 
     async def settle(self, refused: Sequence[Refused]) -> None:
-        """Insist until the log has taken them."""
+        """Repeat until the log has them."""
         waves = [decision for decision in refused if decision.request.wave]
         plain = [decision for decision in refused if not decision.request.wave]
 
@@ -64,7 +66,7 @@ class Refusals:
                 self.unawaited[key] = self.unawaited.get(key, 0) + 1
 
     async def _drop(self, waves: list[Refused]) -> None:
-        """Settle waves whose gateway is gone, so that there is no caller to answer."""
+        """Settle waves whose gateway has left, so that no caller waits for an answer."""
         while waves:
             carrier = carrier_of(waves[-1].request)
             await self._log.delete_entries(carrier.entry.stream, [carrier.entry.entry_id])
@@ -76,10 +78,9 @@ class Refusals:
 async def refuse(
     log: SettlementLog, model: str, refused: Sequence[Refused], gone: Container[str] = ()
 ) -> list[Refused]:
-    """Settle and answer them, count and return what was won. Raises what the log raises; then all may be tried again.
-
-    A job is answered after it is settled, and only by who won; other requests in the same write. Endpoints in `gone`
-    are not answered.
+    """Settle and answer them; count and return those that this settlement won. Raises what the log raises; then all may
+    be tried again. A job is answered after it is settled, and only by the winner; other requests in the same write.
+    Endpoints in `gone` are not answered.
     """
     replies: list[tuple[str, bytes]] = []
     ends: dict[bytes, JobEnd] = {}
@@ -100,7 +101,7 @@ async def refuse(
             letters.append(Reply(keys.dead_letters(model), await _dead_letter(log, model, decision, error)))
     requests = [(d.request.id, _attempt(d)) for d in refused]
     counts = _counts(model, refused)
-    # one version's counters go with the settlement; the rare rest is added for what was really won
+    # one version's counters go with the settlement; the rare others are added for the requests that it won
     joined = next(iter(counts.items())) if len(counts) == 1 else None
     won = await log.settle(
         model,
@@ -123,7 +124,7 @@ async def refuse(
 
 
 def _error(decision: Refused, record: RequestRecord) -> CharoniaError:
-    """What its caller reads."""
+    """The error as the client reads it."""
     if isinstance(decision, CondemnRequest):
         return CharoniaError.of(ErrorCode.INTERNAL, decision.message)
     # E10, of the scheduler's errors; a cancellation has a code and no text (G26)
@@ -144,7 +145,7 @@ def _detail(decision: Refused, error: CharoniaError) -> dict[str, object]:
 
 
 async def _dead_letter(log: Jobs, model: str, decision: CondemnRequest, error: CharoniaError) -> list[Buffer]:
-    """The entry of `dlq:{m}`: the request record with its inputs, and `m`, a msgpack map of what became of it."""
+    """The entry of `dlq:{m}`: the request record with its inputs, and `m`, a msgpack map of its attempts and end."""
     record = carrier_of(decision.request).record
     job = await log.job(model, record.id) if record.is_job else None
     about = {

@@ -1,4 +1,4 @@
-"""Tells what adaptive batching has chosen for a model: in a note for every reader, and a log line when it changed."""
+"""Publishes the choices of adaptive batching for a model: as a note, and as a log line when they changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTE_KEPT_S = 60
 
 
 class AdaptiveReport:
-    """One model's. `look` now and then: the choices in between are not told."""
+    """Reports for one model. `look` runs periodically; choices in between are not reported."""
 
     def __init__(self, log: Notes, model: str) -> None:
         self._log = log
@@ -28,7 +28,7 @@ class AdaptiveReport:
         self._noted_ns = 0
 
     async def look(self, scheduler: Scheduler) -> None:
-        """Tell what changed noticeably. Raises what the log raises."""
+        """Report noticeable changes. Raises what the log raises."""
         choices = adaptive_of(scheduler)
         if not choices:
             return
@@ -65,7 +65,7 @@ class AdaptiveReport:
 
 
 def adaptive_of(scheduler: Scheduler) -> dict[int, AdaptiveBatching]:
-    """What a scheduler that batches dynamically chooses for each version with a target."""
+    """The current choice of dynamic batching for each version with a target."""
     return scheduler.adaptive() if isinstance(scheduler, ModelScheduler) else {}
 
 

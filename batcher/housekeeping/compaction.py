@@ -1,7 +1,7 @@
-"""Which control facts no reader needs any more: a catalog folded without them is the same. Pure.
+"""Finds control facts that no reader needs: a catalog folded without them is the same. Pure.
 
-`ctl` is read from its beginning by every process that starts, and a log that lives for months would grow with each
-process that ever joined. Kinds this release does not know are kept. When to look and what to delete is the batcher's.
+Every process reads `ctl` from its beginning when it starts, and without compaction the stream would grow with each
+process that ever joined. Facts of kinds unknown to this release are kept. `tidying` decides when to run it and deletes.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ _OfVersion = VersionStateChanged | VersionLoaded | VersionAnnounced | VersionHel
 
 @dataclass(slots=True)
 class _Survey:
-    """What the whole stream says; positions in it by executor, model and version."""
+    """An index of the whole stream: positions by executor, model and version."""
 
     gone: set[str]
     replaced: set[str]
-    """Executors that are gone and whose place was taken."""
+    """Executors that left and were replaced."""
     scans: dict[str, int]
     replaced_by: set[int]
     """Scans that may have replaced an executor which came back later."""
     newest_scan: dict[str, int]
-    """Of those that are gone, when their pool was last scanned by one that is not."""
+    """For pools of executors that left: when another executor last scanned the pool."""
     waited: dict[str, int]
-    """Executors that left without having been replaced since, and when they first did."""
+    """Executors that left without a replacement, and when they first did."""
     newest: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Whose content hash is the current one."""
+    """Versions whose content hash is the current one."""
     loaded: dict[tuple[str, str, int], int] = field(default_factory=dict)
     held_before: set[int] = field(default_factory=set)
-    """What another word of the same kind follows at once."""
+    """Facts that the next fact of the same kind replaces at once."""
     health: dict[tuple[str, str, int], int] = field(default_factory=dict)
     last_said: dict[tuple[str, str], int] = field(default_factory=dict)
     last_weights: int = -1
@@ -60,9 +60,8 @@ class _Survey:
 
 
 def superseded(facts: Sequence[Fact]) -> list[int]:
-    """The positions of facts that may go, ascending; `facts` is the whole stream, oldest first.
-
-    Only those that lie some time back may be deleted: a load request is still answered by who has just read it.
+    """The positions of facts that may be deleted, ascending; `facts` is the whole stream, oldest first. Delete only
+    those of some age: the process that has just read a load request still answers it.
     """
     survey = _processes(facts)
     _versions(facts, survey)
@@ -74,7 +73,7 @@ def _processes(facts: Sequence[Fact]) -> _Survey:
     last_joined = {fact.incarnation: at for at, fact in enumerate(facts) if isinstance(fact, ProcessJoined)}
     gone = {process for process, at in last_left.items() if last_joined.get(process, -1) < at}
     scans, replacing, returned = _scans(facts)
-    # an executor that is gone is waited for until another of its pool has said what it serves (`Catalog`)
+    # the catalog waits for an executor that left until another of its pool reports what it serves (`Catalog`)
     pools = {fact.incarnation: fact.pool for fact in facts if isinstance(fact, ProcessJoined)}
     newest_scans: dict[str, int] = {}
     for executor, at in scans.items():
@@ -91,9 +90,8 @@ def _processes(facts: Sequence[Fact]) -> _Survey:
 
 
 def _scans(facts: Sequence[Fact]) -> tuple[dict[str, int], list[int], int]:
-    """The last complete scan of each executor; those that may have replaced others; and when one last came back.
-
-    A scan of an executor that was taken for lost replaced none (`Catalog._scanned`).
+    """The last complete scan of each executor; scans that may have replaced others; when an executor last came back. A
+    scan by an executor that was presumed dead replaced none (`Catalog._scanned`).
     """
     scans: dict[str, int] = {}
     replacing: list[int] = []
@@ -175,7 +173,7 @@ def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
         return True
     told_anew = at < survey.loaded.get((fact.executor, fact.model, fact.version), -1)
     if _tells_others(fact):
-        # one that is gone, or was, forgot a version because of it (`Catalog._version`)
+        # an executor that left, now or earlier, dropped a version because of it (`Catalog._version`)
         return told_anew and all(left > at for left in survey.waited.values())
     return told_anew or (fact.executor in replaced and at != survey.newest.get((fact.model, fact.version)))
 
@@ -185,5 +183,5 @@ def _about(fact: ExecutorDescribed | ModelExcluded) -> tuple[str, str]:
 
 
 def _tells_others(fact: _OfVersion) -> bool:
-    """Whether it also says something of executors that are gone (`Catalog._version`)."""
+    """Whether it also concerns executors that left (`Catalog._version`)."""
     return isinstance(fact, VersionUnloaded) or (isinstance(fact, VersionStateChanged) and fact.state == "UNLOADING")

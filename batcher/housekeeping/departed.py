@@ -1,8 +1,8 @@
-"""Endpoints that left: their answers have no reader, and their streams are to be deleted.
+"""Deletes the streams of endpoints that left: their answers have no reader.
 
-Work under way may write to such a stream long after, and what is queued for hours later still; each write would create
-it again. So the streams are deleted every few seconds at first, and the log remembers them for days for the rare look
-(`sweep_remembered`), whichever batcher takes it.
+Running and queued work may still write to such a stream hours later, and each write creates it again. So the streams
+are deleted every few seconds at first, and the log remembers them for days for a rare check (`sweep_remembered`) by any
+batcher.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from charonia.facts.events import ProcessJoined, ProcessLeft
 
 SWEEP_S = 5.0
 _OFTEN = 120
-"""Sweeps until only the rare look is left."""
+"""Number of sweeps before only the rare check remains."""
 _REMEMBERED_US = 7 * 86_400 * 1_000_000
 _AT_ONCE = 5000
 _PAGE = 500
 
 
 def streams_of(fact: ProcessJoined | ProcessLeft) -> list[bytes]:
-    """The streams whose one reader is this process: answers to what it or its models asked, and its batches."""
+    """The streams that only this process reads: replies to its own and its models' requests, and its batches."""
     answers = keys.replies(fact.incarnation)
     if fact.role == "executor":
         return [keys.batches(fact.incarnation), answers]
@@ -36,7 +36,7 @@ def streams_of(fact: ProcessJoined | ProcessLeft) -> list[bytes]:
 
 
 class Departed:
-    """What one batcher knows of them; `endpoints` may be kept by others, who see it change."""
+    """Tracks departed endpoints for one batcher; other parts share the set `endpoints` and see it change."""
 
     def __init__(self, log: EventLog, catalog: Catalog) -> None:
         self._log = log
@@ -46,7 +46,7 @@ class Departed:
         self._sweeping: asyncio.Task[None] | None = None
 
     def clear(self) -> None:
-        """The log is another one."""
+        """The log has a new epoch."""
         self._streams.clear()
         self.endpoints.clear()
 
@@ -56,7 +56,7 @@ class Departed:
             await asyncio.gather(self._sweeping, return_exceptions=True)
 
     def joined(self, incarnation: str, streams: Iterable[bytes]) -> None:
-        """It was taken for lost and is not."""
+        """The endpoint was presumed dead and is alive."""
         for stream in streams:
             self._streams.pop(stream, None)
         self.endpoints.discard(incarnation)
@@ -66,8 +66,8 @@ class Departed:
         self._sweep_soon(streams)
 
     async def recall(self) -> None:
-        """Those that were lost while no batcher was there to hear it, as one that took its batcher along: the control
-        stream still says so. Raises what the log raises.
+        """Add endpoints that were lost while no batcher ran, such as one that failed together with its batcher: the
+        control stream still has them. Raises what the log raises.
         """
         lost: dict[str, list[bytes]] = {}
         after = START
@@ -83,13 +83,13 @@ class Departed:
                 self.left(incarnation, streams)
 
     async def find(self, endpoints: set[str]) -> None:
-        """Callers that queued requests name and that left before this batcher could hear of it."""
+        """Add callers that queued requests name and that left before this batcher could learn of it."""
         unheard = sorted(endpoints - self.endpoints - self._catalog.processes.keys())
         by_role: dict[str, list[str]] = {}
         for endpoint in unheard:
             if keys.is_standing(endpoint):
                 continue
-            prefix = endpoint.partition("-")[0]  # an incarnation begins with its role
+            prefix = endpoint.partition("-")[0]  # a process incarnation begins with its role
             by_role.setdefault(prefix if prefix in ("executor", "batcher") else "gateway", []).append(endpoint)
         for role, of_role in by_role.items():
             alive = await self._log.alive(role, of_role)
@@ -103,7 +103,7 @@ class Departed:
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep of departed streams")
 
     async def _sweep(self) -> None:
-        """Delete the streams only a process that left would read, again and again: work under way still writes them."""
+        """Delete streams that only a departed process read, repeatedly: running work still writes them."""
         while self._streams:
             with contextlib.suppress(CharoniaError):
                 new = [stream for stream, left in self._streams.items() if left == _OFTEN]
@@ -111,7 +111,7 @@ class Departed:
                     await self._log.set_times(keys.DEPARTED, dict.fromkeys(new, wall_ns() // 1000))
             for stream in list(self._streams):
                 if (left := self._streams.get(stream)) is None:
-                    continue  # its reader has been heard of meanwhile
+                    continue  # its reader was seen alive in the meantime
                 with contextlib.suppress(CharoniaError):
                     await self._log.delete_stream(stream)
                     if left > 1 and stream in self._streams:
@@ -122,7 +122,9 @@ class Departed:
             await asyncio.sleep(SWEEP_S)
 
     async def sweep_remembered(self) -> int:
-        """Delete the streams the log remembers, and forget the oldest; how many. Raises what the log raises."""
+        """Delete the streams that the log remembers, and forget the oldest; returns how many. Raises what the log
+        raises.
+        """
         now_us = wall_ns() // 1000
         present = {stream for name in self._catalog.processes for stream in (keys.replies(name), keys.batches(name))}
         old = set(await self._log.due(keys.DEPARTED, now_us - _REMEMBERED_US, _AT_ONCE))

@@ -1,7 +1,11 @@
-"""What one batcher looks after now and then, for all models it decides for: batches, deadlines, old streams.
+"""Schedules one batcher's periodic checks of all models it owns: batches, deadlines, old streams.
 
-How a single look goes is `upkeep`'s, `late_deadlines`', `deadlock_looks`' and `tidying`'s; here is when. What fails for
-one model keeps no other from being looked at.
+`upkeep`, `deadlock_watch` and `tidying` do the checks; this module decides when. A failure for one model does not stop
+the checks of others.
+
+Jobs behind the window of a queue, which no scheduler has yet, end at their deadline here. The scheduler ends jobs
+inside the window, and a waiting caller has a timer at its gateway. The log keeps the deadlines of active jobs sorted,
+so only due ones are read; an owner that has read all entries asks nothing.
 """
 
 from __future__ import annotations
@@ -11,18 +15,23 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from batcher.deadlock.deadlock_looks import DeadlockLooks
+from batcher.deadlock.deadlock_watch import DeadlockLooks
 from batcher.entries.carriers import RETRY_S
 from batcher.owner.demand import has_room
 from batcher.owner.owned import OwnedModel
+from batcher.scheduling.queues.ledger import DEADLINE_PASSED
 from batcher.takeover import ownership
+from charonia import keys
+from charonia.calls.request_endings import EXPIRED, active_jobs, answer_gateways, count_failures, end_jobs, version_of
 from charonia.catalog.catalog import Catalog
-from charonia.errors import CharoniaError
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, DeadlineExceeded
 from charonia.eventlog.port import Streams
+from charonia.facts.jobs import JobEnd, JobRecord
 from charonia.tasks import Tasks, insist
+from charonia.wire import pack_failure
 
 from .departed import Departed
-from .late_deadlines import LOOK_S, expire_behind_window
 from .tidying import ControlTidying
 from .upkeep import Upkeep, verify
 
@@ -34,7 +43,7 @@ _TIDY_S = 300.0
 
 
 class Rounds:
-    """Of the batcher `incarnation`; `owned` and `upkeep` are those of its models, and change with them."""
+    """Rounds of the batcher `incarnation`; `owned` and `upkeep` belong to its models, and change with them."""
 
     def __init__(
         self,
@@ -55,12 +64,12 @@ class Rounds:
         self._tidying = ControlTidying(log)
         self._tidy_at_s = asyncio.get_running_loop().time() + _TIDY_S
         self._forgotten = False
-        """The log was away: it may have forgotten what it had taken."""
+        """The log was unreachable: it may have lost accepted writes."""
         self._behind = asyncio.Event()
         self._tasks = Tasks()
 
     def look_behind(self) -> None:
-        """Some stream may be read no further for a while."""
+        """Reading of some stream may pause for a while."""
         self._behind.set()
 
     def start(self) -> None:
@@ -72,7 +81,7 @@ class Rounds:
         await self._tasks.close()
 
     def log_came_back(self) -> None:
-        """All batches are to be looked after, however young."""
+        """Check all batches, however young."""
         self._forgotten = True
 
     async def _recall(self) -> None:
@@ -80,7 +89,9 @@ class Rounds:
         await insist(self._departed.recall, complaint, first_s=RETRY_S, last_s=RETRY_S)
 
     async def _verify(self) -> None:
-        """Check batches that no process reports any more: old ones now and then, all of them when the log was away."""
+        """Check batches that no process reports any more: old ones periodically, all of them after the log was
+        unreachable.
+        """
         while True:
             await asyncio.sleep(_VERIFY_S)
             min_age_ns = 0 if self._forgotten else _VERIFY_AGE_NS
@@ -107,7 +118,7 @@ class Rounds:
             owned.demand.tend(owned.scheduler.queued_by_version(), partial(has_room, self._catalog))
 
     async def _expire(self) -> None:
-        """Keep the deadlines of what no window has room for."""
+        """End jobs at their deadline that do not fit into a window."""
         while True:
             await self._behind.wait()
             await asyncio.sleep(LOOK_S)
@@ -118,12 +129,12 @@ class Rounds:
                 try:
                     await expire_behind_window(owned)
                 except CharoniaError:
-                    pass  # looked at again soon
+                    pass  # checked again soon
                 except Exception:
                     _log.exception("deadlines of '%s' could not be looked at", owned.model)
 
     async def _tidy(self) -> None:
-        """One batcher is enough to shorten the control stream; several would only do it twice."""
+        """One batcher is enough to shorten the control stream; several would only repeat the work."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._tidy_at_s:
             return
@@ -131,3 +142,40 @@ class Rounds:
         if min(ownership.live_batchers(self._catalog), default="") == self._incarnation:
             await self._tidying.look()
             await self._departed.sweep_remembered()
+
+
+LOOK_S = 0.1
+_PAGE = 500
+
+
+async def expire_behind_window(owned: OwnedModel) -> int:
+    """End the jobs that are due and were not read yet; returns how many. Raises what the log raises."""
+    if owned.windows.all_read:
+        return 0
+    key, total = keys.job_deadlines(owned.model), 0
+    while not owned.closed:
+        due = await owned.log.due(key, wall_ns() // 1000, _PAGE)
+        unread = [job_id for job_id in due if owned.scheduler.find(job_id) is None]
+        if not unread:
+            return total
+        if jobs := await active_jobs(owned.log, owned.model, unread):
+            total += await _expire(owned, jobs)
+        # ended jobs are removed already, unless their record is gone
+        await owned.log.drop_times(key, unread)
+        if len(due) < _PAGE:
+            return total
+    return total
+
+
+async def _expire(owned: OwnedModel, jobs: list[JobRecord]) -> int:
+    ends = {}
+    for job in jobs:
+        # E10
+        error = DeadlineExceeded(f"[request id: {job.about.get('client_id') or '<id_unknown>'}] {DEADLINE_PASSED}")
+        answer = pack_failure(job.id, owned.model, version_of(job), error)
+        ends[job.id] = JobEnd(EXPIRED.state, answer, {"error": error.message, "by": EXPIRED.by})
+    expired = await end_jobs(owned.log, owned.model, jobs, EXPIRED, ends)
+    # its gateway's timer may have been first
+    await answer_gateways(owned.log, [(job.about.get("endpoint", ""), ends[job.id].result) for job in expired])
+    await count_failures(owned.log, owned.model, owned.content_hashes(), expired, "REJECTED")
+    return len(expired)

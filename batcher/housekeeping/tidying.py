@@ -1,6 +1,6 @@
-"""Keeps the streams short that nothing else shortens: control facts no reader needs, and dead letters.
+"""Trims the streams that are not trimmed elsewhere: control facts no reader needs, and dead letters.
 
-Both are read whole, which is why it happens seldom. Which control facts may go is `batcher.housekeeping.compaction`'s.
+Both are read whole, so this runs seldom. `compaction` decides which control facts may go.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAGE = 500
 
 
 class ControlTidying:
-    """Deletes control facts that were needless at the look before as well: those who follow have read them by then."""
+    """Deletes control facts that the previous check found needless as well: followers have read them by then."""
 
     def __init__(self, log: Streams) -> None:
         self._log = log
@@ -35,7 +35,7 @@ class ControlTidying:
             after = entries[-1].id
             for entry in entries:
                 found = facts_of(entry)
-                if len(found) == 1:  # no writer writes several; what is newer than this release is kept
+                if len(found) == 1:  # each is written by one writer; kinds newer than this release are kept
                     ids.append(bytes(entry.id))
                     facts.append(found[0])
         needless = {ids[at] for at in superseded(facts)}
@@ -47,7 +47,7 @@ class ControlTidying:
 
 
 async def trim_dead_letters(log: Streams, model: str, limit_bytes: int) -> int:
-    """Delete the oldest letters of a model while they hold more than so many bytes; how many. The newest stays."""
+    """Delete a model's oldest letters while they exceed this many bytes; returns how many. The newest stays."""
     sizes: list[tuple[bytes, int]] = []
     after = START
     while entries := await log.range(keys.dead_letters(model), after, _PAGE):

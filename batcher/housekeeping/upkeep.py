@@ -1,7 +1,7 @@
-"""What an owner checks now and then: batches that no process reports, jobs the log lost, the length of the journal.
+"""An owner's periodic checks: batches that no process reports, jobs the log lost, the length of the journal.
 
-A log server that was killed forgets its last writes, an operator may delete a stream: what then is in no stream any
-more would wait for ever. All of this is rare and is found by counting, not by reading.
+A killed log server forgets its last writes, and an operator may delete a stream: requests that are in no stream any
+more would wait for ever. This is rare, and is found by counting rather than by reading.
 """
 
 from __future__ import annotations
@@ -30,20 +30,18 @@ _HEAD = 16
 _LOOK_NS = 10_000_000_000
 _TRIM_NS = 30_000_000_000
 _YOUNG_US = 5_000_000
-"""Jobs younger than this may be on their way still."""
+"""Jobs younger than this may still be in transit."""
 _MARKED_US = 300_000_000
-"""Marks (`keys.visible`) younger than this are taken out by who ends their requests."""
+"""Marks (`keys.visible`) younger than this are removed by the process that ends their requests."""
 _SKEW_MS = 60_000
-"""Between a gateway's clock, which a job's time is of, and the log's, which numbers entries."""
+"""Max difference between a gateway's clock, which stamps jobs, and the log's, which numbers entries."""
 LOST = "the log lost this request"
 NOTHING_UNFINISHED = b"+"
 
 
 async def verify(owned: OwnedModel, min_age_ns: int) -> None:
-    """Compare the batches sent at least `min_age_ns` ago with what the log knows of them.
-
-    Its last writes were perhaps a batch or the fact that one has finished, and a former owner that stalled may have
-    read a fact meant for us.
+    """Compare the batches sent at least `min_age_ns` ago with those in the log. The log may have lost a batch or the
+    fact that it finished, and a former owner that stalled may have read a fact meant for this one.
     """
     for executor, batch_ids in owned.dispatched.older_than(min_age_ns).items():
         held = await owned.dispatched.held(executor)
@@ -78,9 +76,8 @@ async def _is_left(owned: OwnedModel, requests: Sequence[RequestQueued]) -> bool
 
 
 class Upkeep:
-    """The rarer looks at one model; `look` may be called as often as one likes.
-
-    `letters_size_bytes` is what it keeps of dead letters, 0 for all.
+    """The rarer checks of one model; `look` may be called at any rate. `letters_size_bytes` bounds its dead letters, 0
+    for no bound.
     """
 
     def __init__(self, owned: OwnedModel, letters_size_bytes: int = 0) -> None:
@@ -96,11 +93,11 @@ class Upkeep:
         self._ended_after: tuple[int, bytes] | None = None
 
     def look_for_waves(self) -> None:
-        """An executor is gone, perhaps with answers that it had spoken of and not sent: look soon."""
+        """An executor left, perhaps with answers that it had announced and not sent: check soon."""
         self._waves_ns = 0
 
     async def look(self) -> None:
-        """Do what is due. Raises what the log raises."""
+        """Run the checks that are due. Raises what the log raises."""
         await self._adaptive.look(self._owned.scheduler)
         now = monotonic_ns()
         if self._forgotten or now >= self._waves_ns:
@@ -121,19 +118,17 @@ class Upkeep:
                 self._letters_seen = condemned
 
     async def _forget_expired(self) -> None:
-        """Read on among the ended jobs, for reading forgets those whose time is over.
-
-        Settlements look at the oldest only, where one that is kept for long may stand before many that were not: these
-        would count against the model's bound, and what is still wanted would make room for them.
+        """Read on among the ended jobs: reading deletes expired ones. Settlements check the oldest only, and one with a
+        long retention may stand before many expired ones. These would count against the model's bound, and jobs that
+        are still wanted would be deleted for them.
         """
         log, model = self._owned.log, self._owned.model
         page = await log.jobs(model, ended=True, after=self._ended_after, count=_PAGE)
         self._ended_after = (page[-1].ended_us, page[-1].id) if len(page) == _PAGE else None
 
     async def _oldest_unfinished(self) -> bytes:
-        """What of the journal must stay. Ids are milliseconds and a number, which each stream counts for itself.
-
-        A job's entry in the queue may be much younger than its beginning in the journal: one that was moved.
+        """The oldest part of the journal that must stay. Ids are milliseconds and a number, which each stream counts
+        for itself. A job's entry in the queue may be much younger than its beginning in the journal, if it was moved.
         """
         oldest = self._owned.windows.oldest()
         kept_ms = [int(oldest.partition(b"-")[0])] if oldest is not None else []
@@ -142,11 +137,10 @@ class Upkeep:
         return b"%d-0" % min(kept_ms) if kept_ms else NOTHING_UNFINISHED
 
     async def burst_forgotten(self) -> int:
-        """Burst waves that were read and that this owner does not know, once two looks in a row find them; how many.
-
-        Their executor was lost after it had told of their end and before they were deleted, or the log was killed and
-        lost the deletion. Most were answered; then their gateway drops what comes of them now. Only the oldest entries
-        are looked at: the next follow with the next look.
+        """Burst waves that were read and that this owner does not know, if two checks in a row find them; returns how
+        many. Their executor was lost after it reported their end and before it deleted them, or a killed log lost the
+        deletion. Most were answered; their gateway then drops the new answers. Only the oldest entries are checked: the
+        others follow with the next checks.
         """
         owned = self._owned
         found: dict[tuple[bytes, bytes], Wave] = {}
@@ -166,11 +160,10 @@ class Upkeep:
         return len(again)
 
     async def find_lost(self) -> int:
-        """End what is in the log's count and in no stream, once two looks in a row find too many; how many.
-
-        Jobs fail. Who waits for another request is told by its gateway, which sees that it is over without an answer.
-        What is behind its window cannot be counted, so such a model is looked at when it has been read. What a stream
-        has that was read and is unknown here is for another owner, which reads it again.
+        """End requests that the log counts and no stream has, if two checks in a row find too many; returns how many.
+        Jobs fail. Other callers get their error from their gateway, which sees that the request is over without an
+        answer. Entries behind the window cannot be counted, so such a model is checked after they were read. Entries of
+        a stream that were read and are unknown here belong to another owner, which reads them again.
         """
         owned = self._owned
         known = owned.windows.unsettled
@@ -205,7 +198,7 @@ class Upkeep:
         return found
 
     async def _forget_found(self, missing: set[bytes]) -> set[bytes]:
-        """Take out what a queue stream has after all: it is being read, or being settled. Returns what was read."""
+        """Remove those that a queue stream has after all: they are being read or settled. Returns those it read."""
         read: set[bytes] = set()
         windows = self._owned.windows
         for stream in list(windows.lanes):
@@ -236,7 +229,7 @@ class Upkeep:
         await owned.log.settle(owned.model, requests, None, [], ends=ends, outcomes=outcomes)
 
     async def _end_others(self, ids: list[bytes]) -> int:
-        """End lost requests that are no jobs; how many."""
+        """End lost requests that are not jobs; returns how many."""
         owned = self._owned
         ids = [request_id for request_id in ids if await owned.log.job(owned.model, request_id) is None]
         attempts = await owned.log.unsettled(owned.model, ids)

@@ -1,7 +1,8 @@
-"""Asks executors for versions that none has in memory while requests wait for them (models on demand).
+"""Asks executors to load on-demand versions while requests wait for them and no executor has them in memory.
 
-One executor is asked at a time, and again another one when it leaves or cannot load the version. An executor that is
-asked twice, by a new owner perhaps, loads once. What has a backlog for seconds is asked of another one that has room.
+One executor is asked at a time, and another one when it leaves or cannot load the version. An executor that is asked
+twice, perhaps by a new owner, loads once. If a backlog lasts for seconds, another executor with free capacity is asked
+too.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ _NEARLY_FULL = 0.9
 _ASK_AGAIN_LOOKS = 5
 _BACKLOG_LOOKS = 3
 _BACKLOG_BATCHES = 4
-"""Requests for each instance that wait before more of them are wanted."""
+"""Waiting requests per instance beyond which more instances are wanted."""
 
 
 class Demand:
-    """The demand for one model. `choose(model, executors)` says which executor is asked.
-
-    `ask_to_load(executor, version)` asks it, and says whether the log took that.
+    """The demand for one model. `choose(model, executors)` picks the executor to ask. `ask_to_load(executor, version)`
+    asks it and returns whether the log took the request.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Demand:
         self._choose = choose
         self._spawn = spawn
         self.unloaded: dict[int, frozenset[str]] = {}
-        """Versions no executor has in memory, and which would load them."""
+        """Versions that no executor has in memory, and the executors that would load them."""
         self._shared: dict[int, ServedVersion] = {}
-        """Versions that some have in memory, and others would load."""
+        """Versions that some executors have in memory, and the others that would load them."""
         self._asked: dict[int, str] = {}
         self._looks: dict[int, int] = {}
-        """How often in a row `tend` found a version waited for."""
+        """How many calls of `tend` in a row found requests waiting for a version."""
 
     @property
     def is_for_this_model(self) -> bool:
@@ -50,7 +50,7 @@ class Demand:
         return bool(self.unloaded or self._shared)
 
     def on_served(self, versions: Mapping[int, ServedVersion]) -> None:
-        """The catalog's newest word about this model."""
+        """The catalog's latest state of this model."""
         self.unloaded = {number: found.on_demand for number, found in versions.items() if found.is_unloaded}
         self._shared = {n: found for n, found in versions.items() if found.on_demand and not found.is_unloaded}
         for number in self._asked.keys() - self.unloaded.keys():
@@ -66,14 +66,13 @@ class Demand:
                 self._spawn(self._ask(executor, number))
 
     def tend(self, waiting: Mapping[int, int], has_room: Callable[[str], bool]) -> None:
-        """Called about once a second: ask again for what has not come, and for more of what one cannot do alone.
-
-        `has_room(executor)` says whether an executor could load one more without letting another go.
+        """Called about once a second: repeat unanswered requests to load, and ask for more instances of a version with
+        a backlog. `has_room(executor)` says whether an executor could load one more without unloading another.
         """
         for number, executor in self._asked.items():
             if waiting.get(number):
                 looks = self._looks[number] = self._looks.get(number, 0) + 1
-                if looks % _ASK_AGAIN_LOOKS == 0:  # the log may have lost what was said
+                if looks % _ASK_AGAIN_LOOKS == 0:  # the log may have lost the request
                     self._spawn(self._ask(executor, number))
         for number, found in self._shared.items():
             backlog = waiting.get(number, 0) > _BACKLOG_BATCHES * sum(found.slots.values())
@@ -88,19 +87,18 @@ class Demand:
 
 
 def has_room(catalog: Catalog, executor: str) -> bool:
-    """Whether an executor could probably load one more model without letting another go."""
+    """Whether an executor could probably load one more model without unloading another."""
     return _share(catalog, executor) < _NEARLY_FULL
 
 
 def most_room(catalog: Catalog, model: str, executors: Collection[str]) -> str:
-    """Who loads a model: of those that have room for one more the emptiest, else always the same one of them.
-
-    The same one, so that models which take turns find their place where they were before.
+    """Chooses who loads a model: of the executors with free capacity the emptiest, otherwise always the same one.
+    Always the same, so that models which alternate are loaded where they were before.
     """
 
     def place(executor: str) -> tuple[float, bytes]:
         share = _share(catalog, executor)
-        # nearly full is full: what there is left is seldom enough, and who asks knows no sizes
+        # nearly full counts as full: the rest is seldom enough, and the batcher does not know the model's size
         digest = hashlib.blake2b(f"{model}\0{executor}".encode(), digest_size=8).digest()
         return (share if share < _NEARLY_FULL else 1.0, digest)
 
@@ -108,7 +106,7 @@ def most_room(catalog: Catalog, model: str, executors: Collection[str]) -> str:
 
 
 def _share(catalog: Catalog, executor: str) -> float:
-    """How much of its room for models an executor uses, as it last said; 1.0 for one that has not said."""
+    """Share of its model memory that an executor uses, by its last report; 1.0 without one."""
     view = catalog.executors.get(executor)
     told = view.described if view is not None else None
     if told is None or not (told.budget_bytes or told.most_models):

@@ -1,7 +1,7 @@
-"""The batches that the owner of a model has dispatched: sent to their executors, and known until they end somehow.
+"""The batches that a model's owner has dispatched: sends them to their executors and tracks them until they end.
 
-A batch goes at once to the executor in this process when nothing has to be written before; a task sends any other. An
-attempt is written before its batch is sent, unless it is the first attempt of a request that is no job, is not
+A batch goes at once to the executor in this process if nothing has to be written first; otherwise a task sends it. An
+attempt is written before its batch is sent, unless it is the first attempt of a request that is not a job, not
 journalled and was not found at takeover. So a job that is cancelled before is never dispatched, and the attempts of a
 request that kills one owner after another are counted.
 """
@@ -40,7 +40,7 @@ _RECORDED = FLAG_JOB | FLAG_JOURNALLED
 
 
 class Owner(Protocol):
-    """The owner of a model, as its batches need it (`owned.OwnedModel`)."""
+    """What batches need of their model's owner (`owned.OwnedModel`)."""
 
     closed: bool
 
@@ -56,7 +56,7 @@ class Owner(Protocol):
 
 
 class _Batch(Struct, gc=False):
-    """One that was decided on. `sent_ns`: when an executor of another process got it, or was last known to have it."""
+    """One dispatched batch. `sent_ns`: when an executor of another process got it, or was last known to have it."""
 
     executor: str
     requests: list[RequestQueued]
@@ -88,11 +88,12 @@ class DispatchedBatches:
         self._refusals = refusals
         self._batches: dict[str, _Batch] = {}
         self.streams = self.streams_once = False
-        """Requests may have several responses; they are not run again once one was seen. First attempts are recorded
-        then, too: an owner that is lost with its executor leaves nothing else by which the next run is told from the
-        one whose responses were seen."""
+        """Requests may have several responses; they are not run again once one was visible. First attempts are recorded
+        then, too: if an owner is lost with its executor, only the record distinguishes the next run from the run whose
+        responses were visible.
+        """
         self.wanted: dict[bytes, int] = {}
-        """How many responses are wanted of requests whose callers say so (S55)."""
+        """How many responses are wanted, for requests whose callers limit them (S55)."""
 
     def __contains__(self, batch_id: object) -> bool:
         return batch_id in self._batches
@@ -103,10 +104,10 @@ class DispatchedBatches:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def dispatch(self, decision: DispatchBatch) -> None:
-        """Send a batch to its executor, unless the log does not take it: then it comes back to the owner."""
+        """Send a batch to its executor. If the log does not take it, it returns to the owner."""
         batch = self._batches[decision.batch_id] = _Batch(decision.executor, decision.requests)
         link = self._link
-        # what has a note is suspected, or was restored and so must begin
+        # a batch with a note is suspected, or was restored and so its attempt must be recorded
         if link is None or decision.executor != link.executor or decision.suspects or self._must_begin(decision):
             self._owner.spawn(self._send(decision))
             return
@@ -118,7 +119,7 @@ class DispatchedBatches:
         failpoints.hit("batcher.dispatched")
 
     async def _send(self, decision: DispatchBatch) -> None:
-        """Send a batch of which something has to be recorded first, or which is for another process."""
+        """Send a batch that needs a record first, or that is for another process."""
         failpoints.hit("batcher.formed")
         link = self._link if self._link is not None and decision.executor == self._link.executor else None
         try:
@@ -126,14 +127,14 @@ class DispatchedBatches:
                 decision, settled = await self.begin_attempts(decision)
                 self._owner.requests_settled(settled)
                 if self._is_over(decision):
-                    return  # its executor was lost meanwhile
+                    return  # its executor was lost in the meantime
                 if self.streams_once and (cut := await jobs_cut_short(self._log, self._model, decision)):
                     decision = decision.without({one.request.id for one in cut})
                     await self._refusals.settle(cut)
                 self._shrink(decision)
                 if not decision.requests:
                     return
-            # one that is given up by now would never leave again
+            # a batch that was given up by now would stay for ever
             if decision.suspects == "apart" and decision.batch_id in self._batches:
                 await self._quarantine.enter(decision.executor, decision.batch_id)
             if link is not None and decision.batch_id in self._batches and self._may_end_us(decision):
@@ -146,6 +147,8 @@ class DispatchedBatches:
             else:
                 await self._log.append(keys.batches(decision.executor), self._fields(decision))
             self._sent(decision.batch_id, elsewhere=link is None)
+            if cancelled := b"".join([request.id for request in decision.requests if request.cancelled]):
+                self.stop_executions(decision.executor, decision.batch_id, cancelled, gentle=True)
             if self.wanted:
                 self._tell_responses_wanted([request.id for request in decision.requests])
             failpoints.hit("batcher.dispatched")
@@ -173,7 +176,7 @@ class DispatchedBatches:
         return self.streams and any(map(_is_news, decision.requests, decision.attempts))
 
     async def begin_attempts(self, decision: DispatchBatch) -> tuple[DispatchBatch, list[RequestQueued]]:
-        """The batch without what was settled meanwhile, and that. Raises `Cancelled` to a former owner."""
+        """Splits a batch into the part to run and its settled requests. Raises `Cancelled` to a former owner."""
         going: dict[bytes, bool] = {}
         for attempt in sorted(set(decision.attempts)):
             members = [r for r, a in zip(decision.requests, decision.attempts, strict=True) if a == attempt]
@@ -200,9 +203,8 @@ class DispatchedBatches:
         return decision.without({r.id for r in settled}) if settled else decision, settled
 
     def _still_wanted(self, decision: DispatchBatch) -> DispatchBatch:
-        """The batch without what ended while it was prepared: its executor learned of that before it has the batch.
-
-        A step of a sequence stays: those that follow build upon it.
+        """The batch without requests that ended while it was prepared: their end was reported to the executor before it
+        had the batch. A step of a sequence stays: later steps build upon it.
         """
         ended = {request.id for request in decision.requests if request.settled}
         if ended and decision.sequences is None and decision.batch_id in self._batches:
@@ -211,7 +213,7 @@ class DispatchedBatches:
         return decision
 
     def _shrink(self, decision: DispatchBatch) -> None:
-        """What is left of a batch that is being prepared; one with nothing left is finished."""
+        """The unsettled part of a batch that is being prepared; an empty one is finished."""
         if decision.batch_id in self._batches:
             self._batches[decision.batch_id].requests = decision.requests
         if not decision.requests:
@@ -232,7 +234,7 @@ class DispatchedBatches:
             self._owner.batch_returned(decision.batch_id, decision.executor, "not sent")
 
     def _hand_over(self, link: LocalLink, decision: DispatchBatch) -> None:
-        # held replies are all there is of settled work: they must outlive this process
+        # held replies are the only copy of the answers of settled requests: they must outlive this process
         header = self._header(decision, keys.facts(self._model) if decision.via_owner else b"")
         link.batches.hand(header, [request.carrier.record for request in decision.requests])
 
@@ -264,7 +266,7 @@ class DispatchedBatches:
     # -- what else executors are sent ---------------------------------------------------------------------------------
 
     def want_responses(self, request_id: bytes, count: int) -> None:
-        """So many responses of a request are wanted: the executor that runs it, now or later, is notified."""
+        """Set how many responses of a request are wanted, and notify the executor that runs it, now or later."""
         self.wanted[request_id] = max(count, self.wanted.get(request_id, 0))
         self._tell_responses_wanted([request_id])
 
@@ -276,12 +278,16 @@ class DispatchedBatches:
                 # its caller repeats it
                 self._owner.spawn(self._try_to_tell(executor, ResponsesWanted(batch_id, request_id, count)))
 
-    def stop_executions(self, executor: str, batch_id: str, ids: bytes) -> None:
-        """Requests of a batch that an executor has are settled: it only saves work to notify it."""
-        self._owner.spawn(self._try_to_tell(executor, ExecutionUnwanted(batch_id, ids)))
+    def stop_executions(self, executor: str, batch_id: str, ids: bytes, *, gentle: bool = False) -> None:
+        """Requests of a batch that an executor has are settled: it only saves work to notify it.
+
+        `gentle`: they are not, and their model is asked to end them.
+        """
+        fact = ExecutionUnwanted(batch_id, b"", ids) if gentle else ExecutionUnwanted(batch_id, ids)
+        self._owner.spawn(self._try_to_tell(executor, fact))
 
     async def ask_to_load(self, executor: str, version: int) -> bool:
-        """Tell an executor that requests wait for a version it would load; False when the log does not take it."""
+        """Ask an executor to load a version that requests wait for; False when the log does not take it."""
         try:
             await self._tell(executor, VersionWanted(self._model, version))
         except CharoniaError:
@@ -301,7 +307,7 @@ class DispatchedBatches:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def end(self, batch_id: str) -> list[RequestQueued]:
-        """A batch ended; its requests, none when it had ended before."""
+        """A batch ended; returns its requests, none when it had ended before."""
         batch = self._batches.pop(batch_id, None)
         if batch is None:
             return []
@@ -314,15 +320,14 @@ class DispatchedBatches:
         return batch.requests
 
     def lose(self, executor: str, reason: str) -> None:
-        """An executor is gone: a late report of its batches must not be taken for the end of the runs that follow."""
+        """An executor is lost: ignore late reports about its batches, because later runs have taken their place."""
         for batch_id in [batch_id for batch_id, batch in self._batches.items() if batch.executor == executor]:
             self.came_back(self.end(batch_id), executor, reason)
 
     def came_back(self, requests: Iterable[RequestQueued], executor: str, reason: str) -> None:
-        """Add to the records of jobs that they wait again: a batch came back without their outcome.
-
-        What begins and ends a job is written by scripts with the deed; this is only for readers, so it is tried once.
-        Started before the next attempt is, it is written before that.
+        """Write into the records of jobs that they are queued again: their batch came back without their outcome.
+        Scripts write the beginning and the end of a job together with the act; this is only for readers, so it is tried
+        once, and written before the next attempt.
         """
         for carrier in [carrier_of(request) for request in requests]:
             if carrier.record.is_job and not carrier.settled:
@@ -333,22 +338,22 @@ class DispatchedBatches:
             await self._log.add_job_event(self._model, job_id, "returned", detail)
 
     def close(self) -> None:
-        """Nothing is dispatched any more by this owner."""
+        """This owner dispatches nothing any more."""
         for batch_id in list(self._batches):
             self.end(batch_id)
 
     # -- repairs ------------------------------------------------------------------------------------------------------
 
     def restore(self, batch_id: str, executor: str, requests: list[RequestQueued]) -> None:
-        """A former owner's batch, which an executor has."""
+        """Add a former owner's batch that an executor has."""
         self._batches[batch_id] = _Batch(executor, requests, True, monotonic_ns())
 
     def unsent(self, executor: str) -> list[str]:
-        """What was decided for an executor that does not have it yet."""
+        """Batches that were decided for an executor and not sent yet."""
         return [i for i, batch in self._batches.items() if batch.executor == executor and not batch.is_sent]
 
     def holder(self, request_id: bytes) -> tuple[str, str] | None:
-        """The executor that has a request or wave, and in which batch."""
+        """The executor and the batch that have a request or wave."""
         for batch_id, batch in self._batches.items():
             if batch.is_sent and any(request.id == request_id for request in batch.requests):
                 return batch.executor, batch_id
@@ -358,13 +363,13 @@ class DispatchedBatches:
         return self._batches[batch_id].requests if batch_id in self._batches else []
 
     def verified(self, batch_id: str) -> None:
-        """Its executor has it still: nothing needs to be asked about it for a while."""
+        """The executor still has the batch: do not ask about it for a while."""
         batch = self._batches.get(batch_id)
         if batch is not None and batch.sent_ns:
             batch.sent_ns = monotonic_ns()
 
     def older_than(self, age_ns: int) -> dict[str, list[str]]:
-        """By executor of another process the batches it was sent, or found with, at least so long ago."""
+        """By executor of another process, the batches it has had for at least this long."""
         before_ns = monotonic_ns() - age_ns
         found: dict[str, list[str]] = {}
         for batch_id, batch in self._batches.items():
@@ -390,12 +395,12 @@ def _is_news(request: RequestQueued, attempt: int) -> bool:
 
 
 async def jobs_cut_short(log: Jobs, model: str, decision: DispatchBatch) -> list[RejectRequest]:
-    """The jobs of a batch that were begun before and have kept responses, as refusals. Raises what the log raises."""
+    """Refusals for the jobs of a batch that were begun before and have kept responses. Raises what the log raises."""
     cut: list[RejectRequest] = []
     places = decision.sequences.places if decision.sequences is not None else (None,) * len(decision.requests)
     for request, attempt, place in zip(decision.requests, decision.attempts, places, strict=True):
         if place is not None and place.again:
-            continue  # what it has had is of this very attempt
+            continue  # its responses are those of this very attempt
         if attempt > 1 and carrier_of(request).record.is_job and await log.job_responses(model, request.id, count=1):
             message = StreamInterrupted(CUT_SHORT.format(why="what ran it was lost")).message
             cut.append(RejectRequest(request, ErrorCode.UNAVAILABLE, message, "BACKEND"))

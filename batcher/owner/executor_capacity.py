@@ -7,14 +7,14 @@ from charonia.catalog.catalog import ServedVersion
 
 
 class Capacity:
-    """As the catalog last said; `held` are the versions, None before its first word."""
+    """The catalog's latest state; `held` are the versions, None before the first one."""
 
     def __init__(self) -> None:
         self.held: frozenset[int] | None = None
         self._slots: dict[tuple[str, int], tuple[str, int]] = {}
 
     def change(self, versions: dict[int, ServedVersion]) -> list[seen.Observation]:
-        """The catalog's newest word, as what the scheduler has to know of it."""
+        """Takes the catalog's latest state; returns the observations for the scheduler."""
         slots = {
             (executor, version.version): (version.content_hash, count)
             for version in versions.values()
@@ -36,5 +36,5 @@ class Capacity:
         return found
 
     def content_hashes(self) -> dict[int, str]:
-        """By version what is served of it."""
+        """The served instances by version."""
         return {version: content_hash for (_, version), (content_hash, _) in self._slots.items()}

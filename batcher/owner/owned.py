@@ -1,11 +1,11 @@
-"""One owned model: feeds its pure scheduler with what the log says and carries out what the scheduler decides.
+"""One owned model: feeds its pure scheduler with facts of the log and carries out the scheduler's decisions.
 
-A queue entry stays in the log until every request it carries is settled; so the queue alone is the truth a successor
-recovers from, and deleting an entry is only tidying. Batches and replies are appended, never awaited in line.
+A queue entry stays in the log until all its requests are settled. So a successor recovers from the queue alone, and
+deleting an entry only saves space. Batches and replies are appended by tasks, never awaited in line.
 
-What was read, what was dispatched and what is settled must agree at every await, so the facts and decisions about them
-meet here. Each is kept by a part with an interface: `carriers` (the queue and the facts), `dispatched_batches`,
-`refusals`, and `scheduling`, where all is decided. What a new owner reads is `recovery`'s, what it repairs `upkeep`'s.
+Which requests were read, dispatched and settled must agree at every await, so their facts and decisions meet here. Each
+is tracked by a part with an interface: `carriers` (the queue and the facts), `dispatched_batches`, `refusals`, and
+`scheduling`, which decides. `recovery` restores what a new owner needs, `upkeep` repairs it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -75,11 +75,11 @@ _log = logging.getLogger(__name__)
 _WIDER_FOR_SEQUENCES = 8
 _NO_LIMITS = Limits()
 _numbers = itertools.count(1)
-"""Batches are told apart by the number of their owner in its process: two models may have the same token."""
+"""Distinguishes the batches of owners in one process: two models may have the same token."""
 
 
 class DepartedEndpoints(Protocol):
-    """The endpoints of gateways that left; `find` adds those of the given ones that left unheard."""
+    """The endpoints of gateways that left; `find` adds given endpoints that left before this batcher could know."""
 
     endpoints: set[str]
 
@@ -88,7 +88,7 @@ class DepartedEndpoints(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatcherContext:
-    """What all owned models of one batcher share. `link` leads to the executor in its process, if there is one."""
+    """Shared by all owned models of one batcher. `link` leads to the executor in its process, if there is one."""
 
     log: EventLog
     reader: StreamReader
@@ -99,15 +99,15 @@ class BatcherContext:
     departed: DepartedEndpoints
     quarantine: Quarantine
     lost_ownership: Callable[[str], None]
-    """Called when the log says another batcher owns a model, and when the model wants another kind of scheduler."""
+    """Called when the log says another batcher owns a model, and when the model needs another kind of scheduler."""
     on_blocking: Callable[[], None]
-    """Called when requests came that their callers do nothing without."""
+    """Called when requests arrived whose callers do nothing else until they are answered."""
     on_behind: Callable[[], None]
-    """Called when a stream is read no further for a while."""
+    """Called when reading of a stream pauses for a while."""
 
 
 class OwnedModel:
-    """The shell around one scheduler, of the kind that `interface` wants. `token` is of the ownership."""
+    """The shell around one scheduler, of the kind that `interface` needs. `token` is of the ownership."""
 
     def __init__(self, batcher: BatcherContext, model: str, token: int, interface: ModelInterface | None) -> None:
         log, link, settings = batcher.log, batcher.link, batcher.settings
@@ -132,16 +132,16 @@ class OwnedModel:
         self._timer_at_ns = 0
         # the queue and the facts
         self._deletions = Deletions(log)
-        # who waits for a slot must not hide what is next of those that have one
+        # sequences that wait for a slot must not hide the next requests of those that have one
         wider = _WIDER_FOR_SEQUENCES if is_sequential(interface) else 1
-        self.windows = Windows(batcher.reader, wider * settings.window_requests, self._deletions)
-        self.facts = FactStream(log, batcher.reader, model, self._deletions, self.spawn)
+        self.windows = Windows(batcher.reader, wider * settings.window_requests, self._deletions, self.on_entries)
+        self.facts = FactStream(log, batcher.reader, model, self._deletions, self.spawn, self.on_entries)
         self._early_cancels = EarlyCancels()
         self._bursting = Bursting(log, model)
         self._arrived: list[seen.RequestQueued] = []
-        """What came in this tick and the scheduler has not seen."""
+        """Requests that arrived in this tick and that the scheduler has not seen."""
         self.called: dict[bytes, seen.RequestQueued] = {}
-        """Requests that models made, by id; `deadlock_watch` forgets those that have ended."""
+        """Requests that models made, by id; `deadlock_watch` removes settled ones."""
         # batches and ends
         self._refusals = Refusals(log, model, batcher.departed.endpoints, self.requests_settled)
         self.condemned = 0
@@ -159,30 +159,31 @@ class OwnedModel:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """What else is to be read before it hears of capacity; the queue is restored. Raises what the log raises."""
+        """Hook: what else to read before the scheduler learns of capacity; the queue is restored. Raises what the log
+        raises.
+        """
 
     async def look_after(self) -> None:
-        """What else is looked after now and then. Raises what the log raises."""
+        """Hook: what else to check periodically. Raises what the log raises."""
 
     def on_related(self, model: str) -> None:
-        """The catalog has news about another model."""
+        """Hook: the catalog has changed for another model."""
 
     def close(self) -> None:
-        """Stop deciding; what is queued stays in the log for the next owner."""
+        """Stop deciding; queued requests stay in the log for the next owner."""
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
         self.windows.close()
         if self._batcher.link is not None:
             self._batcher.link.reports[self.model].follow(None)
-        for stream in self.fact_streams:
-            self._reader.remove(stream)
+        self._reader.remove(self.facts.stream)
         self._deletions.close()
         self.dispatched.close()
         self._tasks.cancel()
 
     def failed(self, error: BaseException) -> None:
-        """An unforeseen error: what is known here may be wrong, so the model is taken again, from the log."""
+        """After an unforeseen error the state here may be wrong, so the model is taken over again, from the log."""
         _log.error("model '%s' is taken again after an unforeseen error", self.model, exc_info=error)
         if not self.closed:
             self.has_failed = True
@@ -190,7 +191,7 @@ class OwnedModel:
             self.step_down()
 
     def step_down(self) -> None:
-        """Another batcher owns the model, or this one is to take it again."""
+        """Another batcher owns the model, or this one is to take it over again."""
         self._lost_ownership(self.model)
 
     async def settled(self) -> None:
@@ -198,31 +199,30 @@ class OwnedModel:
         await self._tasks.settled()
         await self._deletions.done()
 
-    @property
-    def fact_streams(self) -> tuple[bytes, ...]:
-        """Where executors and gateways report to this model's owner."""
-        return (self.facts.stream,)
-
     # -- what the log says --------------------------------------------------------------------------------------------
 
     def on_entries(self, stream: bytes, entries: list[Entry]) -> None:
+        """What was read of one of its streams. When that fails, the other models go on."""
         if self.closed:
             return
-        if stream == self.facts.stream:
-            self._on_facts(stream, entries)
-            self.facts.after = entries[-1].id
-        else:
-            failpoints.hit("batcher.picked")
-            queued = self._read(stream, entries, None)
-            if len(self.windows.lanes) > 1:  # what comes on another level in this tick may be batched with it
-                if not self._arrived:
-                    self._loop.call_soon(self._see_arrived_soon)
-                self._arrived += queued
+        try:
+            if stream == self.facts.stream:
+                self._on_facts(stream, entries)
+                self.facts.after = entries[-1].id
             else:
-                self._see(queued)
-            if self.windows.pause_if_full(stream):
-                self._batcher.on_behind()
-        self.arm()
+                failpoints.hit("batcher.picked")
+                queued = self._read(stream, entries, None)
+                if len(self.windows.lanes) > 1:  # requests that arrive on another level in this tick may join the batch
+                    if not self._arrived:
+                        self._loop.call_soon(self._see_arrived_soon)
+                    self._arrived += queued
+                else:
+                    self._see(queued)
+                if self.windows.pause_if_full(stream):
+                    self._batcher.on_behind()
+            self.arm()
+        except Exception as error:
+            self.failed(error)
 
     def _on_facts(self, stream: bytes, entries: list[Entry]) -> None:
         if self._arrived:
@@ -234,7 +234,7 @@ class OwnedModel:
             self.facts.handled(keeper)
 
     def queue(self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None) -> list[seen.RequestQueued]:
-        """Show the scheduler the requests of these entries at once: what arrived together may be batched together."""
+        """Give the scheduler the requests of these entries at once, so that they may be batched together."""
         queued = self._read(stream, entries, attempts)
         self._see(queued)
         return queued
@@ -259,7 +259,7 @@ class OwnedModel:
             self.failed(error)
 
     def _see_arrived(self) -> None:
-        """Show the scheduler what came on several levels in this tick."""
+        """Give the scheduler the requests that arrived on several levels in this tick."""
         if not self.closed:
             arrived, self._arrived = self._arrived, []
             if arrived:
@@ -269,7 +269,7 @@ class OwnedModel:
         now = monotonic_ns()
         observed: list[seen.Observation] = [*queued]
         if self._early_cancels.ids or self._bursting.suspects:
-            # suspects must be known for that before any of them is dispatched
+            # requests must be marked as suspects before any of them is dispatched
             observed += [*self._early_cancels.of(queued), *self._bursting.suspected(queued)]
         decisions = self.scheduler.observe_all(observed, now)
         held = self._capacity.held
@@ -300,7 +300,7 @@ class OwnedModel:
             self.observe(seen.RequestsRescheduled(fact.batch_id, fact.executor, frozenset(_ids_of(fact.ids))))
         elif isinstance(fact, RequestCancelled):
             if self.scheduler.find(fact.id) is not None:
-                self.observe(seen.RequestCancelled(fact.id))
+                self.observe(seen.RequestCancelled(fact.id, fact.gentle))
                 return
             if not self._stop_in_wave(fact.id):
                 self._early_cancels.note(fact.id)
@@ -317,7 +317,7 @@ class OwnedModel:
             self.windows.open(keys.queue(self.model, fact.level, fact.lane), fact.lane)
 
     def _on_report(self, fields: Fields) -> None:
-        """The executor in this process reports; the replies of a batch it has settled are sent."""
+        """The executor in this process reports; send the replies of a batch that it has settled."""
         if self.closed:
             return
         fact: Any = fields[1]
@@ -337,7 +337,7 @@ class OwnedModel:
 
     @property
     def wanted(self) -> dict[bytes, int]:
-        """How many responses are wanted of requests whose callers say so (S55)."""
+        """How many responses are wanted, for requests whose callers limit them (S55)."""
         return self.dispatched.wanted
 
     def batch_finished(self, batch_id: str, executor: str, *, held: bool = False) -> None:
@@ -353,7 +353,7 @@ class OwnedModel:
         self._refuse_unheld()
 
     def on_death(self, fact: BatchDied | BatchDiedInCompany) -> None:
-        """A batch took its instance with it; those of its requests that have an outcome are not suspected."""
+        """A batch ended its instance; its requests with an outcome are not suspected."""
         ids = frozenset(_ids_of(fact.ids))
         members = self.dispatched.end(fact.batch_id)
         self.requests_settled([request for request in members if request.id not in ids])
@@ -367,7 +367,7 @@ class OwnedModel:
         self._refuse_unheld()
 
     def _on_ended(self, ids: list[bytes]) -> None:
-        """These requests were settled from outside: they leave the queue, and executors that run them are notified."""
+        """These requests were settled from outside: remove them from the queue and notify executors that run them."""
         found = []
         for request_id in ids:
             self._stop_in_wave(request_id)
@@ -377,7 +377,7 @@ class OwnedModel:
         self.requests_settled(found)
 
     def _stop_in_wave(self, request_id: bytes) -> bool:
-        """Tell the executor of a running wave that one of its requests is not wanted; False when there is none."""
+        """Notify the executor of a running wave that one of its requests is not wanted; False if none runs it."""
         wave = self.scheduler.find(request_id[:PREFIX_BYTES] + WAVE_BYTE)
         if wave is None or wave.state is not seen.RequestState.DISPATCHED:
             return False
@@ -386,7 +386,7 @@ class OwnedModel:
         return True
 
     def _on_moved(self, ids: list[bytes]) -> None:
-        """An operator carries these in another entry from now on: what is not dispatched is forgotten here."""
+        """An operator has moved these requests to another entry: forget those that are not dispatched."""
         for request_id in ids:
             request = self.scheduler.find(request_id)
             if request is not None and request.state is not seen.RequestState.DISPATCHED:
@@ -394,12 +394,20 @@ class OwnedModel:
                 self.windows.settle((request,))
 
     def end_lease(self, holder: str) -> None:
-        """Give back the room for waves that a gateway reserved which left without doing so."""
+        """Release the capacity for waves that a gateway reserved and left without releasing."""
         if not self.closed:
             self.spawn(self._end_leases([holder]))
 
+    def end_other_leases(self, _gone: Collection[str]) -> None:
+        """The same for gateways that left while this owner was restored from the log, after it read the leases."""
+        if not self.closed:
+            self.spawn(self._end_other_leases())
+
+    async def _end_other_leases(self) -> None:
+        await self._insist(self.end_leases_of_gone, "leases of gateways that left cannot be ended yet")
+
     async def end_leases_of_gone(self) -> None:
-        """The same for all gateways that left before this owner could hear of it. Raises what the log raises."""
+        """The same for all gateways that left before this owner could know. Raises what the log raises."""
         holders = await self.log.waves.leases(self.model)
         if holders:
             departed = self._batcher.departed
@@ -412,8 +420,8 @@ class OwnedModel:
             await self._insist(end, f"the lease of '{holder}' cannot be ended yet")
 
     def unwatched(self) -> list[seen.RequestQueued]:
-        """The requests that are not worth going on with once their responses have no reader."""
-        # what answers once is soon done; what answers again and again may go on for ever
+        """Requests that need not go on once their responses have no reader."""
+        # a request with one answer is soon done; a decoupled one may never end
         return self.scheduler.unended() if self.dispatched.streams else self.scheduler.waiting()
 
     @property
@@ -426,15 +434,15 @@ class OwnedModel:
         return {} if self.is_sequential else self._capacity.instances()
 
     def content_hashes(self) -> dict[int, str]:
-        """By version what is served of it."""
+        """The served instances by version."""
         return self._capacity.content_hashes()
 
     async def find_gone(self, endpoints: set[str]) -> None:
-        """Learn which of these endpoints left before this batcher could hear of it. Raises what the log raises."""
+        """Learn which of these endpoints left before this batcher could know. Raises what the log raises."""
         await self._batcher.departed.find(endpoints)
 
     def drop_of_gone(self, requests: Iterable[seen.RequestQueued]) -> None:
-        """Of gateways that left: what only they wait for is not run."""
+        """Gateways left: requests that only they wait for are not run."""
         over = (seen.RequestState.ENDED, seen.RequestState.DISPATCHED)
         records = [
             carrier_of(request).record
@@ -448,7 +456,7 @@ class OwnedModel:
             self.arm()
 
     def on_served(self, versions: dict[int, ServedVersion]) -> None:
-        """The catalog's newest word about this model: policy and capacity."""
+        """The catalog's latest state of this model: policy and capacity."""
         if self.closed:
             return
         if self._batcher.link is not None:
@@ -461,7 +469,7 @@ class OwnedModel:
             # held replies are in facts (S6)
             self.facts.follow(batching is not None and batching.preserve_ordering and not interface.decoupled)
             if is_sequential(interface) is not self.is_sequential:
-                # another kind of scheduler, which begins like that of another owner
+                # another kind of scheduler, which starts like that of another owner
                 self.step_down()
                 return
             self.dispatched.streams = interface.decoupled
@@ -469,13 +477,13 @@ class OwnedModel:
             if newest.content_hash != self._policy_hash:
                 self._policy_hash = newest.content_hash
                 self.observe(seen.PolicyChanged(interface, strategy_of(interface)))
-        # at once: what was bound to the second executor must not be moved to the first
+        # at once: batches bound to the second executor must not be moved to the first
         self._apply(self.scheduler.observe_all(self._capacity.change(versions), monotonic_ns()))
         self.demand.on_served(versions)
         self._refuse_unheld()
 
     def _refuse_unheld(self) -> None:
-        """What came back from an executor may be for a version that was unloaded meanwhile."""
+        """Requests that come back from an executor may be for a version that was unloaded in the meantime."""
         if self._capacity.held is not None:
             self.observe(self._abandoned(self._capacity.held))
 
@@ -498,13 +506,13 @@ class OwnedModel:
     # -- what the scheduler decides -----------------------------------------------------------------------------------
 
     def observe(self, event: seen.Observation) -> None:
-        """Tell the scheduler one thing and do what it decides."""
+        """Give the scheduler one observation and carry out its decisions."""
         self._apply(self.scheduler.observe(event, monotonic_ns()))
         self.arm()
 
     def _apply(self, decisions: list[Decision]) -> None:
         refused: list[Refused] = []
-        unwanted: dict[tuple[str, str], bytes] = {}
+        unwanted: dict[tuple[str, str, bool], bytes] = {}
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 self.dispatched.dispatch(decision)
@@ -514,7 +522,7 @@ class OwnedModel:
             elif isinstance(decision, BurstWave):
                 self.spawn(self._burst(decision))
             elif isinstance(decision, StopExecution):
-                running = (decision.executor, decision.batch_id)
+                running = (decision.executor, decision.batch_id, decision.gentle)
                 unwanted[running] = unwanted.get(running, b"") + decision.request.id
             elif isinstance(decision, ForgetSequences):
                 self.spawn(self._forget(decision.runs))
@@ -522,8 +530,8 @@ class OwnedModel:
                 self.facts.release(decision.batch_id)
         if refused:
             self.spawn(self._refusals.settle(refused))
-        for (executor, batch_id), ids in unwanted.items():
-            self.dispatched.stop_executions(executor, batch_id, ids)
+        for (executor, batch_id, gentle), ids in unwanted.items():
+            self.dispatched.stop_executions(executor, batch_id, ids, gentle=gentle)
 
     async def _burst(self, decision: BurstWave) -> None:
         """Replace a wave by its requests; the reader brings them."""
@@ -531,25 +539,25 @@ class OwnedModel:
             self.requests_settled((decision.request,))
 
     async def _forget(self, runs: dict[bytes, bytes]) -> None:
-        """End the records of sequences; until the log has done it, a new owner would take them for live."""
+        """Delete the records of sequences; until the log has done it, a new owner would take them for live."""
         forget = partial(self.log.forget_sequences, self.model, runs)
         await self._insist(forget, f"{len(runs)} sequences of '{self.model}' cannot be forgotten yet")
 
     async def _insist(self, step: Callable[[], Awaitable[object]], complaint: str) -> bool:
-        """Repeat a step until the log takes it, or the model is given up; whether it was taken."""
+        """Repeat a step until the log takes it, or the model is given up; returns whether it was taken."""
         return await insist(step, complaint, first_s=RETRY_S, last_s=RETRY_S, given_up=lambda: self.closed)
 
     # -- tidying and time ---------------------------------------------------------------------------------------------
 
     def requests_settled(self, requests: Sequence[seen.RequestQueued]) -> None:
-        """The log has an outcome of these requests; saying so again changes nothing."""
+        """The log has an outcome of these requests; repeated calls change nothing."""
         if self.dispatched.wanted:
             for request in requests:
                 self.dispatched.wanted.pop(request.id, None)
         self.windows.settle(requests)
 
     def arm(self) -> None:
-        """Set the timer to when something is due; called after whatever may have changed that."""
+        """Set the timer to the scheduler's next wake-up; called after anything that may have changed it."""
         if self.demand.unloaded:
             self.demand.look(self.scheduler.queued_by_version())
         wakeup_ns = self.scheduler.next_wakeup()
@@ -579,7 +587,7 @@ class OwnedModel:
         self._tasks.spawn(coroutine)
 
     def _task_failed(self, error: BaseException) -> None:
-        if isinstance(error, CharoniaError):  # what has to be in the log is insisted on where it is written
+        if isinstance(error, CharoniaError):  # what must be in the log is repeated where it is written
             _log.warning("something of model '%s' could not be written: %s", self.model, error)
         else:
             self.failed(error)

@@ -1,6 +1,6 @@
-"""Requests that may have ended what ran them: one batch of them at an executor at a time, and a note of it in the log.
+"""Runs one batch of possible poison requests at an executor at a time, and keeps a note of it in the log.
 
-Which requests are suspects, and how they are divided, is decided by `scheduling.poison`.
+`scheduling.poison` decides which requests are suspects, and how they are divided.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Quarantine:
 
     def __init__(self) -> None:
         self.holders: dict[str, str] = {}
-        """By executor the batch that is in quarantine there."""
+        """The batch in quarantine at each executor."""
         self._waiting: dict[str, list[tuple[str, asyncio.Future[None]]]] = {}
 
     async def enter(self, executor: str, batch_id: str) -> None:
-        """Wait for the executor. When this returns the batch may have been given up meanwhile: ask."""
+        """Wait for the executor. The batch may have been given up in the meantime: check afterwards."""
         if executor not in self.holders:
             self.holders[executor] = batch_id
             return
@@ -41,7 +41,7 @@ class Quarantine:
         await turn
 
     def leave(self, batch_id: str) -> None:
-        """A batch ended, or is not to be sent any more; one that never entered changes nothing."""
+        """A batch ended, or will not be sent; a batch that never entered changes nothing."""
         for executor, waiting in list(self._waiting.items()):
             for entry in [entry for entry in waiting if entry[0] == batch_id]:
                 waiting.remove(entry)
@@ -61,11 +61,10 @@ class Quarantine:
 
 
 class SuspectNote:
-    """What a batcher inside an executor's process leaves to its successor, should a request end both (`isolation`).
+    """A co-located batcher's note for its successor, should a request end both processes (`isolation`).
 
-    The note of a model says which batches of suspects, and of requests found at takeover, `local_executor` has (""
-    keeps none). It is written before such a batch is handed over and not touched when nothing is suspected, so it costs
-    nothing in ordinary times.
+    It says which batches of suspects, and of requests found at takeover, `local_executor` has ("" keeps none). It is
+    written before such a batch is handed over, and only then, so it costs nothing while no request is suspected.
     """
 
     def __init__(self, log: Notes, model: str, local_executor: str) -> None:
@@ -73,7 +72,7 @@ class SuspectNote:
         self._key = keys.suspicions(model)
         self._executor = local_executor
         self.aboard: dict[str, list[object]] = {}
-        """By batch id what the note says."""
+        """The content of the note by batch id."""
 
     async def write(self, decision: DispatchBatch) -> None:
         """Note a batch. Raises what the log raises."""
@@ -95,7 +94,7 @@ class SuspectNote:
         return found
 
     async def erase(self) -> None:
-        """Nothing of the kind is with the executor any more, or it leaves in peace."""
+        """No such batch is with the executor any more, or it leaves in order."""
         if not self.aboard:
             with contextlib.suppress(CharoniaError):
                 await self._log.delete_keys([self._key])

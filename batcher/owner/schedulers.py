@@ -1,6 +1,6 @@
-"""Which scheduler decides for a model, that of its sequence batcher or that of queues (C14), and its batching strategy.
+"""Chooses a model's scheduler, for sequences or for queues (C14), and its batching strategy.
 
-The strategy that a configuration names (P22) is made safe for the batcher that asks it.
+A custom strategy (P22) is wrapped so that its errors cannot harm the batcher.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def scheduler_for(
 
 
 def strategy_of(interface: ModelInterface) -> BatchStrategy | None:
-    """None where the configuration names none. One that cannot be had here, or fails, lets no other join: its requests
-    run one by one, which no limit that it might know of forbids.
+    """None if the configuration names none. A strategy that is missing here, or fails, allows no other request to join:
+    requests then run one by one, which any limit of the strategy allows.
     """
     try:
         strategy = batch_strategy(interface.parameters)
@@ -62,9 +62,8 @@ class _JoinsNone:
 
 
 class _Guarded:
-    """What a custom strategy raises ends a batch, not the model's scheduling; it is logged once.
-
-    Those of the same parameters are equal: where only a model's files change, nothing is queued or chosen again.
+    """Turns an exception of a custom strategy into the end of a batch instead of the model's scheduling; logs it once.
+    Strategies with the same parameters are equal: if only a model's files change, nothing is queued or chosen again.
     """
 
     def __init__(self, model: str, parameters: Mapping[str, str], strategy: BatchStrategy) -> None:

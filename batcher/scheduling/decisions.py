@@ -1,4 +1,4 @@
-"""What a `ModelScheduler` wants done, in the imperative, as plain data; the service carries it out and settles."""
+"""The decisions of a `ModelScheduler`, in the imperative, as plain data; the service carries them out and settles."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from charonia.wire import BatchPlaces
 from .observations import QueuedRequest
 
 RejectReason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
-"""The `reason` label of the failure counter (M1). BACKEND: it ran, and its message has no prefix."""
+"""The `reason` label of the failure counter (M1). BACKEND: the request ran; its message has no prefix."""
 
 
 @dataclass(slots=True)
 class DispatchBatch:
-    """Give these requests, in this order, to an executor as one execution. Never changed (see `BatchHeader`).
+    """Dispatch these requests, in this order, to an executor as one execution.
 
-    `attempts[i]` is the attempt begun with `requests[i]` (from 1). With `via_owner` the executor hands the replies to
-    the owner, which sends them on `ReleaseReplies` (preserve_ordering, S6).
+    Never changed (see `BatchHeader`). `attempts[i]` is the attempt begun with `requests[i]` (from 1). With `via_owner`
+    the executor passes the replies to the owner, which sends them on `ReleaseReplies` (preserve_ordering, S6).
     """
 
     batch_id: str
@@ -31,9 +31,9 @@ class DispatchBatch:
     attempts: tuple[int, ...]
     via_owner: bool
     suspects: Literal["", "group", "apart"] = ""
-    """A group that runs by itself, `apart` with nothing else of the model at its executor (`poison_isolation`)."""
+    """A group that runs by itself; if `apart`, its executor runs nothing else of the model (`poison_isolation`)."""
     sequences: BatchPlaces | None = None
-    """Where the requests belong, of a model with a sequence batcher."""
+    """The slots of the requests, for a model with a sequence batcher."""
 
     def without(self, ids: Container[bytes]) -> DispatchBatch:
         """The batch without some of its requests."""
@@ -51,10 +51,10 @@ class DispatchBatch:
 
 @dataclass(frozen=True, slots=True)
 class RejectRequest:
-    """Answer a request with an error: it will not run (again). `message` has no request-id prefix (E10), and gets none
-    when it is `bare`, as errors of sequences and of time-outs are.
+    """Answer a request with an error: it will not run (again).
 
-    It may be running, then `StopExecution` follows: the first settlement wins.
+    `message` has no request-id prefix (E10), and gets none when it is `bare`, as errors of sequences and of time-outs
+    are. If the request is running, `StopExecution` follows: the first settlement wins.
     """
 
     request: QueuedRequest
@@ -66,9 +66,8 @@ class RejectRequest:
 
 @dataclass(frozen=True, slots=True)
 class CondemnRequest:
-    """A request ended whatever ran it: answer it with `message` and keep it as a dead letter (`poison_isolation`).
-
-    `executor` is the last it ran on, `stderr` the last lines of the instance where it is known.
+    """A poison request: answer it with `message` and keep it as a dead letter (`poison_isolation`). `executor` is the
+    last it ran on, `stderr` the last lines of the instance if known.
     """
 
     request: QueuedRequest
@@ -79,9 +78,8 @@ class CondemnRequest:
 
 @dataclass(frozen=True, slots=True)
 class BurstWave:
-    """Replace a wave by its requests, which then arrive one by one; the scheduler has forgotten it.
-
-    `suspect`: it was aboard when `executor` or an instance of it ended, so its requests are possible poison requests.
+    """Replace a wave by its requests, which then arrive one by one; the scheduler has forgotten the wave. `suspect`: it
+    was in a batch when `executor` or its instance failed, so its requests are possible poison requests.
     """
 
     request: QueuedRequest
@@ -91,23 +89,24 @@ class BurstWave:
 
 @dataclass(frozen=True, slots=True)
 class StopExecution:
-    """Tell an executor that this request of a batch it has is no longer wanted."""
+    """Tell an executor that this request of a batch it has is no longer wanted. `gentle`: its responses are."""
 
     request: QueuedRequest
     batch_id: str
     executor: str
+    gentle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseReplies:
-    """Send the replies that `BatchFinished` brought for this batch: everything before it is answered (S6)."""
+    """Send the replies that `BatchFinished` brought for this batch: everything before it has been answered (S6)."""
 
     batch_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetSequences:
-    """Forget what the log knows of these sequences, which ended without a last request: key to run."""
+    """Delete the log's records of these sequences, which ended without a last request: key to run."""
 
     runs: dict[bytes, bytes]
 

@@ -1,7 +1,7 @@
-"""The facts a `ModelScheduler` is told, as plain data; what they mean for the queue is the scheduler's.
+"""The facts that a `ModelScheduler` observes, as plain data; the scheduler decides what they mean for the queue.
 
-All times are nanoseconds of the one monotonic clock that the service also passes as `now_ns`; turning wall-clock times
-of records into it is the service's.
+All times are nanoseconds of the monotonic clock that the service also passes as `now_ns`; the service converts the
+wall-clock times of records.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from charonia.wire import BatchPlaces, RequestMeta, SequenceMark
 
 
 class RequestState(IntEnum):
-    """Where a request is. It moves along these and ends once."""
+    """The state of a request. It moves along these and ends once."""
 
     QUEUED = 1
-    """Waits for a batch, from the beginning: who queues many need not say so of each."""
+    """Waits for a batch. The initial state: code that queues many requests need not set it."""
     DELAYED = 2
     """Queued behind its level, because its time-out passed and the action is DELAY (S22)."""
     DISPATCHED = 3
     ENDED = 4
     SUSPECT = 5
-    """Waits to run in a batch of its own, because a batch it was in ended badly (`poison_isolation`)."""
+    """Waits to run in a batch of its own, because an earlier batch with it failed (`poison_isolation`)."""
 
 
 class RequestQueued(Struct, eq=False, gc=False):
-    """A request was accepted; the object itself is the queue item, so it is observed once and never again.
+    """A request was accepted. The object itself is the queue item, so it is observed once.
 
     `id` is 16 bytes, `level` the priority as sent (0: none), `rows` its batch size, `signature` equal for requests that
     may share a batch (S5), `timeout_us` the caller's queue time-out (0: none), `deadline_ns` 0 for none, `attempt` the
-    last attempt that was begun (0: never run), which the scheduler counts up when it dispatches. `carrier` is the
-    service's own and is handed back untouched. `lane` is its tenant's share of the level (`fair_sharing`). From
-    `state` on, the fields are the scheduler's.
+    last attempt that was begun (0: never run), which the scheduler increments when it dispatches. The scheduler returns
+    the service's `carrier` unchanged. `lane` is its tenant's share of the level (`fair_sharing`). From `state` on, the
+    fields belong to the scheduler.
     """
 
     id: bytes
@@ -55,51 +55,53 @@ class RequestQueued(Struct, eq=False, gc=False):
     lane: int = 0
     sequence: SequenceMark | None = None
     meta: RequestMeta | None = None
-    """What it shares with others of its signature; for strategies of batching (P22)."""
+    """The signature's shared properties, for custom batching strategies (P22)."""
     count: int = 1
-    """How many requests it stands for; `rows` are those of all of them."""
+    """How many requests it stands for; `rows` is their sum."""
     wave: bool = False
-    """It is a wave: it runs as a whole, first attempts only, or is burst into its requests (`BurstWave`)."""
+    """It is a wave: it runs as a whole, on its first attempt only, or is burst into its requests (`BurstWave`)."""
 
     state: RequestState = RequestState.QUEUED
     queue_level: int = 0
-    """The level it counts on, once mapped (S8)."""
+    """The level that counts it, once mapped (S8)."""
     order: int = 0
-    """Place in the order of arrival."""
+    """Its position in the order of arrival."""
     away_ns: int = 0
-    """Time spent dispatched in batches that were lost or returned: no part of its time in the queue."""
+    """Time spent in batches that were lost or returned; it does not count as time in the queue."""
     timeout_ns: int = 0
     """When its queue time-out passes; 0: never, or passed already (DELAYED)."""
     due_ns: int = 0
     """The next instant something happens to it in the queue: the earlier of time-out and deadline; 0: none."""
     delayed: bool = False
-    """Its time-out passed and the action was DELAY; also while dispatched, for its place should it come back."""
+    """Its time-out passed and the action was DELAY; kept while dispatched, for its position if it is queued again."""
     settled: bool = False
-    """Settled from outside while dispatched, or ended by us then: it is not run a second time."""
+    """Settled from outside while dispatched, or ended by the scheduler then: it is not run a second time."""
+    cancelled: bool = False
+    """Cancelled gently while dispatched: it may answer, but is not run a second time."""
     losses_apart: int = 0
-    """Executors lost while they had this request and nothing else of its model (`poison_isolation`)."""
+    """How many executors were lost while they ran this request and nothing else of its model (`poison_isolation`)."""
     responding: bool = False
-    """A response of it is visible, and it has not ended: only a repeatable model is run again."""
+    """A response of it is visible, and it has not ended: it is run again only if its model is repeatable."""
 
 
 QueuedRequest = RequestQueued
-"""The name of the same object once it is in the queue."""
+"""The same class, named for its use once it is in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaveOpened:
-    """A request of a queued wave has to be treated by itself: it was cancelled, say."""
+    """A request of a queued wave must be handled alone, for example because it was cancelled."""
 
     id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """The model has a new configuration; it holds for what is queued already and for all versions."""
+    """The model has a new configuration; it applies to queued requests too, and to all versions."""
 
     interface: ModelInterface
     strategy: BatchStrategy | None = None
-    """Who may join a batch besides (P22)."""
+    """The custom batching strategy (P22)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class VersionServed:
 
 @dataclass(frozen=True, slots=True)
 class VersionWithdrawn:
-    """An executor takes no more batches of a version; what it has, it finishes or returns."""
+    """An executor takes no more batches of a version; it finishes or returns those it has."""
 
     executor: str
     version: int
@@ -122,9 +124,8 @@ class VersionWithdrawn:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLost:
-    """An executor died or its heartbeat ended: nothing it was given will be reported any more.
-
-    `drained`: it left by itself, so nothing it had can be what ended it.
+    """An executor was lost or its heartbeat ended: it reports no more about its batches. `drained`: it left in order,
+    so none of its requests caused that.
     """
 
     executor: str
@@ -133,7 +134,7 @@ class ExecutorLost:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorReturned:
-    """An executor is heard of that may have been taken for lost: it lives, what it had others have."""
+    """An executor is heard of that may have been presumed dead: it lives, and its batches went to others."""
 
     executor: str
 
@@ -157,11 +158,11 @@ class BatchReturned:
 
 @dataclass(frozen=True, slots=True)
 class BatchDied:
-    """A batch took its instance with it and its slot is free. `ids` are its requests without an outcome.
+    """A batch ended its instance, and its slot is free. `ids` are its requests without an outcome.
 
-    `reason` is what a caller reads, `stderr` the instance's last lines. `blameless`: something else ended the instance.
-    Of a batch that a predecessor gave out, those of `ids` that wait are suspected. `in_company`: the instance had other
-    batches too, so that the culprit may be with them.
+    `reason` is the error for clients, `stderr` the instance's last lines. `blameless`: something else ended the
+    instance. If a predecessor dispatched the batch, the requests of `ids` that wait are suspected. `in_company`: the
+    instance had other batches too, so any of them may hold the culprit.
     """
 
     batch_id: str
@@ -175,7 +176,7 @@ class BatchDied:
 
 @dataclass(frozen=True, slots=True)
 class SlotFreed:
-    """A batch's instance takes the next one, while responses of this one are still to come."""
+    """A batch's instance takes the next one, while this one still produces responses."""
 
     batch_id: str
     executor: str
@@ -183,7 +184,7 @@ class SlotFreed:
 
 @dataclass(frozen=True, slots=True)
 class ResponsesBegun:
-    """First responses of these requests of a batch are visible."""
+    """First responses to these requests of a batch are visible."""
 
     batch_id: str
     executor: str
@@ -192,9 +193,8 @@ class ResponsesBegun:
 
 @dataclass(frozen=True, slots=True)
 class ResponsesSeen:
-    """A new owner found that responses of these are visible, of a model that is not repeatable (`keys.visible`).
-
-    Whatever of them is with no executor by then will not be run again.
+    """A new owner found visible responses to these requests, of a model that is not repeatable (`keys.visible`). Those
+    that no executor has at that time will not be run again.
     """
 
     ids: frozenset[bytes]
@@ -204,8 +204,8 @@ class ResponsesSeen:
 class BatchRunning:
     """A new owner found a batch of its predecessor with an executor; `attempt` of each request is the one begun there.
 
-    The requests may be known already (they are taken out of the queue) or not; settled ones are left out. An empty
-    batch still holds its slot. `sequences` are those of a sequence batcher's batch.
+    The requests may be known already (they leave the queue) or not; settled ones are left out. An empty batch still
+    holds its slot. `sequences` are those of a sequence batcher's batch.
     """
 
     batch_id: str
@@ -219,11 +219,10 @@ class BatchRunning:
 
 @dataclass(frozen=True, slots=True)
 class BatchLost:
-    """A predecessor's process ended with its executor while that had a batch; `requests` of it wait here, unsettled.
-
-    `members` is how many it had. `suspects` is what the batch was (`DispatchBatch`); an ordinary one had been aboard
-    once before. `losses_apart` of the requests are known. `stalled`: the process is this one and had lost its lease,
-    so that nothing ended it.
+    """A predecessor's process ended together with its executor while that had a batch; `requests` of it wait here,
+    unsettled. `members` is how many it had. `suspects` is as in `DispatchBatch`; an ordinary batch had failed once
+    before. `losses_apart` of the requests are known. `stalled`: the process is this one and had lost its lease, so no
+    request ended it.
     """
 
     executor: str
@@ -242,7 +241,7 @@ class SequenceFound:
 
 @dataclass(frozen=True, slots=True)
 class RequestsRescheduled:
-    """The model wants another turn of these requests of a batch that is about to finish (S41)."""
+    """The model wants another turn for these requests of a batch that is about to finish (S41)."""
 
     batch_id: str
     executor: str
@@ -251,30 +250,30 @@ class RequestsRescheduled:
 
 @dataclass(frozen=True, slots=True)
 class RequestCancelled:
-    """The caller no longer wants a request."""
+    """The caller no longer wants a request. `gentle`: if it runs, its model is notified, and it goes on."""
 
     id: bytes
+    gentle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSettled:
-    """A request was settled from outside (a cancel, a deadline): it is dropped silently and not run again."""
+    """A request was settled from outside (by a cancel or a deadline): it is dropped silently and not run again."""
 
     id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class QueueHeld:
-    """An operator holds the queue back (`held`) or lets it go: nothing is dispatched meanwhile, all else goes on."""
+    """An operator holds the queue back (`held`) or releases it: while held, nothing is dispatched, all else goes on."""
 
     held: bool
 
 
 @dataclass(frozen=True, slots=True)
 class VersionsAbandoned:
-    """Only the versions in `kept` will be served again: what waits for others is refused (R27).
-
-    `failures` says of a version why no executor could load it, where that is so.
+    """Only the versions in `kept` will be served again: requests for others are refused (R27). `failures` has the load
+    errors of versions that no executor could load.
     """
 
     kept: frozenset[int]

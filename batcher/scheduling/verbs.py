@@ -1,4 +1,4 @@
-"""The interface of a scheduler to its owner: the verbs, and what statistics and repairs ask."""
+"""The interface of a scheduler to its owner: the verbs, and the queries for statistics and repairs."""
 
 from __future__ import annotations
 

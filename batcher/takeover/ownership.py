@@ -1,4 +1,4 @@
-"""Who decides for a model: one batcher at a time, fenced by a token that only grows."""
+"""Acquires ownership of a model: one batcher at a time, fenced by a token that only grows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def live_batchers(catalog: Catalog) -> set[str]:
 
 
 async def is_waited_for(log: Work, model: str) -> bool:
-    """Whether anything of a model is unsettled in the log. Waves are in its queues and in no count of the log."""
+    """Whether the log has unsettled requests of a model. Waves are in its queues and in no count of the log."""
     return await log.pending(model) != (0, 0) or await log.waves.queued(model) > 0
 
 
@@ -25,6 +25,6 @@ async def take(log: Leases, catalog: Catalog, model: str, incarnation: str) -> i
         owner, _ = await log.owner(model)
         if owner and owner != incarnation and owner in live_batchers(catalog):
             return 0
-        # another batcher was faster: perhaps one that is gone again, then no other would look
+        # another batcher was faster; it may have left since, and then no other would check
         if token := await log.take_ownership(model, incarnation, owner):
             return token

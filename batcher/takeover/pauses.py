@@ -1,4 +1,4 @@
-"""How long to wait before a model is taken again that could not be taken, or that an error stopped. Pure."""
+"""How long to wait before taking over a model again after that failed, or after an error stopped its owner. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ _FORGOTTEN_AFTER_NS = 30_000_000_000
 
 
 class Pauses:
-    """By model: each pause is twice the last one, to 5 s; after half a minute without one it is 0.2 s again.
-
-    What cannot be helped, as an unreadable entry, must not cost a processor and a log line five times a second.
+    """By model: each pause is twice the last one, up to 5 s; after half a minute without one it is 0.2 s again. A
+    permanent error, such as an unreadable entry, must not cost CPU time and a log line five times a second.
     """
 
     __slots__ = ("_last",)

@@ -1,10 +1,10 @@
-"""How a new owner finds out where a model's work stands: the unsettled tail, fed through the ordinary scheduler.
+"""Restores a model's work for a new owner: feeds the unsettled part of the log through the ordinary scheduler.
 
-Readings, in this order: whether the queue is held back, the queue streams from their beginning as far as their windows
-go (accepted), for each page of them which requests are unsettled, what live executors hold in their batch streams
-(dispatched, still running), which batches died unheard, and of which requests responses were seen. Capacity is told to
-the scheduler only afterwards, so nothing is dispatched twice. Whatever is written meanwhile arrives through the reader,
-which goes on where the pages ended; the scheduler drops repetitions.
+Reads, in this order: whether the queue is held back; the queue streams from their beginning up to their windows
+(accepted); for each page which requests are unsettled; the batch streams of live executors (dispatched, running); which
+batches failed without a report; and which requests have visible responses. The scheduler learns of capacity only
+afterwards, so nothing is dispatched twice. Anything written in the meantime arrives through the reader, which continues
+where the pages ended; the scheduler drops repetitions.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ _MOST_MARKED = 10_000
 
 
 async def newcomers(control: ControlPlane) -> set[str]:
-    """Executors that are news here: a former owner may have heard of them, and given them batches."""
+    """Executors that are new to this batcher: a former owner may have known them, and given them batches."""
     joined = [fact for fact in await control.unheard() if isinstance(fact, ProcessJoined)]
     return {fact.incarnation for fact in joined if fact.role == "executor"}
 
 
 async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) -> int:
-    """Restore `owned` from the log; returns the number of requests found unsettled.
-
-    What comes from now on is read once the windows are followed, which the caller does.
+    """Restore `owned` from the log; returns the number of unsettled requests found. The caller then follows the
+    windows, which reads later entries.
     """
     if await log.paused(owned.model):
         owned.observe(QueueHeld(True))
     queued: dict[bytes, RequestQueued] = {}
-    # until no lane is new: the fact of one opened meanwhile may have gone to a former owner that knew no better yet
+    # until no lane is new: a former owner may have read the fact of a lane that was opened in the meantime
     while lanes := [
         (stream, lane)
         for level, lane in await log.lanes(owned.model)
@@ -56,7 +55,7 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
             owned.windows.open(stream, lane)
         for stream, _ in lanes:
             queued |= await _restore_queue(owned, stream)
-    # also those of which nothing waits now
+    # also lanes in which nothing waits now
     await _restore_sequences(owned)
     for executor in executors:
         await _restore_running(log, owned, executor, queued)
@@ -71,8 +70,7 @@ async def recover(log: EventLog, owned: OwnedModel, executors: Collection[str]) 
 
 
 async def _restore_queue(owned: OwnedModel, stream: bytes) -> dict[bytes, RequestQueued]:
-    """Queue what is unsettled of entries written before this owner, as far as the window goes; by request id.
-
+    """Queue unsettled requests written before this owner, as far as the window goes; returns them by request id.
     Entries of settled requests are deleted. The stream is open in `windows`.
     """
     owned.windows.catch_up = lambda stream: owned.spawn(_restore_more(owned, stream))
@@ -83,7 +81,7 @@ async def _restore_queue(owned: OwnedModel, stream: bytes) -> dict[bytes, Reques
         records = [record for entry in entries for record in requests_of(entry)]
         ids = [record.id for record in records]
         attempts = dict(zip(ids, await owned.log.unsettled(owned.model, ids), strict=True))
-        # after it is known what is settled: what began before that is in the log by now
+        # after the settled requests are known: any attempt that began before is in the log by now
         await _restore_sequences(owned)
         await owned.find_gone({r.endpoint for r in records if r.endpoint and attempts[r.id] >= 0})
         if owned.closed:
@@ -100,7 +98,7 @@ async def _restore_queue(owned: OwnedModel, stream: bytes) -> dict[bytes, Reques
 
 
 async def _without_waves(owned: OwnedModel, stream: bytes, entries: list[Entry]) -> list[Entry]:
-    """Burst the waves among these entries: it is not known which an executor has begun. Their requests follow later."""
+    """Burst the waves among these entries: an executor may have begun any of them. Their requests follow later."""
     plain: list[Entry] = []
     for entry in entries:
         if FIELD_WAVE not in entry.fields:
@@ -113,14 +111,14 @@ async def _without_waves(owned: OwnedModel, stream: bytes, entries: list[Entry])
 
 
 async def _restore_sequences(owned: OwnedModel) -> None:
-    """Learn of the live sequences that the log knows; those known already stay as they are."""
+    """Add the live sequences in the log; those already known stay as they are."""
     if owned.is_sequential:
         for found in _sequences_found(await owned.log.sequences(owned.model)):
             owned.observe(found)
 
 
 def _sequences_found(records: Mapping[bytes, bytes]) -> Iterator[SequenceFound]:
-    """What the log knows of live sequences; what cannot be read is logged and left out."""
+    """The log's records of live sequences; unreadable ones are logged and left out."""
     for key, about in records.items():
         try:
             yield SequenceFound(SequenceAbout.unpack(key, about))
@@ -129,7 +127,7 @@ def _sequences_found(records: Mapping[bytes, bytes]) -> Iterator[SequenceFound]:
 
 
 async def _restore_more(owned: OwnedModel, stream: bytes) -> None:
-    """Read on where there was more than the window held at takeover."""
+    """Read on in streams that were longer than their window at takeover."""
     read = partial(_restore_queue, owned, stream)
     complaint = f"the rest of {stream.decode()} cannot be read"
     await insist(read, complaint, first_s=RETRY_S, last_s=RETRY_S, given_up=lambda: owned.closed)
@@ -156,9 +154,8 @@ async def _restore_running(log: Streams, owned: OwnedModel, executor: str, queue
 
 
 def _restore_batch(owned: OwnedModel, header: BatchHeader, executor: str, requests: list[RequestQueued]) -> None:
-    """An executor holds this batch of a former owner; `requests` are its unsettled members.
-
-    A batch of settled requests is finished: only its entry is not deleted yet, and its slot is free.
+    """An executor has this batch of a former owner; `requests` are its unsettled members. A batch of settled requests
+    is finished: only its entry is not deleted yet, and its slot is free.
     """
     if requests:
         owned.dispatched.restore(header.batch_id, executor, requests)
@@ -176,7 +173,7 @@ def _restore_batch(owned: OwnedModel, header: BatchHeader, executor: str, reques
 
 
 async def _restore_deaths(log: Streams, owned: OwnedModel) -> None:
-    """What a batch died of must be known before its requests are dispatched again; the reader brings it once more."""
+    """The failure of a batch must be known before its requests are dispatched again; the reader brings it once more."""
     after = START
     while entries := await log.range(keys.facts(owned.model), after, _PAGE):
         for entry in entries:
@@ -187,7 +184,7 @@ async def _restore_deaths(log: Streams, owned: OwnedModel) -> None:
 
 
 async def ask_for_streams(log: Streams, owned: OwnedModel) -> None:
-    """Have executors say again what they told the former owner of batches that they have still: freed slots, begun
+    """Have executors repeat what they reported to the former owner about their current batches: freed slots, first
     responses. For models that answer more than once.
     """
     fact = pack_fact(OwnerChanged(owned.model))
@@ -196,8 +193,8 @@ async def ask_for_streams(log: Streams, owned: OwnedModel) -> None:
 
 
 async def visible_requests(log: EventLog, model: str, until_us: int = _ALL_US) -> frozenset[bytes]:
-    """The unsettled requests that had responses, as executors have marked them until then in the log; marks of others
-    are removed. Raises what the log raises.
+    """The unsettled requests with visible responses, as executors have marked them in the log; other marks are removed.
+    Raises what the log raises.
     """
     ids = await log.due(keys.visible(model), until_us, _MOST_MARKED)
     attempts = await log.unsettled(model, ids)
@@ -210,7 +207,7 @@ async def visible_requests(log: EventLog, model: str, until_us: int = _ALL_US) -
 async def jobs_unseen(
     log: Jobs, model: str, marked: Collection[bytes], queued: Mapping[bytes, RequestQueued]
 ) -> set[bytes]:
-    """The jobs among those marked of which nothing is kept: their executor was lost in between, they may run again."""
+    """The marked jobs without a kept response: their executor was lost between both writes, so they may run again."""
     unseen: set[bytes] = set()
     for request_id in marked:
         request = queued.get(request_id)

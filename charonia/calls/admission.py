@@ -1,11 +1,13 @@
 """Checks a request against the model it names before anything enters the log (I1-I4, T3, T6-T8). Pure.
 
-What passes here is safe to put into a batch: every tensor's bytes match its shape, every shape matches the model's.
-Requests of a signature seen before pass with one dictionary look-up (and a scan of BYTES length prefixes).
+An admitted request is safe to put into a batch: every tensor's bytes match its shape, every shape matches the model's.
+Requests of a known signature pass with one dictionary look-up (and a scan of BYTES length prefixes). A request of a
+sequence gets its mark here (S30, S31, S42); the scheduler knows whether the sequence has begun (S32).
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +18,22 @@ from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.models.sequence_batcher import SequenceBatching
 from charonia.tensors import Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
-from charonia.wire import MAX_CACHED_META_BYTES, RequestMeta, batch_signature, request_meta
-
-from .sequence_rules import check_length, check_sequence
+from charonia.wire import (
+    MAX_CACHED_META_BYTES,
+    MAX_CORRELATION_ID_BYTES,
+    RequestMeta,
+    SequenceMark,
+    batch_signature,
+    request_meta,
+)
 
 UNKNOWN_ID = "<id_unknown>"
 
 _SIGNATURES_REMEMBERED = 4096
 
-_CALL_NOTHING = frozenset({"onnxruntime", "tensorrt", "pytorch"})
+_CALL_NOTHING = frozenset({"fil", "onnxruntime", "openvino", "tensorflow", "tensorrt", "pytorch"})
 """Backends that run graphs, which call no models."""
 
 _BATCH_HINT = (
@@ -36,29 +44,30 @@ _BATCH_HINT = (
 
 
 def request_prefix(request_id: str) -> str:
-    """E10: what request-scoped messages begin with."""
+    """E10: the prefix of request-scoped messages."""
     return f"[request id: {request_id or UNKNOWN_ID}] "
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What a checked request needs on its way: its cached meta, rows and batch signature, and its priority level."""
+    """An admitted request: its cached meta, rows and batch signature, and its priority level."""
 
     meta: RequestMeta
     rows: int
     signature: int
     bytes_inputs: tuple[tuple[int, int], ...]
-    """(position, expected elements) of the BYTES inputs, whose length prefixes differ from request to request."""
+    """(position, expected elements) of the BYTES inputs, whose length prefixes differ from request to request, in the
+    order of their checks."""
     sequential: bool = False
-    """The request is one of a sequence (`charonia.calls.sequence_rules`)."""
+    """The request is one of a sequence (`charonia.calls.admission`)."""
     passes_on: bool = False
-    """The model may make requests of its own for this one: then its record says whose it is."""
+    """The model may make requests of its own for this one: then its record has its caller context."""
     keeps_priority: bool = False
-    """The model is an ensemble, which has no levels: the record has the priority itself, which steps inherit (S52)."""
+    """The model is an ensemble, which has no levels: the record keeps the client's priority for its steps (S52)."""
 
 
 class Admission:
-    """The gate of one incarnation of a model version."""
+    """Checks requests against one incarnation of a model version."""
 
     def __init__(self, interface: ModelInterface, version: int, content_hash: str) -> None:
         self._interface = interface
@@ -69,7 +78,11 @@ class Admission:
         """Set when this gateway caches the responses."""
 
     def admit(self, request: InferenceRequest) -> Admitted:
-        """Raises `InvalidArgument` with the interface's text; the first failure in I2's order wins."""
+        """Raises `InvalidArgument` with the interface's text; the first failure in Triton's order wins (I2).
+
+        Names of outputs come first, then what all inputs have in common, then one input after another: the last one
+        first, as Triton keeps inputs in a hash map, of which each new one becomes the first.
+        """
         if request.sequence_id:
             check_length(request)
         inputs = request.inputs
@@ -89,20 +102,15 @@ class Admission:
                 if len(self._known) >= _SIGNATURES_REMEMBERED:
                     self._known.clear()
                 self._known[key] = admitted
+        else:
+            try:
+                for position, expected in admitted.bytes_inputs:
+                    self._check_strings(request, inputs[position], expected)
+            except InvalidArgument as error:
+                raise InvalidArgument(request_prefix(request.id) + error.message) from None
         if admitted.sequential:
             assert self._interface.sequence_batching is not None
             check_sequence(request, admitted.rows, self._interface.name, self._interface.sequence_batching)
-        if admitted.bytes_inputs:
-            try:
-                for position, expected in admitted.bytes_inputs:
-                    tensor = inputs[position]
-                    if request.elements is not None and tensor.name in request.elements:
-                        if complaint := request.elements[tensor.name]:
-                            raise InvalidArgument(complaint)
-                        continue
-                    check_bytes_elements(tensor.data, expected, name=tensor.name, model=self._interface.name)
-            except InvalidArgument as error:
-                raise InvalidArgument(request_prefix(request.id) + error.message) from None
         return admitted
 
     def level(self, priority: int) -> int:
@@ -118,10 +126,11 @@ class Admission:
         interface = self._interface
         self._check_names(request)
         try:
-            rows = self._check_tensors(request.inputs)
+            rows = self._check_rows(request.inputs)
+            for tensor in reversed(request.inputs):
+                self._check_tensor(request, tensor)
         except InvalidArgument as error:
             raise InvalidArgument(request_prefix(request.id) + error.message) from None
-        self._check_outputs(request)
         meta = request_meta(self._version, self._content_hash, request.inputs, request.outputs, request.parameters)
         batching = interface.max_batch_size > 0
         signature = batch_signature(
@@ -133,7 +142,7 @@ class Admission:
         )
         bytes_inputs = tuple(
             (position, element_count(t.name, t.shape))
-            for position, t in enumerate(request.inputs)
+            for position, t in reversed(list(enumerate(request.inputs)))
             if t.datatype is DataType.BYTES
         )
         sequential = interface.sequence_batching is not None
@@ -148,13 +157,15 @@ class Admission:
             if tensor.name in seen:
                 raise InvalidArgument(f"{request_prefix(request.id)}input '{tensor.name}' already exists in request")
             seen.add(tensor.name)
-        for tensor in request.inputs:
-            if tensor.name not in interface.inputs:
-                raise InvalidArgument(f"unexpected inference input '{tensor.name}' for model '{model}'")
+        self._check_outputs(request)
         missing = interface.required_inputs - seen
-        if not missing:
-            return
         required, total = len(interface.required_inputs), len(interface.inputs)
+        if required <= len(seen) <= total:
+            for tensor in reversed(request.inputs):
+                if tensor.name not in interface.inputs:
+                    raise InvalidArgument(f"unexpected inference input '{tensor.name}' for model '{model}'")
+            if not missing:
+                return
         expected = (
             f"expected {total} inputs"
             if required == total
@@ -166,43 +177,51 @@ class Admission:
             "input(s)."
         )
 
-    def _check_tensors(self, inputs: list[Tensor]) -> int:
-        interface = self._interface
-        model = interface.name
+    def _check_rows(self, inputs: list[Tensor]) -> int:
+        """The batch size of a request."""
+        model, most = self._interface.name, self._interface.max_batch_size
         rows = 0
-        for tensor in inputs:
-            spec = interface.inputs[tensor.name]
-            if tensor.datatype is not spec.datatype:
-                raise InvalidArgument(
-                    f"inference input '{tensor.name}' data-type is '{tensor.datatype.value}', but model '{model}' "
-                    f"expects '{spec.datatype.value}'"
-                )
+        for tensor in reversed(inputs):
             element_count(tensor.name, tensor.shape)
-            if interface.max_batch_size > 0:
-                if not tensor.shape:
-                    raise InvalidArgument(
-                        f"input '{tensor.name}' has no shape but model requires batch dimension for '{model}'"
-                    )
-                self._check_dims(tensor, spec, tensor.shape[1:])
-                if rows and tensor.shape[0] != rows:
-                    raise InvalidArgument(f"input '{tensor.name}' batch size does not match other inputs for '{model}'")
-                rows = tensor.shape[0]
-                if not 1 <= rows <= interface.max_batch_size:
-                    raise InvalidArgument(
-                        f"inference request batch-size must be <= {interface.max_batch_size} for '{model}'"
-                        if rows
-                        else f"inference request batch-size must be >= 1 for '{model}'"
-                    )
-            else:
-                self._check_dims(tensor, spec, tensor.shape)
-            if tensor.datatype is not DataType.BYTES:
-                expected = expected_size_bytes(tensor.name, tensor.datatype, tensor.shape)
-                if len(tensor.data) != expected:
-                    raise InvalidArgument(
-                        f"input byte size mismatch for input '{tensor.name}' for model '{model}'. Expected {expected}, "
-                        f"got {len(tensor.data)}"
-                    )
+            if not most:
+                continue
+            if not tensor.shape:
+                raise InvalidArgument(
+                    f"input '{tensor.name}' has no shape but model requires batch dimension for '{model}'"
+                )
+            if rows and tensor.shape[0] != rows:
+                raise InvalidArgument(f"input '{tensor.name}' batch size does not match other inputs for '{model}'")
+            rows = tensor.shape[0]
+            if not rows:
+                raise InvalidArgument(f"inference request batch-size must be >= 1 for '{model}'")
+        if rows > most:
+            raise InvalidArgument(f"inference request batch-size must be <= {most} for '{model}'")
         return rows or 1
+
+    def _check_tensor(self, request: InferenceRequest, tensor: Tensor) -> None:
+        interface = self._interface
+        model, spec = interface.name, interface.inputs[tensor.name]
+        if tensor.datatype is not spec.datatype:
+            raise InvalidArgument(
+                f"inference input '{tensor.name}' data-type is '{tensor.datatype.value}', but model '{model}' "
+                f"expects '{spec.datatype.value}'"
+            )
+        self._check_dims(tensor, spec, tensor.shape[1:] if interface.max_batch_size > 0 else tensor.shape)
+        if tensor.datatype is DataType.BYTES:
+            self._check_strings(request, tensor, element_count(tensor.name, tensor.shape))
+            return
+        expected = expected_size_bytes(tensor.name, tensor.datatype, tensor.shape)
+        if len(tensor.data) != expected:
+            raise InvalidArgument(
+                f"input byte size mismatch for input '{tensor.name}' for model '{model}'. Expected {expected}, "
+                f"got {len(tensor.data)}"
+            )
+
+    def _check_strings(self, request: InferenceRequest, tensor: Tensor, expected: int) -> None:
+        if request.elements is None or tensor.name not in request.elements:
+            check_bytes_elements(tensor.data, expected, name=tensor.name, model=self._interface.name)
+        elif complaint := request.elements[tensor.name]:
+            raise InvalidArgument(complaint)
 
     def _check_dims(self, tensor: Tensor, spec: TensorSpec, dims: tuple[int, ...]) -> None:
         matches = len(dims) == len(spec.dims) and all(
@@ -219,17 +238,16 @@ class Admission:
         )
 
     def _check_outputs(self, request: InferenceRequest) -> None:
-        seen: set[str] = set()
-        for name in request.outputs:
+        if len(set(request.outputs)) < len(request.outputs):
+            twice = next(name for at, name in enumerate(request.outputs) if name in request.outputs[:at])
+            raise InvalidArgument(f"output '{twice}' already exists in request")
+        for name in sorted(request.outputs):
             if name not in self._interface.outputs:
                 raise InvalidArgument(f"unexpected inference output '{name}' for model '{self._interface.name}'")
-            if name in seen:
-                raise InvalidArgument(f"output '{name}' already exists in request")
-            seen.add(name)
 
 
 class Admissions:
-    """The gates of the versions that one process asks; an incarnation keeps its gate."""
+    """The gates of the versions that one process calls; an incarnation keeps its gate."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], tuple[str, Admission]] = {}
@@ -244,9 +262,53 @@ class Admissions:
 
 
 def _passes_on(interface: ModelInterface) -> bool:
-    """Ensembles, and backends that run code of the user's (which may be under any word)."""
+    """Ensembles, and backends that run code of the user's (which may have any name)."""
     return interface.backend not in _CALL_NOTHING
 
 
 def _names(names: set[str] | frozenset[str]) -> str:
     return ",".join(f"'{name}'" for name in sorted(names))
+
+
+_UINT64 = (1 << 64) - 1
+
+
+def check_length(request: InferenceRequest) -> None:
+    """S42, for every model. Raises `InvalidArgument`."""
+    correlation_id = request.sequence_id
+    if isinstance(correlation_id, str) and len(correlation_id.encode()) > MAX_CORRELATION_ID_BYTES:
+        raise InvalidArgument(f"string correlation ID cannot be longer than {MAX_CORRELATION_ID_BYTES} characters")
+
+
+def check_sequence(request: InferenceRequest, rows: int, model: str, block: SequenceBatching) -> None:
+    """S30, S31, S42. Raises `InvalidArgument`, without a prefix like all errors of sequences."""
+    if rows != 1:
+        raise InvalidArgument(
+            f"inference request to model '{model}' must specify batch-size 1 due to requirements of sequence batcher"
+        )
+    if not request.sequence_id:
+        if block.iterative:
+            return
+        raise InvalidArgument(
+            f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID"
+        )
+    control = block.correlation_control
+    if control is None:
+        return
+    given = DataType.BYTES if isinstance(request.sequence_id, str) else DataType.UINT64
+    if (given is DataType.BYTES) is not (control.datatype is DataType.BYTES):
+        raise InvalidArgument(
+            f"sequence batching control '{control.name}' data-type is '{given.value}', but model '{model}' expects "
+            f"'{control.datatype.value}'"
+        )
+
+
+def sequence_mark(request: InferenceRequest, request_id: bytes, tenant: str) -> SequenceMark:
+    """The mark of an admitted request. One without an id is a sequence of its own (S30, S41)."""
+    scope = int.from_bytes(hashlib.blake2b(tenant.encode(), digest_size=8).digest(), "little") or 1 if tenant else 0
+    correlation_id = request.sequence_id
+    if not correlation_id:
+        return SequenceMark(int.from_bytes(request_id[:8], "little") | 1, start=True, end=True, scope=scope)
+    if not isinstance(correlation_id, str):
+        correlation_id &= _UINT64
+    return SequenceMark(correlation_id, request.sequence_start, request.sequence_end, scope)

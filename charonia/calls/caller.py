@@ -1,9 +1,9 @@
-"""Calls models from a process that is no gateway: an executor whose models call others.
+"""Calls models from an executor whose models call others.
 
-A request is checked against the model as a client's is, enters the model's queue, and is answered in a stream of the
-caller's own (`r:<endpoint>`; the endpoint is the incarnation of the process, so that every process knows when it is
-gone: then its requests are dropped before dispatch and its stream is deleted, as a gateway's are). No caller waits for
-ever: what the log lost, and what was not answered by its deadline, ends with an error.
+A call is checked against the model as a client's request is, enters the model's queue, and is answered in the caller's
+own stream (`r:<endpoint>`). The endpoint is the process incarnation, so every process knows when it has left: then its
+requests are dropped before dispatch and its stream is deleted, as a gateway's is. No caller waits for ever: lost
+requests and those past their deadline end with an error.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ from .waiters import StreamWaiter, Visible
 _log = logging.getLogger(__name__)
 
 MAX_DEPTH = 32
-"""Requests that wait for one another in a row; more than any design needs, and a loop without end stops there."""
+"""Max depth of a call chain; more than any design needs, and it ends an infinite recursion."""
 
 DEFAULT_LIMITS = Limits(requests=100_000, size_bytes=4 * 1024**3)
 MAX_HELD_BYTES = 1024**3
 
 _FULL = "this process holds {} bytes of its models' calls"
 _DEADLINE_SLACK_S = 1.0
-"""The callee's owner answers at the deadline; this long after it the caller no longer waits for that."""
+"""The callee's owner answers at the deadline; the caller stops waiting this long after it."""
 
 _NO_LINEAGE = Lineage()
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """On whose behalf a request is made: `lineage` begins with who waits for it, `journalled` as that one was."""
+    """The caller context of a request: `lineage` has the requests that wait for it, `journalled` is as for that
+    caller's request.
+    """
 
     lineage: Lineage = _NO_LINEAGE
     journalled: bool = False
@@ -64,8 +66,8 @@ NOBODY = Origin()
 class Caller:
     """The calls of one process; `endpoint` is its incarnation. `start` first, `close` at the end, in one event loop.
 
-    `directory` is the process's, if it shares large payloads; `catalog` is kept up to date elsewhere. Requests may hold
-    `max_held_bytes`, unread answers half as much.
+    `directory` is the process's, if it shares large payloads; another part keeps `catalog` up to date. Requests may
+    hold `max_held_bytes`, unread answers half as much.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Caller:
         await self.requester.start()
 
     async def close(self) -> None:
-        """Give up what is open, and the stream."""
+        """End the open calls and delete the stream."""
         self._closed = True
         await self.requester.close(_DEADLINE_SLACK_S)
 
@@ -107,7 +109,7 @@ class Caller:
         return self._catalog.find(model, version)
 
     def check(self, request: InferenceRequest, served: ServedVersion) -> None:
-        """Raise what `open` would, of the request itself, before anything enters the log."""
+        """Raise what `open` would raise for the request itself, before anything enters the log."""
         if self._closed:
             raise Unavailable(SERVER_EXITING)
         self._admissions.of(served).admit(request)
@@ -127,10 +129,10 @@ class Caller:
         return answer
 
     def open(self, request: InferenceRequest, origin: Origin = NOBODY) -> StreamWaiter:
-        """Send a request on its way. Read its answers to the end, or `cancel` it: they are held for ever.
+        """Send a request. Read its answers to the end, or `cancel` it: otherwise they are held for ever.
 
-        The `deadline_ns` and `priority` of the request are those of the one it is made for. Raises what refuses it
-        before anything enters the log: E5's errors, admission's, `DeadlineExceeded`, `ResourceExhausted`.
+        The `deadline_ns` and `priority` of the request are inherited from the caller's. Raises the errors that reject
+        it before anything enters the log: E5's errors, admission's, `DeadlineExceeded`, `ResourceExhausted`.
         """
         if self._closed:
             raise Unavailable(SERVER_EXITING)
@@ -171,7 +173,7 @@ class Caller:
                 tenant=lineage.tenant,
             )
             if call.has_ended:
-                requester.end(call)  # to release payloads that were allocated meanwhile
+                requester.end(call)  # to release payloads that were allocated in the meantime
                 return
             if request.deadline_ns:
                 left_s = (request.deadline_ns - wall_ns()) / 1e9 + _DEADLINE_SLACK_S
@@ -190,4 +192,4 @@ class Caller:
         if not call.ended_by_reply:
             self.requester.withdraw(call)
         self.requester.end(call)
-        call.future.exception()  # seen
+        call.future.exception()  # retrieved, so that asyncio does not report it

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 
 from charonia import keys
 from charonia.catalog.catalog import EXPLICIT, failure_of
-from charonia.errors import CharoniaError, InternalError, InvalidArgument, LogUnavailable, Unavailable
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, LogUnavailable, Unavailable, Unsupported
 from charonia.eventlog.control import ControlPlane
 from charonia.facts.events import FIELD_FACT, ModelRequested, ModelRequestFinished, pack_fact
 from charonia.models.names import check_model_name, name_of
+from charonia.tensors import Buffer
 
 NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 _FILE_TTL_S = 24 * 3600
@@ -28,7 +29,7 @@ class ModelControl:
         self._control = control
         self._max_wait_s = max_wait_s
 
-    async def load(self, name: str, config_json: str | None, files: dict[str, bytes]) -> None:
+    async def load(self, name: str, config_json: str | None, files: Mapping[str, Buffer]) -> None:
         """Returns when every live executor in explicit mode has answered and one of them serves the model (H41).
 
         One on which the model is not placed answers with that as its error, which counts when no executor gives
@@ -57,8 +58,10 @@ class ModelControl:
                 await self._control.log.delete_keys([keys.blob(blob_id) for blob_id in blobs.values()])
         self._check_loaded(name, answers)
 
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+    async def unload(self, name: str, *, unload_dependents: bool, alias: str = "") -> None:
         """Returns when no executor that was asked takes new work for the model; its instances end later (H42, R27).
+
+        With an `alias` it returns when these have ended, and the repository of that alias is registered no more (H55).
 
         The caller's own catalog shows it as not ready from then on. Unknown models are no error, whatever
         their name. Raises an executor's own error, and `InternalError` for a model that is still served when the time
@@ -68,7 +71,9 @@ class ModelControl:
         request_id = os.urandom(16).hex()
         try:
             async with asyncio.timeout(self._max_wait_s):
-                await self._ask(ModelRequested("unload", name, request_id, unload_dependents=unload_dependents))
+                await self._ask(
+                    ModelRequested("unload", name, request_id, unload_dependents=unload_dependents, alias=alias)
+                )
                 answers = await self._answers(request_id, "the model was unloaded")
         except TimeoutError:
             served = ",".join(map(str, self._control.catalog.served(name)))
@@ -77,6 +82,22 @@ class ModelControl:
         for error in map(failure_of, answers.values()):
             if error is not None:
                 raise error
+
+    async def register(self, alias: str, name: str, directory: str) -> None:
+        """Have the executors register the repository that a directory of theirs is or is in, and load its model (H55).
+
+        Raises as `load`, `AlreadyExists` for an alias, a model or a repository that is there already.
+        """
+        if EXPLICIT not in self._control.catalog.control_modes():
+            raise Unsupported("repository registration is not allowed if model control mode is not EXPLICIT")
+        request_id = os.urandom(16).hex()
+        try:
+            async with asyncio.timeout(self._max_wait_s):
+                await self._ask(ModelRequested("load", name, request_id, alias=alias, directory=directory))
+                answers = await self._answers(request_id, "the model was loaded")
+        except TimeoutError:
+            raise Unavailable(f"no answer to the load of '{name}' within {self._max_wait_s:g} s") from None
+        self._check_loaded(name, answers)
 
     def _check_mode(self) -> None:
         modes = self._control.catalog.control_modes()

@@ -1,41 +1,115 @@
-"""Sends large tensors beside the log and takes large answers from there.
+"""Moves large tensors out of band, for keyless synchronous requests: a request that outlives its caller must be in the
+log.
 
-Only for keyless synchronous requests: what outlives its caller must be in the log itself. A caller that shares the
-payload directory with every executor of a version lends them files; else large tensors travel as blobs of the log, so
-that batchers need not carry them. Payloads end with their request, however it was answered.
+A caller that shares the payload directory with every executor of a version passes them files; otherwise large tensors
+travel as blobs of the log, so that batchers need not carry them. Payloads are deleted with their request, however it
+ended.
+
+The log has a process's blob names before blobs with these names exist (`LentBlobs`), so that those of a lost process
+are deleted at once, not after a day: its requests are dropped before they run. Names are drawn by the dozen, so that a
+payload costs no further command. A process that was presumed dead by mistake uses new names once it has joined again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from charonia import keys
 from charonia.catalog.catalog import ServedVersion
+from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payload_slots import MAX_SLOT_BYTES
-from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, total_size
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, new_blob, total_size
+from charonia.eventlog.port import EventLog, Notes
 from charonia.facts.events import ProcessJoined
 from charonia.tensors import Buffer
 from charonia.wire import BLOB, FLAG_REPLY_BY_REFERENCE, Reference
 
-from .lent_blobs import LentBlobs, sweep_lent
+_DRAWN = 48
+_FAR_US = 2**53
+_PAGE = 500
+
+
+class LentBlobs:
+    """The blob names of one process."""
+
+    def __init__(self, log: Notes, lender: str) -> None:
+        self._log = log
+        self._lender = lender
+        self._drawn: dict[bool, deque[str]] = {False: deque(), True: deque()}
+        self._ended: list[bytes] = []
+        self._drawing = asyncio.Lock()
+        self._known = False
+
+    async def next(self, *, durable: bool) -> str:
+        """A name that the log has recorded for this process. Raises `LogUnavailable`."""
+        drawn = self._drawn[durable]
+        while not drawn:
+            async with self._drawing:
+                if not drawn:
+                    await self._draw(durable)
+        return drawn.popleft()
+
+    async def _draw(self, durable: bool) -> None:
+        names = [new_blob(0, durable=durable).name for _ in range(_DRAWN)]
+        now_us = wall_ns() // 1000
+        if not self._known:
+            await self._log.set_times(keys.LENDERS, {self._lender.encode(): now_us})
+            self._known = True
+        await self._log.set_times(keys.lent(self._lender), {name.encode(): now_us for name in names})
+        ended, self._ended = self._ended, []
+        await self._log.drop_times(keys.lent(self._lender), ended)
+        self._drawn[durable].extend(names)
+
+    def ended(self, name: str) -> None:
+        """The blob of this name was deleted."""
+        self._ended.append(name.encode())
+
+    def begin_anew(self) -> None:
+        """Others may presume this process dead and delete its payloads, or the log has a new epoch."""
+        for drawn in self._drawn.values():
+            drawn.clear()
+        self._known = False
+
+
+async def sweep_lent(log: EventLog, present: Container[str]) -> int:
+    """Delete the blobs of processes that left or were lost; returns the number of names. `present` are all others.
+    Raises what the log raises.
+    """
+    swept = 0
+    lenders = [name.decode() for name in await log.due(keys.LENDERS, _FAR_US, _PAGE)]
+    for lender in [lender for lender in lenders if lender not in present]:
+        role = lender.partition("-")[0]
+        while not (await log.alive(role, [lender]))[0]:
+            names = await log.due(keys.lent(lender), _FAR_US, _PAGE)
+            # a process that came back drew names after its heartbeat: it is found alive here
+            if (await log.alive(role, [lender]))[0]:
+                break
+            if not names:
+                await log.drop_times(keys.LENDERS, [lender.encode()])
+                break
+            await log.delete_keys([keys.blob(name.decode()) for name in names])
+            await log.drop_times(keys.lent(lender), names)
+            swept += len(names)
+    return swept
+
 
 _LONG_COPY_BYTES = 8 * 1024 * 1024
-"""Copying so much takes 2 ms; more of it is done in a thread."""
+"""Copying this much takes 2 ms; more is copied in a thread."""
 
 _SWEEP_S = 60.0
 _BLOBS_SWEEP_S = 5.0
 _SWEPT_AFTER_S = 120.0
-"""Longer than any lease: a process that has just made its directory has not joined yet."""
+"""Longer than any lease: a process that has just made its directory may not have joined yet."""
 _BLOB_TTL_S = 86_400
-"""For payloads that are not swept, as their caller is gone: no queue holds a synchronous request for longer."""
+"""For payloads that are not swept because their caller has left: no queue holds a synchronous request for longer."""
 
 
 class Payloads:
-    """The large payloads of one caller, be it a gateway. `processes` is the catalog's table of who has joined."""
+    """The large payloads of one caller, such as a gateway. `processes` is the catalog's table of joined processes."""
 
     def __init__(
         self, log: EventLog, directory: PayloadDirectory, processes: Mapping[str, ProcessJoined], lender: str
@@ -46,16 +120,16 @@ class Payloads:
         self.blobs = LentBlobs(log, lender)
         self._left: list[str] = []
         self.leased: Callable[[], bool] = lambda: True
-        """Whether this process's heartbeat lease has surely not ended."""
+        """Whether this process's heartbeat lease is certain to be valid."""
         self._reach: dict[tuple[str, int], tuple[ServedVersion, int]] = {}
 
     @property
     def socket_path(self) -> str:
-        """Where this process takes replies of others on its machine; "" where it shares no directory."""
+        """The socket on which this process takes replies from its machine; "" if it shares no directory."""
         return self._directory.socket_path()
 
     def flags(self, served: ServedVersion) -> int:
-        """What a request's record says about the answer's way."""
+        """The record flags for how the answer may travel."""
         key = (served.model, served.version)
         known = self._reach.get(key)
         if known is None or known[0] is not served:
@@ -76,21 +150,20 @@ class Payloads:
         )
 
     def room(self, size_bytes: int, skew: int) -> memoryview | None:
-        """Memory to receive a large message into; the byte at `skew` is aligned. `lend` copies no tensor that is in it.
-
-        None where there is none. It is free again when no view of it is left and no reader has it.
+        """Memory to receive a large message into; the byte at `skew` is aligned. `lend` copies no tensor that lies in
+        it. None if there is none. It is released when no view of it is left and no reader has it.
         """
         slots = self._directory.slots
         return slots.lend(size_bytes, skew=skew) if slots is not None else None
 
     def sends_in_slots(self, served: ServedVersion, size_bytes: int) -> bool:
-        """Whether `lend_slot` is worth trying for so many bytes."""
+        """Whether to try `lend_slot` for a message of this size."""
         return (
             BY_REFERENCE_BYTES <= size_bytes < MAX_SLOT_BYTES and bool(self.flags(served)) and self._reads_slots(served)
         )
 
     def lend_slot(self, buffers: Sequence[Buffer]) -> Reference | None:
-        """As `lend`, at once, and in a slot or not at all. Give it back with `end_slot`."""
+        """As `lend`, at once, and in a slot or not at all. Release it with `end_slot`."""
         return self._directory.lend(buffers)
 
     def end_slot(self, reference: Reference) -> None:
@@ -99,10 +172,9 @@ class Payloads:
     async def lend(
         self, buffers: Sequence[Buffer], flags: int, served: ServedVersion | None = None, *, durable: bool = False
     ) -> Reference | None:
-        """Put a request's tensor bytes beside the log when they are large; None: they travel in the record.
-
-        `flags` are those of `flags`, for the version that is `served`; `durable` is work above the level `memory`.
-        Raises `LogUnavailable`. Give it back with `end`.
+        """Store a request's tensor bytes out of band when they are large; None: they travel in the record. `flags` are
+        those of `flags`, for the version that is `served`; `durable` is work above the level `memory`. Raises
+        `LogUnavailable`. Release it with `end`.
         """
         size = total_size(buffers)
         if size < BY_REFERENCE_BYTES:
@@ -117,11 +189,11 @@ class Payloads:
         if reference is None:
             reference = Reference(BLOB, await self.blobs.next(durable=durable), size)
             if not self.leased():
-                return None  # a process that presumes us dead sweeps our payloads
+                return None  # a process that presumes this one dead deletes its payloads
             try:
                 await self._log.put_blob(reference.name, b"".join(buffers), _BLOB_TTL_S)
             except BaseException:
-                self._left.append(reference.name)  # it may be there all the same
+                self._left.append(reference.name)  # the blob may exist nevertheless
                 raise
         return reference
 
@@ -130,7 +202,7 @@ class Payloads:
         return self._directory.write(buffers) if reference is None else reference
 
     async def _store_beside(self, buffers: Sequence[Buffer], in_slots: bool) -> Reference | None:
-        """As `_store`, in a thread: copying 100 MB would keep the loop for 50 ms."""
+        """As `_store`, in a thread: copying 100 MB would block the loop for 50 ms."""
         storing = asyncio.ensure_future(asyncio.to_thread(self._store, buffers, in_slots))
         try:
             return await asyncio.shield(storing)
@@ -143,7 +215,7 @@ class Payloads:
             self._directory.remove(reference)
 
     def take(self, reference: Reference) -> memoryview:
-        """An answer's tensor bytes; a file they lie in is gone at once. Raises `InvalidRecord`."""
+        """An answer's tensor bytes; a file that holds them is deleted at once. Raises `InvalidRecord`."""
         try:
             return self._directory.read(reference, takes=True)
         finally:
@@ -155,11 +227,11 @@ class Payloads:
             self.blobs.ended(name)
 
     async def renew(self) -> None:
-        """This process was held for lost, or the log is another one."""
+        """This process was presumed dead, or the log has a new epoch."""
         self.blobs.begin_anew()
 
     async def watch(self) -> None:
-        """Remove, now and again and again, what processes that are no more have left, and what could not be removed."""
+        """Delete, at first and periodically, payloads of processes that left, and those that could not be deleted."""
         sweep_directories_s = 0.0
         while True:
             self._directory.tidy()
@@ -186,7 +258,7 @@ class Payloads:
             by_role: dict[str, list[str]] = {}
             for incarnation in self._directory.others(_SWEPT_AFTER_S):
                 if keys.is_standing(incarnation):
-                    continue  # of a model: its owner sees to it
+                    continue  # it belongs to a model: its owner deletes it
                 by_role.setdefault(incarnation.partition("-")[0], []).append(incarnation)
             for role, incarnations in by_role.items():
                 alive = await self._log.alive(role, incarnations)

@@ -1,11 +1,11 @@
-"""From admitted requests to records, and from records of one queue to shared log entries.
+"""Packs admitted requests into records, and records of one queue into shared log entries.
 
-An entry never mixes model, level or terms; all-or-none is the log's promise for an entry, so an entry refused for its
-bound is split.
+An entry never mixes models, levels or terms. The log takes an entry as a whole or not at all, so an entry that exceeds
+a bound is split.
 
-Requests of an entry have ids of one group: 15 random bytes, then 0, 1, 2, ... (docs/adr/0007). Those whose ids differ
-in the last byte alone are one field among the unsettled of the log. Only ids that never leave the server are made so; a
-job's id is all random, as knowing one must not mean knowing its neighbours.
+Requests of an entry have ids of one group: 15 random bytes, then 0, 1, 2, ... (docs/adr/0007). Among the unsettled
+requests of the log, ids that differ only in the last byte share one field. Only ids that never leave the server are
+made like this; a job's id is all random, so that a client cannot derive another job's id from its own.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from charonia.eventlog.port import Limits, Work
 from charonia.inference import InferenceRequest
 from charonia.wire import Lineage, Reference, SequenceMark, pack_request, record_fields
 
-from .admission import Admitted
-from .sequence_rules import sequence_mark
+from .admission import Admitted, sequence_mark
 from .waiters import OpenRequest
 
 MOST_IN_GROUP = 64
-"""More members than this the log's scripts would look at one by one."""
+"""Max members of a group; the log's scripts check them one by one."""
 
 _LAST_BYTES = [bytes((last,)) for last in range(MOST_IN_GROUP)]
 _IDS_AT_ONCE = 256
@@ -63,7 +62,7 @@ class Ids:
 
 
 class EntryIds:
-    """The ids of one queue's entries. `draw` gives 16 random bytes."""
+    """Draws the ids of one queue's entries. `draw` returns 16 random bytes."""
 
     __slots__ = ("_draw", "_given", "_prefix")
 
@@ -73,7 +72,7 @@ class EntryIds:
         self._given = MOST_IN_GROUP
 
     def next(self, most: int) -> bytes:
-        """An id for the next request of an entry that takes `most` of them."""
+        """An id for the next request of an entry of at most `most` requests."""
         given = self._given
         if given >= most or given >= MOST_IN_GROUP:
             self._prefix = self._draw()[:15]
@@ -82,18 +81,18 @@ class EntryIds:
         return self._prefix + _LAST_BYTES[given]
 
     def turn(self) -> None:
-        """An entry has left: the next id begins another one."""
+        """An entry has left: the next id begins a new group."""
         self._given = MOST_IN_GROUP
 
 
 @dataclass(slots=True)
 class AppendCounts:
-    """Requests and entries appended: their quotient is the coalescing that the bench gates."""
+    """Counts appended requests and entries: their quotient is the coalescing that the bench gates."""
 
     requests: int = 0
     entries: int = 0
     lanes: set[tuple[str, int, int]] = field(default_factory=set)
-    """Model, level and lane of the queues that took any: those are open."""
+    """Model, level and lane of the queues that have taken a request: those are open."""
 
 
 class QueueEntrance:
@@ -123,22 +122,22 @@ class QueueEntrance:
         self._spawn = spawn
         self._counts = counts or AppendCounts()
         self.open_requests = 0
-        """Requests of this queue whose callers wait; raised by who submits them."""
+        """Requests of this queue whose callers wait; submitters increment it."""
         self._ids = EntryIds(draw)
         self._waiting: list[OpenRequest] = []
         self._waiting_bytes = 0
         self._scheduled = False
         self._loop = asyncio.get_running_loop()
         self.max_requests = max_requests
-        """Requests of an entry."""
+        """Max requests of an entry."""
         self._max_size_bytes = max_size_bytes
 
     def next_id(self) -> bytes:
-        """An id for a request that is submitted soon, of the same group as those it may share an entry with."""
+        """An id for a request that is submitted soon, of the same group as those that may share its entry."""
         return self._ids.next(self.max_requests)
 
     def submit(self, request: OpenRequest, min_interval_s: float = 0.0) -> None:
-        """Take one request; it leaves with this tick. An interval is for entrances that let requests wait."""
+        """Add one request; it leaves with this tick. An interval is for entrances that delay requests."""
         self._waiting.append(request)
         self._waiting_bytes += request.size_bytes
         if not self._scheduled:
@@ -146,7 +145,7 @@ class QueueEntrance:
             self._loop.call_soon(self._flush)
 
     def ended(self, _request: OpenRequest, /) -> None:
-        """A request that was counted as open has its answer, or its caller has gone."""
+        """An open request has its answer, or its caller has left."""
         self.open_requests -= 1
 
     def _flush(self) -> None:
@@ -155,7 +154,7 @@ class QueueEntrance:
             self._spawn(self._accept(entry))
 
     def _take(self, most: int) -> list[list[OpenRequest]]:
-        """What waits and is still wanted, as entries of at most so many requests, which are on their way now."""
+        """Takes the waiting requests that are still wanted, as entries of at most so many; marks them as sent."""
         waiting, self._waiting = self._waiting, []
         self._waiting_bytes = 0
         self._ids.turn()
@@ -176,7 +175,7 @@ class QueueEntrance:
         return entries
 
     async def _accept(self, entry: list[OpenRequest]) -> None:
-        """Have the log accept an entry; its requests fail with what keeps them from it."""
+        """Have the log accept an entry; if it does not, the requests fail with its error."""
         terms = self._terms
         while entry:
             fields = record_fields([request.record for request in entry])
@@ -207,7 +206,7 @@ class QueueEntrance:
         self._counts.lanes.add((self._model, self._level, self._terms.lane))
 
     async def _refused(self, entry: list[OpenRequest], error: Exception) -> list[OpenRequest]:
-        """The log did not take an entry; what of it is to be tried again."""
+        """The log did not take an entry; returns the requests to try again."""
         if not isinstance(error, CharoniaError):
             error = InternalError(f"request could not be written to the log: {error}")
         if isinstance(error, ResourceExhausted) and len(entry) > 1:
@@ -215,7 +214,7 @@ class QueueEntrance:
             await self._accept(entry[:half])
             return entry[half:]
         for request in entry:
-            request.withdrawn = not isinstance(error, LogUnavailable)  # then it may be there
+            request.withdrawn = not isinstance(error, LogUnavailable)  # then it may be in the log
             request.failed(error)
         return []
 
@@ -234,10 +233,9 @@ def request_record(
     sequence: SequenceMark | None = None,
     window: int = 0,
 ) -> bytes:
-    """The wire form of an admitted request of a tenant, accepted now. With a `reference` its tensor bytes are there.
-
-    `sequence` is given where the mark is another's. A request of a sequence, and any other with a correlation id, has
-    one: models may ask (P9, S52).
+    """The record of an admitted request of a tenant, accepted now. With a `reference`, its tensor bytes are there.
+    `sequence` overrides its own mark. A request of a sequence, or with a correlation id, always has a mark: models may
+    ask for it (P9, S52).
     """
     if sequence is None and (admitted.sequential or request.sequence_id):
         sequence = sequence_mark(request, request_id, tenant)

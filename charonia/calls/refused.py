@@ -1,5 +1,5 @@
-"""Counts requests that never got into the log, as failures of their model (X4) or as answered by the response cache
-(X2): gathered, so that a flood of them costs few commands.
+"""Counts requests that never entered the log: failures of their model (X4), hits of the response cache (X2). Batches
+the counts, so that a flood of requests costs few commands.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from charonia.tasks import Tasks
 
 _FLUSH_S = 0.2
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-"""Why a request failed, as statistics and metrics name it (X4, M1)."""
+"""Why a request failed, as statistics and metrics call it (X4, M1)."""
 FAILURES_IN_ENSEMBLE = 2
 """How often a request that failed in its ensemble is counted: as answered and as ended, as in Triton (M11)."""
 _REJECTED_CODES = {ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.DEADLINE_EXCEEDED}
@@ -43,11 +43,11 @@ class RefusedRequests:
         self._tasks = Tasks()
 
     def count(self, served: ServedVersion, duration_ns: int, reason: str) -> None:
-        """One more refused request of a resolved model; `reason` is M1's."""
+        """Count one more refused request of a resolved model; `reason` is M1's."""
         self.add(served, {"fail_count": 1, "fail_ns": duration_ns, f"fail_{reason}": 1})
 
     def add(self, served: ServedVersion, amounts: Mapping[str, int]) -> None:
-        """These statistics more; `last_*` are maxima, the others sums."""
+        """Add these statistics; `last_*` are maxima, the others sums."""
         key = keys.statistics(served.model, served.version, served.content_hash)
         _add(self._refused.setdefault(key, {}), amounts)
         if self._timer is None:
@@ -61,7 +61,7 @@ class RefusedRequests:
         self._tasks.spawn(flush())
 
     async def flush(self) -> None:
-        """Write what was gathered; it is kept when the log cannot be reached, which raises `LogUnavailable`."""
+        """Write the counts; they are kept when the log cannot be reached, which raises `LogUnavailable`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

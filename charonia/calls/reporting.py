@@ -1,7 +1,7 @@
-"""Answers on their way to the endpoints that wait for them, and reports of traced requests. Pure.
+"""Groups answers by endpoint, and extracts reports of traced requests. Pure.
 
-A report goes with the answer where a caller waits for it; those of jobs that no caller waits for go by themselves to
-the gateway that traces them.
+A report travels with the answer if a caller waits for it; a report of a job without a waiting caller goes separately to
+the gateway that traces it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def replies_of(answers: Iterable[tuple[str, Buffer]]) -> list[Reply]:
 
 
 def reports_to_gateways(answered: Iterable[tuple[RequestRecord, bytes]]) -> list[Reply]:
-    """The reports in these answers (none by reference) whose requests are jobs that no caller waits for."""
+    """The reports in these answers (none by reference) whose requests are jobs without a waiting caller."""
     reports: list[tuple[str, Buffer]] = []
     for record, answer in answered:
         if record.trace is not None and record.trace.context.report_to and not record.endpoint:
@@ -36,7 +36,7 @@ def reports_to_gateways(answered: Iterable[tuple[RequestRecord, bytes]]) -> list
 
 
 def inputs_of(record: RequestRecord) -> list[Tensor]:
-    """The inputs of a request; none when its tensors lie elsewhere and are not here."""
+    """The inputs of a request; none when its tensors lie out of band and were not fetched."""
     if record.reference is not None and len(record.data) != record.reference.size_bytes:
         return []
     return record.inputs()

@@ -1,7 +1,7 @@
 """Ends requests from outside before they are done: cancels and deadlines (ADR 0004).
 
-The first settlement wins, so the log decides at once; the fact that goes with it only saves the owner and its executors
-work. A cancel that loses the race against a completion has ended nothing.
+The first settlement wins, so the log decides at once; the fact that is written with it only saves the owner and its
+executors work. A cancel that loses the race against a completion has ended nothing.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .reporting import replies_of
 _log = logging.getLogger(__name__)
 
 _ANY_ATTEMPT = 2**31 - 1
-"""Larger than every attempt: an end from outside is fenced by nothing but an earlier end."""
+"""Larger than every attempt: an end from outside is fenced only by an earlier end."""
 _CANCELLED_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How requests end: cancelled or expired, with the words their callers read. `by` is caller, disconnect, ..."""
+    """How requests end: cancelled or expired, with the error text for their callers. `by` is caller, disconnect, ..."""
 
     state: JobState
     error: str
     by: str
 
     def of_jobs(self, ids: Iterable[bytes]) -> dict[bytes, JobEnd]:
-        """The ends that these jobs get."""
+        """The job ends for these jobs."""
         return dict.fromkeys(ids, JobEnd(self.state, b"", {"error": self.error, "by": self.by}))
 
 
@@ -54,9 +54,8 @@ async def end_requests(
     ends: Mapping[bytes, JobEnd] | None = None,
     statistics: tuple[bytes, Mapping[str, int]] | None = None,
 ) -> list[bool]:
-    """End requests that have not ended; which of them this call ended. Raises `LogUnavailable`.
-
-    `ends` are those of the jobs among them. `statistics` is counted when all were ended.
+    """End unsettled requests; returns those that this call ended. Raises `LogUnavailable`. `ends` are those of the jobs
+    among them. `statistics` is counted if all were ended.
     """
     fact = RequestsEnded(b"".join(ids), state.value)
     code = OUTCOME_CODES[state]
@@ -74,9 +73,8 @@ async def end_requests(
 async def end_jobs(
     log: Work, model: str, records: Sequence[JobRecord], ending: Ending, ends: Mapping[bytes, JobEnd] | None = None
 ) -> list[JobRecord]:
-    """End jobs of a model that have not ended; those that this call ended. Raises what the log raises.
-
-    `ends` are given where each has its own.
+    """End unsettled jobs of a model; returns those that this call ended. Raises what the log raises. `ends` are given
+    if each has its own.
     """
     ids = [record.id for record in records]
     journalled = [not record.about.get("unjournalled") for record in records]
@@ -86,7 +84,7 @@ async def end_jobs(
 
 
 async def cancel_requests(log: QueueLog, model: str, records: Sequence[RequestRecord], ending: Ending) -> list[bytes]:
-    """End queued requests, jobs or not, and answer their callers; the ids of those that this call ended."""
+    """End queued requests, jobs or not, and answer their callers; returns the ids of those that this call ended."""
     cancelled: list[bytes] = []
     for at in range(0, len(records), _CANCELLED_AT_ONCE):
         part = records[at : at + _CANCELLED_AT_ONCE]
@@ -103,9 +101,8 @@ async def cancel_requests(log: QueueLog, model: str, records: Sequence[RequestRe
 
 
 async def answer_gateways(log: ControlLog, answers: Iterable[tuple[str, bytes]]) -> None:
-    """Give the callers of ended jobs their answers, of which each is for the gateway with an incarnation.
-
-    A gateway that is gone gets none: the reply would create its stream again, and no process would remove it.
+    """Send the callers of ended jobs their answers, each to the gateway with an incarnation. A gateway that has left
+    gets none: the reply would create its stream again, and no process would remove it.
     """
     waiting = [answer for answer in answers if answer[0]]
     if waiting:
@@ -116,7 +113,7 @@ async def answer_gateways(log: ControlLog, answers: Iterable[tuple[str, bytes]])
 
 
 async def active_jobs(log: Jobs, model: str, ids: Iterable[bytes]) -> list[JobRecord]:
-    """The records of jobs that have not ended; one that cannot be read is logged. Raises what the log raises."""
+    """The records of unsettled jobs; unreadable ones are logged. Raises what the log raises."""
 
     async def read(job_id: bytes) -> JobRecord | None:
         try:
@@ -132,7 +129,7 @@ async def active_jobs(log: Jobs, model: str, ids: Iterable[bytes]) -> list[JobRe
 async def count_failures(
     log: Statistics, model: str, hashes: Mapping[int, str], records: Sequence[JobRecord], reason: str
 ) -> None:
-    """Count jobs that were ended as failures of their versions (X4): of those in `hashes`, as statistics end with the
+    """Count ended jobs as failures of their versions (X4): of those in `hashes`, because statistics end with the
     incarnation whose content hash is given there.
     """
     now_us = wall_ns() // 1000
@@ -150,6 +147,6 @@ async def count_failures(
 
 
 def version_of(record: JobRecord) -> int:
-    """The version that a job is for, 0 where its record does not say."""
+    """The version of a job, 0 if its record does not name one."""
     version = record.about.get("version")
     return version if type(version) is int else 0

@@ -1,9 +1,9 @@
-"""Makes requests of models through the log: what gateways, models that call models and ensembles have in common.
+"""Sends requests to models through the log, for gateways, models that call models, and ensembles.
 
-A requester packs requests (large tensors go beside the log), sends them, knows which are open and gives each its one
-visible outcome: the first answer decides, later replies find nothing. It finds the requests that no reply will come for
-and notifies owners of those that are no longer wanted. Who may ask, how requests share entries, when they end by
-themselves and what becomes of a lost one is the policy of the part that uses it (docs/adr/0023).
+A requester packs requests (large tensors out of band), sends them, tracks the open ones and gives each its one visible
+outcome: the first answer decides, later replies are dropped. It finds requests that will get no reply, and notifies
+owners of those that are no longer wanted. The part that uses it decides its policy: who may call, how requests share
+entries, when they end by themselves and what becomes of a lost one (docs/adr/0023).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from charonia.errors import (
     EPOCH_CHANGED,
     OUTCOME_UNKNOWN,
     SERVER_EXITING,
+    Cancelled,
     CharoniaError,
     InvalidRecord,
     LogUnavailable,
@@ -53,10 +54,10 @@ R = TypeVar("R", bound=OpenRequest)
 
 
 class Requester(Generic[R]):
-    """The open requests of one endpoint by id, bounded in bytes; `full` says what it holds when these are too many.
+    """The open requests of one endpoint by id, bounded in bytes; `full` is the error text when they exceed it.
 
-    Once started it reads the endpoint's reply stream and sees to it that no caller waits for ever. `spawn` runs what is
-    to be written; without it that ends with the requester.
+    Once started it reads the endpoint's reply stream and sees to it that no caller waits for ever. `spawn` runs writes
+    as tasks; by default these end with the requester.
     """
 
     def __init__(
@@ -94,14 +95,14 @@ class Requester(Generic[R]):
         self._idle = asyncio.Event()
         self._idle.set()
         self.duplicates = 0
-        """Answers to requests that were answered before, or are not open."""
+        """Counts answers to requests that were answered before, or are not open."""
         self.make_entrance = QueueEntrance
         self.answer_job: Callable[[R], Awaitable[None]] | None = None
-        """Answers a job that has ended from its record, as no reply will come."""
+        """Answers an ended job from its record, when no reply will come."""
         self.lose: Callable[[R], None] = self._lose
         """Called with requests that are neither in the log nor answered."""
         self.on_stray: Callable[[ResponseRecord], bool] = lambda _response: False
-        """Takes what comes for no open request; whether it was wanted."""
+        """Takes replies to requests that are not open; returns whether they were wanted."""
         self.on_wave: Callable[[Buffer], None] = lambda _reply: None
         """Takes the answers to a wave."""
         self.on_facts: Callable[[Entry], None] = lambda _entry: None
@@ -115,10 +116,10 @@ class Requester(Generic[R]):
         self._watching.spawn(self._watch(), "requests without an answer")
 
     async def close(self, patience_s: float = 0.0) -> None:
-        """The process ends: no caller that still waits gets an answer. Writes under way get so much time."""
+        """The process ends: callers that still wait get no answer. Running writes get `patience_s` to finish."""
         for request in list(self.requests.values()):
             request.failed(Unavailable(SERVER_EXITING))
-        await asyncio.sleep(0)  # their callers may have something to write
+        await asyncio.sleep(0)  # their callers may still write
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 await self._tasks.settled()
@@ -130,7 +131,7 @@ class Requester(Generic[R]):
             await self._log.delete_stream(self._stream)
 
     def begin_anew(self) -> None:
-        """The log is another one: it knows none of these requests."""
+        """The log has a new epoch: it knows none of these requests."""
         for request in list(self.requests.values()):
             request.withdrawn = True
             request.failed(LogUnavailable(EPOCH_CHANGED))
@@ -142,7 +143,7 @@ class Requester(Generic[R]):
 
     @contextlib.contextmanager
     def coming(self) -> Iterator[None]:
-        """As long as this lasts a caller waits: its request is not open yet, or it shares the execution of another."""
+        """While this context lasts a caller waits whose request is not open yet, or shares the execution of another."""
         self._coming += 1
         self._idle.clear()
         try:
@@ -184,7 +185,7 @@ class Requester(Generic[R]):
         waiter.size_bytes = len(record) if reference is None else len(record) + reference.size_bytes
 
     def add(self, request: R, size_bytes: int) -> None:
-        """A request is open from now on; `end` it. Raises `ResourceExhausted` when too much is held here."""
+        """Opens a request; call `end` for it later. Raises `ResourceExhausted` when too much is held here."""
         self._take_room(size_bytes)
         request.held_bytes = size_bytes
         self.requests[request.id] = request
@@ -195,8 +196,17 @@ class Requester(Generic[R]):
             self.spawn(tell_cancelled(self._log, request.model, request.id))
         request.withdrawn = True
 
+    def ask_to_end(self, request: OpenRequest) -> None:
+        """A caller cancels a request and reads on: its model decides when it ends, once it runs (P13)."""
+        if request.has_ended or request.withdrawn:
+            return
+        if request.sent:
+            self.spawn(tell_cancelled(self._log, request.model, request.id, gentle=True))
+        else:
+            request.failed(Cancelled(""))
+
     def end(self, waiter: Waiter) -> None:
-        """A request has its answer, or its caller has gone: release what is held for it."""
+        """A request has its answer, or its caller has left: release its payloads."""
         if waiter.timer is not None:
             waiter.timer.cancel()
         if waiter.entrance is not None:
@@ -216,7 +226,7 @@ class Requester(Generic[R]):
         self._idle.clear()
 
     def hold(self, size_bytes: int) -> None:
-        """A wave is under way. Raises `ResourceExhausted` when too much is held here; `release` it in the end."""
+        """Opens a wave; call `release` for it in the end. Raises `ResourceExhausted` when too much is held here."""
         self._take_room(size_bytes)
         self._coming += 1
 
@@ -227,7 +237,7 @@ class Requester(Generic[R]):
         self._look_idle()
 
     def entrance(self, model: str, level: int, lane: int, tenant: str, *, journalled: bool) -> QueueEntrance:
-        """Where requests that have this in common share entries."""
+        """The queue entrance for requests with this key, which share entries."""
         key = (model, level, lane, tenant, journalled)
         found = self._entrances.get(key)
         if found is None:
@@ -268,7 +278,7 @@ class Requester(Generic[R]):
     # -- lost replies -------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """No caller waits for ever: the log may lose requests (a flush, a power cut) and a dying executor a reply."""
+        """Checks periodically: the log may lose requests (a flush, a power cut) and a dying executor a reply."""
         before: list[bytes] = []
         while True:
             await asyncio.sleep(_RECHECK_S)
@@ -281,10 +291,9 @@ class Requester(Generic[R]):
             before = list(self.requests)
 
     async def recheck(self, before: Iterable[bytes]) -> None:
-        """Look after requests that wait since the last look: what is settled or unknown will get no reply.
-
-        Jobs are answered from their records at once. Others are lost when two looks in a row find them so, with no
-        reply in between and none that waits for its order. Raises what the log raises.
+        """Check requests that have waited since the last check: settled or unknown ones will get no reply. Jobs are
+        answered from their records at once. Others are lost if two checks in a row find them so, without a reply in
+        between or one held back for order. Raises what the log raises.
         """
         if not self._up:
             return
@@ -312,16 +321,15 @@ class Requester(Generic[R]):
         request.failed(LogUnavailable(OUTCOME_UNKNOWN))
 
 
-async def tell_cancelled(log: Streams, model: str, request_id: bytes) -> None:
-    """Tell a model's owner that a request is no longer wanted. Where that fails the request runs all the same."""
+async def tell_cancelled(log: Streams, model: str, request_id: bytes, *, gentle: bool = False) -> None:
+    """Notify a model's owner that a request is no longer wanted. If that fails the request still runs."""
     with contextlib.suppress(CharoniaError):
-        await log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestCancelled(request_id))])
+        await log.append(keys.facts(model), [FIELD_FACT, pack_fact(RequestCancelled(request_id, gentle))])
 
 
 def answers_in(entries: Sequence[Entry], take: Callable[[Reference], Buffer] | None) -> Iterator[ResponseRecord]:
-    """Every answer of these entries, in order; `take` gives the bytes of those that lie elsewhere.
-
-    What cannot be read is dropped and logged; its neighbours are other callers' answers.
+    """Every answer of these entries, in order; `take` returns the bytes of those stored out of band. Unreadable answers
+    are dropped and logged; the others belong to other callers.
     """
     for entry in entries:
         try:
@@ -337,7 +345,7 @@ def answers_in(entries: Sequence[Entry], take: Callable[[Reference], Buffer] | N
 
 
 async def _no_longer_open(log: Work, ids_by_model: Mapping[str, Sequence[bytes]]) -> set[bytes]:
-    """Which requests are settled or unknown to the log: no reply is on its way to them, unless it was sent already."""
+    """The requests that are settled or unknown to the log: no reply will be sent to them any more."""
     found: set[bytes] = set()
     for model, ids in ids_by_model.items():
         for at in range(0, len(ids), _MOST_IDS):
@@ -348,10 +356,8 @@ async def _no_longer_open(log: Work, ids_by_model: Mapping[str, Sequence[bytes]]
 
 
 async def _without_held(log: Streams, ids: set[bytes], models: Iterable[str]) -> set[bytes]:
-    """These requests of these models, less those that were answered through their owner (S6), which has it still.
-
-    It waits for the answers before it, however long these take. Costs a look at all facts of a model: for the few that
-    seem lost.
+    """These requests of these models, without those answered through their owner (S6), which still holds the answer
+    until those before it are sent. Scans all facts of a model, so it is only for the few that seem lost.
     """
     left = set(ids)
     for model in models:

@@ -1,7 +1,7 @@
-"""Requests on their way to a model and back: what is known of each, and how its caller gets the answer or the answers.
+"""Open requests: the state of each, and how its caller gets the answer or answers.
 
-The first answer to a request decides: a reply, an error, a deadline, its caller's cancellation. Which requests are
-open is `requester`'s.
+The first of these decides: a reply, an error, a deadline, its caller's cancellation. `requester` tracks which requests
+are open.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from charonia.errors import Cancelled, CharoniaError, InternalError, ResourceExh
 from charonia.wire import Reference, ResponseRecord
 
 _RECORD_BYTES = 512
-"""What a held response costs beside its tensors."""
+"""Overhead of a held response besides its tensors."""
 
 
 class OpenRequest:
-    """A request on its way into the log, or in it.
-
-    `sent` is true once it is on its way, `accepted` once the log has it, `withdrawn` when no caller wants it any more
-    or the log does not have it.
-    `record` is kept until the log has it; `size_bytes` counts what lies beside the log, too, and `held_bytes` is what
-    its requester counts for it.
+    """An open request. `sent` is true once it is in transit, `accepted` once the log has it, `withdrawn` when no caller
+    wants it any more or the log does not have it. `record` is kept until the log has it; `size_bytes` includes payloads
+    out of band, and `held_bytes` is what its requester counts for it.
     """
 
     __slots__ = ("accepted", "held_bytes", "id", "model", "record", "sent", "size_bytes", "withdrawn")
@@ -42,14 +39,14 @@ class OpenRequest:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more is awaited."""
+        """Whether no more replies are awaited."""
         return False
 
     def failed(self, error: CharoniaError) -> None:
         """End with an error, unless it has ended."""
 
     def answered(self, _response: ResponseRecord) -> bool:
-        """Take a reply; False for one that is not wanted: it comes too late or again."""
+        """Take a reply; False if it is not wanted, because it is late or a duplicate."""
         return False
 
 
@@ -60,10 +57,8 @@ class Entrance(Protocol):
 
 
 class Waiter(OpenRequest):
-    """A request whose caller waits for one answer.
-
-    `follows`: it waits for the outcome of another call's job, which its own end does not touch. `reference`, `entrance`
-    and `timer` are released when it ends.
+    """A request whose caller waits for one answer. `follows`: it waits for the outcome of another call's job, which
+    does not end with it. `reference`, `entrance` and `timer` are released when it ends.
     """
 
     __slots__ = ("entrance", "follows", "future", "is_job", "reference", "timer")
@@ -94,11 +89,11 @@ class Waiter(OpenRequest):
     def close(self) -> None:
         """No caller waits any more."""
         if not self.future.cancel() and not self.future.cancelled():
-            self.future.exception()  # seen
+            self.future.exception()  # retrieved
 
 
 class Held:
-    """Bytes of responses that wait for their readers, of all streams of one process together."""
+    """Total bytes of unread responses, over all streams of one process."""
 
     __slots__ = ("most_bytes", "of_one_bytes", "size_bytes")
 
@@ -110,9 +105,7 @@ class Held:
 
 class StreamWaiter(Waiter):
     """A request whose caller reads one or several responses. Its future ends with the last of them, or with the error.
-
-    What waits for the reader is bounded: one that falls too far behind ends the request and loses what
-    it did not read.
+    Unread responses are bounded: a reader that falls too far behind ends the request and loses what it did not read.
     """
 
     __slots__ = ("_arrived", "_held", "_held_bytes", "_reader", "ended_by_reply", "visible")
@@ -121,7 +114,7 @@ class StreamWaiter(Waiter):
         super().__init__(model, request_id)
         self.visible = visible
         self.ended_by_reply = False
-        """Whether the request has ended in the log, so that there is nothing left to cancel."""
+        """Whether the request has ended in the log, so that it needs no cancel."""
         self._held = held
         self._held_bytes = 0
         self._arrived: deque[tuple[ResponseRecord, int]] = deque()
@@ -129,7 +122,7 @@ class StreamWaiter(Waiter):
         self.future.add_done_callback(self._wake)
 
     def answered(self, response: ResponseRecord) -> bool:
-        """Take a reply; False for one that the reader has had, or that belongs to a run it does not see."""
+        """Take a reply; False if the reader has had it, or it belongs to a run that the reader does not follow."""
         if self.future.done():
             return False
         if response.place is None:
@@ -153,7 +146,7 @@ class StreamWaiter(Waiter):
     def _keep(self, response: ResponseRecord) -> None:
         size = _RECORD_BYTES + sum([len(t.data) for t in response.outputs])
         held = self._held
-        # one response larger than the bound is still given to a reader who keeps up
+        # a reader that keeps up also gets a response larger than the bound
         if self._held_bytes and (
             self._held_bytes + size > held.of_one_bytes or held.size_bytes + size > held.most_bytes
         ):
@@ -180,7 +173,7 @@ class StreamWaiter(Waiter):
         """
         while not self._arrived:
             if self.future.done():
-                # a failure of the last response has been read as a response
+                # the failure was already returned as the last response
                 error = self.future.exception()
                 if isinstance(error, CharoniaError):
                     raise shed(error)
@@ -196,7 +189,7 @@ class StreamWaiter(Waiter):
         return response
 
     def cancel(self) -> None:
-        """The caller reads on no more: the request ends, unless all its responses have come."""
+        """The caller stops reading: the request ends, unless all its responses have arrived."""
         self._forget()
         self.failed(Cancelled(""))
 
@@ -220,13 +213,12 @@ NOT_REPEATABLE = (
 
 
 class Visible:
-    """Which of a request's responses its reader gets: each once, in order, and never those of two runs mixed.
+    """Selects the responses that a reader gets: each once, in order, and never those of two runs mixed.
 
-    A response has a place (attempt, index). A run that was begun again gives its responses again from index 0; once one
-    is visible only a model that declares `charonia.repeatable` may go on with another run.
-
-    `attempt` is the run that is read, `count` how many responses are visible: those of index 0 to `count - 1`. A reader
-    that comes back says with both where it was.
+    A response has a place (attempt, index). A repeated run gives its responses again from index 0; once one is visible
+    only a model that declares `charonia.repeatable` may go on with another run. `attempt` is the run that is read,
+    `count` how many responses are visible: those of index 0 to `count - 1`. A returning reader sends both to continue
+    where it was.
     """
 
     __slots__ = ("_next", "attempt", "count", "repeatable")
@@ -238,10 +230,9 @@ class Visible:
         self._next = count
 
     def admits(self, place: tuple[int, int], *, final: bool) -> bool:
-        """Whether a response goes to the reader; if so it counts as visible from now on.
-
-        One seen before and one of an older run do not. Raises `StreamInterrupted` when it cannot follow what is
-        visible: it is of another run, responses before it are missing, or the run ends before what is visible.
+        """Whether a response goes to the reader; if so it counts as visible from now on. Known responses and those of
+        an older run do not. Raises `StreamInterrupted` for a response that cannot follow the visible ones: it is of
+        another run, responses before it are missing, or the run ends before them.
         """
         attempt, index = place
         if attempt < self.attempt:

@@ -1,7 +1,7 @@
-"""What is served where, right now: a pure fold of the control facts, the same in every process.
+"""The current state of executors, models and versions: a pure fold of the control facts, the same in every process.
 
-Readiness, the repository index, routing and validation come from here and nowhere else, so any gateway can be asked
-anything. Applying a fact twice changes nothing. Following the stream is `charonia.eventlog.control`.
+Readiness, the repository index, routing and validation use only this, so any gateway can answer any request. Applying a
+fact twice changes nothing. `charonia.eventlog.control` follows the stream.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ __all__ = [
 
 EXPLICIT = "explicit"
 _REPLACED_REMEMBERED = 64
-"""Lost executors whose place was taken, kept in mind because a stalled one may come back."""
+"""Lost executors that were replaced, kept because a stalled one may come back."""
 
 
 class Catalog:
-    """The fold. `listeners` are called with the name of a model after every fact that touches its served versions."""
+    """The fold. `listeners` are called with a model's name after every fact that changes its served versions."""
 
     def __init__(self) -> None:
         self.processes: dict[str, ProcessJoined] = {}
@@ -84,13 +84,13 @@ class Catalog:
         self._replaced: dict[str, ExecutorView] = {}
         self.finished: dict[tuple[str, str], ModelRequestFinished] = {}
         self.lane_weights: dict[int, int] = {}
-        """Changed in place, so that who shares among lanes may keep it."""
+        """Changed in place, so that lane sharing may keep a reference to it."""
         self.trace_settings: dict[str, TraceSettingChanged] = {}
-        """What was said of a model, or of all (""), at run time."""
+        """Run-time trace settings of a model, or of all ("")."""
         self.listeners: list[Callable[[str], None]] = []
         self.process_listeners: list[Callable[[Fact], None]] = []
         self._told = 0
-        """Facts so far: what was told before what."""
+        """Number of facts so far: orders them."""
         self._served: dict[str, dict[int, ServedVersion]] = {}
         self._accepting: dict[str, dict[int, ServedVersion]] = {}
         self._newest: dict[tuple[str, int], str] = {}
@@ -98,7 +98,7 @@ class Catalog:
         self._namespaces = Namespaces(self._is_meant)
 
     def clear(self) -> None:
-        """Forget everything, as at the start; listeners stay and are not told: who clears knows why."""
+        """Drop all state, as at the start. Listeners stay and are not called: the caller knows."""
         for known in (self.processes, self.executors, self._replaced, self.finished, self._newest):
             known.clear()
         self._served.clear()
@@ -112,7 +112,7 @@ class Catalog:
     def apply(self, fact: Fact) -> None:
         """Fold one control fact."""
         self._told += 1
-        # answers to load requests go from the stream in time (`compaction`), so nothing may depend on them
+        # answers to load requests are deleted from the stream later (`compaction`), so nothing may depend on them
         view = None if isinstance(fact, ModelRequestFinished) else self._view(getattr(fact, "executor", ""))
         if view is not None:
             view.heard = self._told
@@ -166,7 +166,7 @@ class Catalog:
         view.heard = self._told
         self.executors[fact.incarnation] = view
         if view.lost:
-            # it was only stalled: what it serves it still serves
+            # it was only stalled: it still serves its versions
             view.lost = False
             self._refresh(view.versions.models())
 
@@ -181,7 +181,7 @@ class Catalog:
         known.loaded = replace(known.loaded, slots=fact.slots)
         known.on_demand = fact.slots == 0
         known.reason = ON_DEMAND if known.on_demand else ""
-        known.well = True  # its instances are others
+        known.well = True  # its instances have changed
         self._refresh({fact.model})
 
     def _drains(self, executor: str) -> None:
@@ -195,14 +195,14 @@ class Catalog:
         view = self.executors.get(fact.incarnation)
         if view is None:
             return
-        # whatever its reason: what it served is accepted on until a successor has said what it serves
+        # for any reason: requests for its versions are accepted until a successor has reported its own
         view.lost = True
         if self._was_succeeded(view):
             self._replace(fact.incarnation)
         self._refresh(view.versions.models())
 
     def _was_succeeded(self, lost: ExecutorView) -> bool:
-        """Whether its successor was ready before its lease ran out: it was silent since that one joined."""
+        """Whether its successor was ready before its lease ended: it was silent since that one joined."""
         return any(
             view.first > lost.heard and not view.away and view.scan is not None and view.scan.ready
             for view in self.executors.values()
@@ -210,7 +210,7 @@ class Catalog:
         )
 
     def _replace(self, incarnation: str) -> ExecutorView:
-        """What it served is no longer waited for."""
+        """Stop waiting for a successor to serve its versions."""
         view = self._replaced[incarnation] = self.executors.pop(incarnation)
         while len(self._replaced) > _REPLACED_REMEMBERED:
             self._replaced.pop(next(iter(self._replaced)))
@@ -246,14 +246,14 @@ class Catalog:
         if isinstance(fact, VersionLoaded | VersionAnnounced):
             assert changed is not None
             assert changed.loaded is not None
-            self._parse(changed.loaded)  # one that cannot be read must leave everything as it was
+            self._parse(changed.loaded)  # an unreadable fact must change nothing
             self._newest[key] = changed.loaded.content_hash
         if changed is not None:
             view.versions.put(*key, changed)
         else:
             view.versions.drop(*key)
         if isinstance(fact, VersionUnloaded) or (isinstance(fact, VersionStateChanged) and fact.state == UNLOADING):
-            # what is unloaded on purpose is not waited for on account of an executor that is gone
+            # the departure of an executor must not make requests wait for versions unloaded on purpose
             for other in self.executors.values():
                 if other.lost and other is not view and other.joined.pool == view.joined.pool:
                     other.versions.drop(*key)
@@ -291,7 +291,7 @@ class Catalog:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def served_models(self) -> list[str]:
-        """Models with a version that executors hold, one that is unloading included."""
+        """Models with a version that executors hold, including one that is unloading."""
         return sorted(self._served)
 
     def held(self, model: str) -> dict[int, ServedVersion]:
@@ -299,7 +299,7 @@ class Catalog:
         return self._served.get(model, {})
 
     def content_hashes(self, model: str) -> dict[int, str]:
-        """Those of the versions that are held."""
+        """Which of the versions are held."""
         return {number: version.content_hash for number, version in self.held(model).items()}
 
     def served(self, model: str) -> dict[int, ServedVersion]:
@@ -307,21 +307,20 @@ class Catalog:
         return self._accepting.get(model, {})
 
     def resolve(self, model: str, near: str = "") -> str:
-        """The key of the one model that a name means, one in the namespace `near` before others (`Namespaces`).
-
-        Raises `InvalidArgument` where that is open (R2).
+        """The key of the one model that a name means; a model in the namespace `near` comes first (`Namespaces`).
+        Raises `InvalidArgument` if the name is ambiguous (R2).
         """
         return self._namespaces.resolve(model, near)
 
     def _is_meant(self, key: str) -> bool:
-        """What was unloaded is no longer meant by its name; what could not be loaded still is, as in Triton."""
+        """An unloaded model no longer has its name; one that failed to load keeps it, as in Triton."""
         return any(reason != UNLOADED for _, _, reason in self._states(key))
 
     def find(self, model: str, version: int) -> ServedVersion:
-        """The version an inference uses: `version` -1 is the highest (I1). `model` is a name or a key.
+        """The version for an inference: `version` -1 is the highest (I1). `model` is a name or a key.
 
-        Raises E5's `NotFound` or `Unavailable`, `InvalidArgument` for a name that several models have (R2). While no
-        executor has ended its first loads, any model may come: `Unavailable` then says what is loading.
+        Raises E5's `NotFound` or `Unavailable`, and `InvalidArgument` for a name that several models have (R2). Until
+        an executor has finished its start-up load, any model may still come: `Unavailable` then says what is loading.
         """
         if self._namespaces.any:
             model = self.resolve(model)
@@ -336,7 +335,9 @@ class Catalog:
         raise not_served(model, version, self._states(model))
 
     def is_ready(self, model: str, version: int) -> bool:
-        """H3: that version (-1: the highest served) has an executor that would run it now and on which it is well."""
+        """H3: whether that version (-1: the highest served) has an executor that would run it now and reports it
+        healthy.
+        """
         try:
             model = self.resolve(model)
         except InvalidArgument:
@@ -378,12 +379,17 @@ class Catalog:
         """R40's strict readiness (`rollout`)."""
         return all_ready(self.executors.values(), awaited=awaited)
 
+    def registered(self) -> dict[str, str]:
+        """The keys of the models whose repositories were registered, by alias."""
+        scans = [view.scan for view in self.executors.values() if view.scan is not None and not view.lost]
+        return {alias: key for scan in scans for alias, key in scan.registered.items()}
+
     def control_modes(self) -> set[str]:
         """The control modes of the live executors: none, poll, explicit (R8)."""
         return {v.scan.control_mode for v in self.executors.values() if v.scan is not None and not v.away}
 
     def answering_executors(self) -> list[str]:
-        """Those that load and unload what they are asked to: none of another control mode, none that drains."""
+        """The executors that load and unload on request: in explicit mode, and not draining."""
         return [
             incarnation
             for incarnation, view in self.executors.items()
@@ -391,7 +397,7 @@ class Catalog:
         ]
 
     def loaded_executors(self) -> list[str]:
-        """Those that have ended their start-up load and take batches."""
+        """The executors that have finished their start-up load and take batches."""
         return [i for i, view in self.executors.items() if has_loaded(view) and not view.away]
 
     def live_executors(self) -> list[str]:
@@ -399,5 +405,5 @@ class Catalog:
 
 
 def failure_of(finished: ModelRequestFinished) -> CharoniaError | None:
-    """The error an executor reported for a load or unload, None when it succeeded."""
+    """The error that an executor reported for a load or unload, None when it succeeded."""
     return CharoniaError.of(finished.error_code, finished.error) if finished.error else None

@@ -1,5 +1,4 @@
-"""One executor, one version and one row of the index as the catalog knows them. Data only; the fold is `catalog`'s.
-
+"""The catalog's view of one executor, one version and one row of the index. Data only; `catalog` folds facts into it.
 Pure.
 """
 
@@ -30,7 +29,7 @@ ON_DEMAND = "on demand"
 """The reason of a READY version that no executor holds in memory: its first request has it loaded."""
 
 AWAITED = (EXECUTOR_LOST, EXECUTOR_DRAINS)
-"""The reasons of what waits for a successor of its executor."""
+"""The reasons of versions that wait for a successor of their executor."""
 
 UNLOADED = "unloaded"
 """The reason of a version that was unloaded on purpose (H40)."""
@@ -42,9 +41,9 @@ _RANK = {READY: 3, UNLOADING: 2, LOADING: 1, UNAVAILABLE: 0}
 class ExecutorVersion:
     """One version on one executor: its state, the reason shown in the index, and what it serves while READY.
 
-    What is announced (`on_demand`) is READY with no slots: requests are accepted, the first one has it loaded. What
-    could not be loaded then is UNAVAILABLE, and `on_demand` still. `well` is false while its health function says that
-    it is not ready (P6): requests are accepted all the same.
+    An announced version (`on_demand`) is READY with no slots: requests are accepted, and the first one loads it. If
+    that load fails it is UNAVAILABLE, and still `on_demand`. `well` is false while its health function says that it is
+    not ready (P6): requests are still accepted.
     """
 
     state: str
@@ -55,7 +54,7 @@ class ExecutorVersion:
 
 
 class Versions:
-    """What one executor has, by model: with many models, searching all of them for each would take too long."""
+    """The versions of one executor, by model: with many models, searching all of them for each would take too long."""
 
     __slots__ = ("_models",)
 
@@ -78,7 +77,7 @@ class Versions:
         self._models.setdefault(model, {})[version] = entry
 
     def drop(self, model: str, version: int) -> None:
-        """Forget a version, if it is known."""
+        """Remove a version, if it is known."""
         found = self._models.get(model)
         if found is not None and found.pop(version, None) is not None and not found:
             del self._models[model]
@@ -89,7 +88,7 @@ _NONE: Mapping[int, ExecutorVersion] = {}
 
 @dataclass(slots=True)
 class ExecutorView:
-    """One executor as its facts describe it. Once gone its versions stay in mind until a successor has scanned."""
+    """One executor according to its facts. After it left, its versions are kept until a successor has scanned."""
 
     joined: ProcessJoined
     scan: RepositoryScanned | None = None
@@ -98,14 +97,16 @@ class ExecutorView:
     draining: bool = False
     described: ExecutorDescribed | None = None
     excluded: dict[str, str] = field(default_factory=dict)
-    """Models that are not placed on it, and why."""
+    """Models that are not placed on it, with the reasons."""
     first: int = 0
     heard: int = 0
-    """When it joined and when it last said anything, counted in facts."""
+    """When it joined and when it last wrote a fact, counted in facts."""
 
     @property
     def away(self) -> bool:
-        """It takes no batches: it is gone, or about to be. What it served is accepted until a successor is there."""
+        """It takes no batches: it left, or is about to. Requests for its versions are accepted until a successor is
+        there.
+        """
         return self.lost or self.draining
 
 
@@ -113,9 +114,7 @@ VersionFact = VersionStateChanged | VersionLoaded | VersionAnnounced | VersionFa
 
 
 def after(fact: VersionFact, known: ExecutorVersion | None) -> ExecutorVersion | None:
-    """What an executor has of a version after a fact about it; `known` itself when that changes nothing, None for
-    nothing any more.
-    """
+    """The view of a version after a fact about it; `known` itself when nothing changed, None when it is removed."""
     if isinstance(fact, VersionLoaded):
         return ExecutorVersion(READY, "", fact)
     if isinstance(fact, VersionAnnounced):
@@ -124,7 +123,7 @@ def after(fact: VersionFact, known: ExecutorVersion | None) -> ExecutorVersion |
         # a reload keeps serving the old incarnation while the new one loads (R22)
         if known is not None and known.state == READY and fact.state == LOADING:
             return known
-        # an unloading version still runs what was accepted before (R27)
+        # an unloading version still runs the requests accepted before (R27)
         return ExecutorVersion(fact.state, "", known.loaded if known is not None else None)
     if isinstance(fact, VersionFailed):
         if known is not None and known.state == READY and not known.on_demand:

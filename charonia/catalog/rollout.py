@@ -1,6 +1,5 @@
-"""What the states of all executors mean together: whether the start is over, all is ready, more may come. Pure.
-
-Folding what executors say is `catalog`'s.
+"""Derives the state of the whole server from all executors: start-up finished, all ready, more to come. Pure. `catalog`
+folds the facts.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ Views = Collection[ExecutorView]
 
 
 def may_come(views: Views, model: str) -> bool:
-    """Whether a model that no executor holds may be held soon: an executor loads it, still starts, or is missing.
-
-    What was accepted for it waits meanwhile; after a restart of everything that may be all there is to do.
+    """Whether a model that no executor holds may be held soon: an executor loads it, is starting, or is missing. Its
+    accepted requests wait; after a full restart that may be all that happens.
     """
     live = [view for view in views if not view.away]
     return not live or any(
@@ -27,15 +25,14 @@ def may_come(views: Views, model: str) -> bool:
 
 
 def started(views: Views, *, awaited: bool) -> bool:
-    """Some executor has finished its start-up load; with `awaited` one that has left and has no successor counts.
-
-    What such a one served is accepted and waits in the log.
+    """Some executor has finished its start-up load; with `awaited`, one that left without a successor counts too,
+    because requests for its versions are accepted and wait in the log.
     """
     return any(has_loaded(view) and (awaited or not view.lost) for view in views)
 
 
 def has_loaded(view: ExecutorView) -> bool:
-    """Whether an executor has ended its start-up load."""
+    """Whether an executor has finished its start-up load."""
     return view.scan is not None and view.scan.ready
 
 
@@ -45,10 +42,9 @@ def loading(views: Views) -> list[str]:
 
 
 def all_ready(views: Views, *, awaited: bool) -> bool:
-    """R40's strict readiness: nothing that should be served failed or is missing; unloaded models do not count.
-
-    Nor does what could not be loaded on demand: a request for a broken model must not end the readiness of all.
-    With `awaited` neither do those whose executor has left, while its successor has not come or still loads them.
+    """R40's strict readiness: no version that should be served failed or is missing; unloaded models do not count. Nor
+    do failed loads on demand: a request for a broken model must not make the server not ready. With `awaited`, versions
+    of an executor that left do not count either, until its successor has loaded them.
     """
     left: set[tuple[str, int]] = set()
     tried: set[tuple[str, int]] = set()

@@ -1,12 +1,11 @@
-"""The versions of a model that executors hold, made of what each executor says of itself. Pure.
-
-Folding what they say is `catalog`'s, what one executor has is `executor_views`'.
+"""The served versions of a model, combined from the views of all executors. Pure. `catalog` folds the facts,
+`executor_views` has the view of one executor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from charonia.errors import CharoniaError, NotFound, Unavailable
 from charonia.facts.events import VersionLoaded
@@ -21,13 +20,12 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """The current incarnation of a model version: what requests are checked against and who executes it.
+    """The current incarnation of a model version: requests are checked against it, and it names their executors.
 
-    `model` is its key (`names`); clients know `interface.name`.
-
-    `slots` maps executor to batches at once, 0 for one that loads it on demand; it is empty when every executor that
-    served it was lost, then accepted requests wait in the log for the next one. `accepting` is false while it unloads:
-    what was accepted still runs. `on_demand` are the executors that would load it and have not.
+    `model` is its key (`names`); clients know `interface.name`. `slots` maps executor to batches at once, 0 for one
+    that loads it on demand; it is empty when every executor that served it was lost, then accepted requests wait in the
+    log for the next one. `accepting` is false while it unloads: accepted requests still run. `on_demand` are the
+    executors that would load it and have not.
     """
 
     model: str
@@ -40,11 +38,13 @@ class ServedVersion:
     accepting: bool = True
     on_demand: frozenset[str] = frozenset()
     takes_waves: bool = False
-    """All executors that serve it take waves."""
+    """Whether all executors that serve it take waves."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """What it holds at all executors together, in bytes, as in `VersionLoaded`."""
 
     @property
     def is_unloaded(self) -> bool:
-        """No executor holds it in memory, and at least one would load it."""
+        """Whether no executor holds it in memory, and at least one would load it."""
         return bool(self.on_demand) and len(self.on_demand) == len(self.slots)
 
 
@@ -54,7 +54,7 @@ def held_versions(
     newest: Mapping[tuple[str, int], str],
     parse: Callable[[VersionLoaded], tuple[ModelConfig, ModelInterface]],
 ) -> dict[int, ServedVersion]:
-    """Versions that accepted requests can run on, ascending; of each the incarnation whose content hash is `newest`."""
+    """Versions that accepted requests can run on, ascending, each the incarnation whose content hash is `newest`."""
     found: dict[int, ServedVersion] = {}
     on_demand: dict[int, frozenset[str]] = {}
     without_waves: set[int] = set()
@@ -76,6 +76,8 @@ def held_versions(
                 )
             if not view.away:
                 entry.slots[incarnation] = loaded.slots
+                for place, size_bytes in loaded.memory.items():
+                    entry.memory[place] = entry.memory.get(place, 0) + size_bytes
                 if state.on_demand:
                     on_demand[version] = on_demand.get(version, frozenset()) | {incarnation}
             if not loaded.takes_waves:
@@ -89,7 +91,7 @@ def held_versions(
 
 
 def not_started(key: str, loading: Sequence[str]) -> Unavailable:
-    """What a request is answered before any executor has ended its first loads; `loading` are models under way."""
+    """The error for a request before any executor has finished its start-up load; `loading` are the loading models."""
     if loading:
         more = len(loading) - _MAX_NAMED
         what = "still loading " + ", ".join(f"'{name_of(model)}'" for model in loading[:_MAX_NAMED])
@@ -100,7 +102,7 @@ def not_started(key: str, loading: Sequence[str]) -> Unavailable:
 
 
 def not_served(key: str, version: int, states: Sequence[tuple[int, str, str]]) -> CharoniaError:
-    """What a request for a version that takes none is answered (E5); `states` are those of the model's versions."""
+    """The error for a request to a version that takes none (E5); `states` are those of the model's versions."""
     model = name_of(key)
     versions = {number for number, _, _ in states}
     if not versions:

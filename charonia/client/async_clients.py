@@ -47,10 +47,10 @@ class _AsyncReader:
                 return exchange.read(await self._transport.exchange(exchange.call, timeout_s, trace_headers()))
             case Pause(seconds):
                 await asyncio.sleep(seconds)
-            case Open(exchange, timeout_s):
+            case Open(exchange, timeout_s, left_s):
                 await self.aclose()
                 self._read = exchange.read
-                self._stream = self._transport.stream(exchange.call, timeout_s, trace_headers())
+                self._stream = self._transport.stream(exchange.call, timeout_s, left_s, trace_headers())
             case Next():
                 async for raw in self._stream:
                     if (value := self._read(raw)) is not None:

@@ -12,6 +12,9 @@ from charonia.errors import CharoniaError, ResourceExhausted, StreamInterrupted,
 
 from .results import NotConnected, Refused
 
+_LONGEST_REFUSAL_S = 60.0
+"""Of a server that wants to be left alone for longer the error is raised: it says for how long."""
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -36,6 +39,8 @@ class RetryPolicy:
             if not repeatable or not isinstance(error, Unavailable) or isinstance(error, StreamInterrupted):
                 return None
             wanted_s = 0.0
+        if wanted_s > _LONGEST_REFUSAL_S:
+            return None
         highest_s = min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failed - 1, 64))
         return max(wanted_s, highest_s * (0.5 + chance / 2))
 

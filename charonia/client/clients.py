@@ -105,7 +105,7 @@ class Connecting:
 
 class Transport(Protocol):
     def exchange(self, call: Any, timeout_s: float | None, headers: Mapping[str, str]) -> Any: ...
-    def stream(self, call: Any, timeout_s: float | None, headers: Mapping[str, str]) -> Any: ...
+    def stream(self, call: Any, timeout_s: float | None, left_s: float | None, headers: Mapping[str, str]) -> Any: ...
     def close(self) -> Any: ...
 
 
@@ -138,10 +138,10 @@ class _Reader:
                 return exchange.read(self._transport.exchange(exchange.call, timeout_s, trace_headers()))
             case Pause(seconds):
                 time.sleep(seconds)
-            case Open(exchange, timeout_s):
+            case Open(exchange, timeout_s, left_s):
                 self.close()
                 self._read = exchange.read
-                self._stream = self._transport.stream(exchange.call, timeout_s, trace_headers())
+                self._stream = self._transport.stream(exchange.call, timeout_s, left_s, trace_headers())
             case Next():
                 for raw in self._stream:
                     if (value := self._read(raw)) is not None:

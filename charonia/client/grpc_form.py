@@ -292,7 +292,10 @@ def read_result(response: Any, targets: Mapping[str, SharedArray] = _NO_TARGETS)
         else:
             tensors.append(Tensor(output.name, datatype, shape, raw[number] if len(raw) else _raw(output, datatype)))
     parameters = {name: _value(parameter) for name, parameter in response.parameters.items()}
-    place = (int(parameters[_ATTEMPT]), int(parameters[_INDEX])) if _INDEX in parameters else None
+    try:
+        place = (int(parameters[_ATTEMPT]), int(parameters[_INDEX])) if _INDEX in parameters else None
+    except (KeyError, ValueError, OverflowError):
+        raise Incomprehensible(f"the answer has the parameters {parameters}") from None
     return Result(response.model_name, response.model_version, response.id, checked(tensors), parameters, place)
 
 

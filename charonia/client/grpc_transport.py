@@ -68,7 +68,10 @@ class GrpcTransport:
         except grpc.RpcError as error:
             raise _failure(error) from error
 
-    def stream(self, call: GrpcCall, timeout_s: float | None, headers: Mapping[str, str]) -> Iterator[Any]:
+    def stream(
+        self, call: GrpcCall, timeout_s: float | None, left_s: float | None, headers: Mapping[str, str]
+    ) -> Iterator[Any]:
+        """The timeout of gRPC is one of the whole stream."""
         method = self._channel.stream_stream(call.method, _serialize, call.answer.FromString)
         answers: Any = method(iter((call.message,)), timeout_s, _metadata(call, self._headers, headers))
         try:
@@ -100,7 +103,9 @@ class AsyncGrpcTransport:
         except grpc.aio.AioRpcError as error:
             raise _failure(error) from error
 
-    async def stream(self, call: GrpcCall, timeout_s: float | None, headers: Mapping[str, str]) -> AsyncIterator[Any]:
+    async def stream(
+        self, call: GrpcCall, timeout_s: float | None, left_s: float | None, headers: Mapping[str, str]
+    ) -> AsyncIterator[Any]:
         method = self._channel.stream_stream(call.method, _serialize, call.answer.FromString)
         answers = method(iter((call.message,)), timeout=timeout_s, metadata=_metadata(call, self._headers, headers))
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -51,6 +52,7 @@ T = TypeVar("T")
 
 _HEADER_LENGTH = "inference-header-content-length"
 _MAX_ERROR_CHARACTERS = 400
+_LONGEST_S = 86_400.0
 _NO_BYTES = memoryview(b"")
 _NO_TARGETS: Mapping[str, SharedArray] = MappingProxyType({})
 
@@ -272,7 +274,7 @@ def read_result(answer: HttpAnswer, targets: Mapping[str, SharedArray] = _NO_TAR
     header_length = answer.headers.get(_HEADER_LENGTH)
     if header_length is None:
         return _read_response(_read_json(answer), targets=targets)
-    if not header_length.isdigit() or not 0 < int(header_length) <= len(answer.body):
+    if not re.fullmatch(r"[0-9]{1,18}", header_length) or not 0 < int(header_length) <= len(answer.body):
         raise Incomprehensible(f"the answer's {_HEADER_LENGTH} is '{header_length}', of {len(answer.body)} bytes")
     at = int(header_length)
     return _read_response(_parse(answer.body[:at]), memoryview(answer.body)[at:], targets=targets)
@@ -291,11 +293,15 @@ def read_event(event: ServerSent | HttpAnswer) -> JobEvent | None:
     if event.event != "response":
         detail = data.get("detail")
         number, time_us = data.get("number", 0), data.get("time_us", 0)
+        if type(number) is not int or type(time_us) is not int:
+            raise Incomprehensible("an event of a job has no fitting 'number' and 'time_us'")
         return JobEvent(event.id, event.event, number, time_us, detail if isinstance(detail, dict) else {})
     response, final = data.get("response"), data.get("final") is True
     if isinstance(response, dict) and "error" in response:
         return JobEvent(event.id, "response", error=str(response["error"]), final=final)
-    place = (int(data.get("attempt", 1)), int(data.get("index", 0)))
+    place = (data.get("attempt", 1), data.get("index", 0))
+    if not all(type(number) is int for number in place):
+        raise Incomprehensible(f"a response of a job has the place {place}")
     result = None if response is None else _read_response(response, place=place)
     return JobEvent(event.id, "response", response=result, final=final)
 
@@ -306,7 +312,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes) -> CharoniaEr
     try:
         document = json.loads(body)
         message = str(document["error"]) if isinstance(document, dict) and "error" in document else ""
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     if not message:
         text = body[:_MAX_ERROR_CHARACTERS].decode("utf-8", "replace").strip()
@@ -328,7 +334,7 @@ def _seconds(text: str) -> float | None:
     """Retry-After in seconds; its other form, a date, counts as one second."""
     if not text:
         return None
-    return float(text) if text.isdigit() else 1.0
+    return min(float(text), _LONGEST_S) if text.isascii() and text.isdigit() else 1.0
 
 
 def _successful(answer: HttpAnswer) -> HttpAnswer:
@@ -432,5 +438,5 @@ def _raw(name: str, datatype: DataType, data: list[Any]) -> Any:
     """The raw bytes of a JSON array, flat or nested."""
     try:
         return packed(name, datatype, data)
-    except (ValueError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError, AttributeError, InvalidArgument) as error:
         raise Incomprehensible(f"output '{name}' cannot be read: {error}") from None

@@ -69,10 +69,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Step: begin to read a stream, instead of one that is open. `read` is called with each of its elements."""
+    """Step: begin to read a stream, instead of one that is open. `read` is called with each of its elements.
+
+    `timeout_s` bounds each silence of it, `left_s` the whole.
+    """
 
     exchange: Exchange[Any]
     timeout_s: float | None
+    left_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +221,7 @@ class Procedures:
         while True:
             try:
                 left = self._left(deadline)
-                yield Open(self._form.stream(inference, left), left)
+                yield Open(self._form.stream(inference, left), left, left)
                 while (result := (yield Next())) is not None:
                     seen = True
                     yield Give(result)
@@ -310,7 +314,7 @@ class Procedures:
         while True:
             try:
                 left = self._left(deadline)
-                yield Open(exchange(place), _SILENCE_S if left is None else min(left, _SILENCE_S))
+                yield Open(exchange(place), _SILENCE_S if left is None else min(left, _SILENCE_S), left)
                 while (event := (yield Next())) is not None:
                     failed, place = 0, event.place or place
                     yield Give(event)

@@ -19,6 +19,8 @@ from charonia.tensors import Buffer, Tensor, check_bytes_elements, element_count
 ParameterValue = str | int | bool | float
 Array = npt.NDArray[Any]
 
+_MAX_DIMENSIONS = 64
+"""Of an array of NumPy."""
 _WIDEST: Mapping[str, npt.DTypeLike] = {"b": np.bool_, "i": np.int64, "u": np.uint64}
 
 TERMINAL_STATES = frozenset(("succeeded", "failed", "cancelled", "expired"))
@@ -274,7 +276,10 @@ def shared_tensor(name: str, datatype: DataType, shape: tuple[int, ...], target:
 def packed(name: str, datatype: DataType, elements: list[Any]) -> Buffer:
     """The raw bytes of elements that came as a list, flat or nested. Raises `ValueError` and the like for others."""
     if datatype is DataType.BYTES:
-        return Tensor.of(name, np.array(elements, dtype=np.object_)).data
+        array = np.array(elements, dtype=np.object_)
+        if not all(isinstance(element, (str, bytes)) for element in array.flat):
+            raise TypeError("its elements are no strings")
+        return Tensor.of(name, array).data
     widest = _WIDEST.get(datatype.numpy.kind, np.float64)  # without it NumPy makes floats of large integers
     return np.array(elements, dtype=widest).astype(datatype.numpy).tobytes()
 
@@ -287,9 +292,10 @@ def checked(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
         try:
             if tensor.datatype is DataType.BYTES:
                 check_bytes_elements(tensor.data, element_count(name, tensor.shape), name=name, model="")
-                fits = True
+                fits = len(tensor.shape) <= _MAX_DIMENSIONS
             else:
                 fits = expected_size_bytes(name, tensor.datatype, tensor.shape) == len(tensor.data)
+                fits = fits and len(tensor.shape) <= _MAX_DIMENSIONS
         except InvalidArgument:
             fits = False
         if not fits:

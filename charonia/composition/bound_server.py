@@ -8,27 +8,22 @@ server needs: a private log and a gateway, which are processes. With `log_url` t
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-import logging
 import os
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from charonia.errors import CharoniaError, InvalidArgument, StartupError
+from charonia.errors import InvalidArgument, StartupError
 from charonia.options import values as options
 from charonia.options.values import EXECUTOR, SERVE, Values
 
 from .binding import Binding, TensorSpec, bind
 from .bound_parts import BoundPart, BoundStack
-
-_log = logging.getLogger(__name__)
+from .hosting import HostedRun
 
 
 class Server:
@@ -119,7 +114,6 @@ class Server:
         where = running.endpoints
         self.http, self.grpc, self.metrics = (where.get(name, "") for name in ("http", "grpc", "metrics"))
         self.log_url = where["log"]
-        _stop_at_exit(self)
         return self
 
     def stop(self) -> bool:
@@ -127,7 +121,6 @@ class Server:
         running, self._running = self._running, None
         if running is None:
             return True
-        _started.discard(self)
         self.http = self.grpc = self.metrics = self.log_url = ""
         return running.stop()
 
@@ -169,65 +162,17 @@ def serve(*bindings: Binding, **settings: Any) -> None:
 # -- the thread --------------------------------------------------------------------------------------------------------
 
 
-class _Running:
-    """One run of a server: a thread, its event loop, and what runs there."""
+class _Running(HostedRun):
+    """One run of a server."""
 
     def __init__(self, values: Values, bindings: tuple[Binding, ...], repositories: tuple[str, ...]) -> None:
+        super().__init__()
         self.endpoints: dict[str, str] = {}
-        self.failure = ""
         self._values = dict(values)
         self._bindings = bindings
         self._repositories = repositories
-        self._error: BaseException | None = None
-        self._clean = True
-        self._ready = threading.Event()
-        self._ended = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop_wanted: asyncio.Event | None = None
-        # a daemon, so that a program that forgets to stop can end (`_stop_at_exit`)
-        self._thread = threading.Thread(target=self._run, name="charonia server", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-        try:
-            self._ready.wait()
-        except BaseException:
-            self.stop()
-            raise
-        if self._error is not None:
-            self._thread.join()
-            raise self._error
-
-    def wait(self) -> None:
-        """Until it has ended."""
-        self._ended.wait()
-
-    def stop(self) -> bool:
-        loop, wanted = self._loop, self._stop_wanted
-        if loop is not None and wanted is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-                loop.call_soon_threadsafe(wanted.set)
-        self._thread.join()
-        return self._clean and not self.failure
-
-    def _run(self) -> None:
-        directory = tempfile.mkdtemp(prefix="charonia-")
-        try:
-            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-                runner.run(self._main(Path(directory)))
-        except (StartupError, CharoniaError) as error:
-            self._error, self.failure = error, str(error)
-        except BaseException as error:
-            _log.exception("the server failed")
-            self._error, self.failure = error, f"{type(error).__name__}: {error}"
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-            self._ended.set()
-            self._ready.set()
-
-    async def _main(self, directory: Path) -> None:
-        self._loop = asyncio.get_running_loop()
-        wanted = self._stop_wanted = asyncio.Event()
+    async def _main(self, directory: Path, wanted: asyncio.Event) -> bool:
         bound = directory / "models"
         await asyncio.to_thread(_write_repository, bound, self._bindings)
         values = self._values
@@ -235,56 +180,21 @@ class _Running:
         part = BoundPart(self._bindings, wanted)
         if values["log_url"]:
             await part.start(options.render(EXECUTOR, {**values, "allow_metrics": False}))
-            self._became_ready({"log": values["log_url"]})
+            self._is_served({"log": values["log_url"]})
             await wanted.wait()
-            self._clean = await part.stop()
+            clean = await part.stop()
         else:
             values["state_dir"] = values["state_dir"] or str(directory / "state")
-            stack = BoundStack(values, part, self._became_ready)
-            following = asyncio.create_task(stack.stop_after(wanted))
-            self._clean = await stack.run() == 0
-            following.cancel()
-            if not self._ready.is_set():
-                raise StartupError(stack.failure or "the server ended while it was starting")
-            self.failure = stack.failure
+            clean = await self._supervise(BoundStack(values, part, self._is_served), wanted)
         self.failure = self.failure or part.failure
+        return clean
 
-    def _became_ready(self, endpoints: Mapping[str, str]) -> None:
+    def _is_served(self, endpoints: Mapping[str, str]) -> None:
         self.endpoints = dict(endpoints)
-        self._ready.set()
-
-
-# -- the end of the program --------------------------------------------------------------------------------------------
-
-_started: set[Server] = set()
-_exit_is_watched = False
-
-
-def _stop_at_exit(server: Server) -> None:
-    """Have a server that its program forgets stopped while threads can still be had, earlier than `atexit` does."""
-    global _exit_is_watched
-    _started.add(server)
-    if not _exit_is_watched:
-        _exit_is_watched = True
-        import concurrent.futures.thread  # noqa: F401 - whose own end must come after ours
-
-        getattr(threading, "_register_atexit", atexit.register)(_stop_all)
-
-
-def _stop_all() -> None:
-    for server in list(_started):
-        server.stop()
+        self._became_ready()
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def _write_repository(root: Path, bindings: Sequence[Binding]) -> None:

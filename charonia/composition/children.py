@@ -164,7 +164,7 @@ def watch(loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes], end
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """(pid, name) of every process below `pid`: `instance:<model>...`, `beats`, others by their command."""
+    """(pid, name) of every process below `pid`: `instance:<model>...`, `beats`, `offload`, others by their command."""
     found: list[tuple[int, str]] = []
     waiting = [pid]
     while waiting:
@@ -182,6 +182,8 @@ def descendants(pid: int) -> list[tuple[int, str]]:
                 with contextlib.suppress(OSError):
                     words = Path(f"/proc/{child}/cmdline").read_bytes().decode(errors="replace").split("\0")
                     marked = next((word for word in words if word.startswith("charonia-instance:")), "")
+                    if "charonia.offload.worker" in words:
+                        marked = "offload"
                     # it was forked, so its words are the part's
                     if Path(f"/proc/{child}/comm").read_text().strip() == HEARTBEATS:
                         marked = HEARTBEATS

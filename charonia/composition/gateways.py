@@ -13,7 +13,7 @@ from pathlib import Path
 from charonia.options.trace_options import trace_options
 from charonia.options.values import Values
 
-_SERVICES = {"http": "HTTP", "grpc": "GRPC"}
+_SERVICES = {"http": "HTTP", "grpc": "GRPC", "sagemaker": "SageMaker", "vertex_ai": "Vertex AI"}
 
 
 def share_ports(values: Values) -> tuple[Values, list[socket.socket]]:
@@ -29,10 +29,11 @@ def share_ports(values: Values) -> tuple[Values, list[socket.socket]]:
         for front, service in _SERVICES.items():
             if values[f"allow_{front}"]:
                 address, port = values[f"{front}_address"].strip("[]"), values[f"{front}_port"]
-                socket_of_front = hold_port(address, port, service=service, with_others=values[f"reuse_{front}_port"])
+                reuse = "reuse_grpc_port" if front == "grpc" else "reuse_http_port"
+                socket_of_front = hold_port(address, port, service=service, with_others=values[reuse])
                 held.append(socket_of_front)
                 shared[f"{front}_port"] = socket_of_front.getsockname()[1]
-                shared[f"reuse_{front}_port"] = True
+                shared[reuse] = True
     except BaseException:
         for taken in held:
             taken.close()

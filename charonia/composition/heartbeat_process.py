@@ -6,7 +6,8 @@ threads run already (bound functions), or when it has to be replaced, it is star
 
 It reports the leases of its part as lost
 
-- when the part ends without having dropped them: it watches a pidfd, so others hear of it in milliseconds;
+- when the part ends without having dropped them: it watches a pidfd, so others hear of it in milliseconds, and looks
+  whether the part was killed, as it may take seconds to end then;
 - when the part's event loop has stood still for `stall_limit_s`, or for a lease's length and the part is stopped
   (SIGSTOP): what is stopped is not busy.
 
@@ -31,10 +32,10 @@ from dataclasses import asdict, dataclass
 
 from charonia import keys
 from charonia.errors import CharoniaError, StartupError
-from charonia.eventlog.neighbours import is_stopped
+from charonia.eventlog.neighbours import is_ending, is_stopped
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ProcessLeft, pack_fact
-from charonia.log_lines import LineFormatter
+from charonia.log_lines import current_file, descriptors, open_handler
 from charonia.tasks import insist
 
 from .children import HEARTBEATS, backoff_s, name_process
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
 _NICE = -10
+_LOOK_S = 0.2
+"""How often it is looked whether the part was killed: of the 0.3 s within which others are to know."""
 _REPORT_WITHIN_S = 2.0
 """How long the loss of an ended part is reported to a log that takes nothing: after it the leases have run out."""
 _END_WITHIN_S = 5.0
@@ -84,7 +87,7 @@ class HeartbeatProcess:
             status = 1
             try:
                 gc.freeze()  # what both share is not to be touched
-                _close_all_but(theirs.fileno())
+                _close_all_but({theirs.fileno(), *descriptors()})
                 _run(terms, theirs, part, open_log)
                 status = 0
             finally:
@@ -111,12 +114,14 @@ class HeartbeatProcess:
         self._send()
 
     async def close(self) -> None:
-        """End it. Leases that were not dropped are reported lost."""
+        """End it. Leases that were not dropped are reported lost, unless it does not end in time."""
         if self._ticking is not None:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
         self._channel.close()
-        await asyncio.to_thread(_wait, self._pid, _END_WITHIN_S)
+        if not await asyncio.to_thread(_wait, self._pid, _END_WITHIN_S):  # it may not even have begun
+            os.kill(self._pid, signal.SIGKILL)
+            await asyncio.to_thread(_wait, self._pid, _END_WITHIN_S)
 
     async def _tick(self) -> None:
         failures = 0
@@ -149,12 +154,15 @@ class HeartbeatProcess:
             _log.error("no heartbeat process can be started: %s", error)
 
 
-def _wait(pid: int, within_s: float) -> None:
-    """Take the exit status of a child that ends within this time, so that it does not stay a zombie."""
+def _wait(pid: int, within_s: float) -> bool:
+    """Take the exit status of a child that ends within this time, so that it does not stay a zombie; False: it runs."""
     give_up_s = time.monotonic() + within_s
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < give_up_s:
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() >= give_up_s:
+                return False
             time.sleep(0.005)
+    return True
 
 
 def _spawn(terms: KeeperTerms) -> tuple[int, socket.socket]:
@@ -162,7 +170,7 @@ def _spawn(terms: KeeperTerms) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         level = logging.getLogger().getEffectiveLevel()
-        argv = [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid()), str(level)]
+        argv = [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid()), str(level), current_file()]
         process = subprocess.Popen(argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     process.returncode = 0  # it is waited for by its pid
     ours.sendall(json.dumps(asdict(terms)).encode() + b"\n")
@@ -285,12 +293,20 @@ async def _keep(terms: KeeperTerms, channel: socket.socket, part: int, log: Even
         keeper.gone.set()
 
     def ended() -> None:
-        loop.remove_reader(descriptor)
+        if descriptor >= 0:
+            loop.remove_reader(descriptor)
         if not keeper.gone.is_set():
             read()  # it may have dropped its leases before
             keeper.gone.set()
 
+    def look() -> None:
+        if is_ending(part):
+            ended()
+        elif not keeper.gone.is_set():
+            loop.call_later(_LOOK_S, look)
+
     loop = asyncio.get_running_loop()
+    descriptor = -1
     channel.setblocking(False)
     loop.add_reader(channel, read)
     # the socket alone is not enough: what the part has forked holds the other end as well
@@ -299,6 +315,7 @@ async def _keep(terms: KeeperTerms, channel: socket.socket, part: int, log: Even
         loop.add_reader(descriptor, ended)
     if os.getppid() != part:
         keeper.gone.set()
+    look()
     while not keeper.gone.is_set():
         try:
             await log.open()
@@ -309,22 +326,20 @@ async def _keep(terms: KeeperTerms, channel: socket.socket, part: int, log: Even
     await keeper.run()
 
 
-def _close_all_but(kept: int) -> None:
+def _close_all_but(kept: set[int]) -> None:
     """Listening sockets and pipes of the part must end with it."""
     with contextlib.suppress(OSError):
         for descriptor in map(int, os.listdir("/proc/self/fd")):
-            if descriptor > 2 and descriptor != kept:
+            if descriptor > 2 and descriptor not in kept:
                 with contextlib.suppress(OSError):
                     os.close(descriptor)
 
 
 def main(argv: list[str]) -> None:
-    """The program that `spawn` starts: the socket's descriptor, the part's pid and level of log lines."""
+    """The program that `spawn` starts: the socket's descriptor, the part's pid, level and file of log lines."""
     from charonia.eventlog.redis import open_log
 
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
-    logging.basicConfig(level=int(argv[2]), handlers=[handler])
+    logging.basicConfig(level=int(argv[2]), handlers=[open_handler(argv[3])])
     channel = socket.socket(fileno=int(argv[0]))
     first = b""
     while not first.endswith(b"\n"):

@@ -1,19 +1,18 @@
-"""Log lines of every process: to stderr, by Triton's switches (L1)."""
+"""Log lines of every process: to stderr or a file, by Triton's switches (L1)."""
 
 from __future__ import annotations
 
 import logging
-import sys
 
 from charonia.errors import StartupError
-from charonia.log_lines import FORMATS, LineFormatter
+from charonia.log_lines import FORMATS, open_handler
 from charonia.options.values import Values
 
 
 def configure_logging(values: Values) -> None:
-    """Levels by `--log-verbose`, `--log-info`, `--log-warning`, `--log-error`, lines by `--log-format`.
+    """Levels by `--log-verbose`, `--log-info`, `--log-warning`, `--log-error`, lines by `--log-format`, `--log-file`.
 
-    Raises `StartupError` for an unknown format.
+    Raises `StartupError` for an unknown format and for a file that cannot be written.
     """
     if values["log_format"] not in FORMATS:
         raise StartupError(f"--log-format must be one of {', '.join(FORMATS)}, got '{values['log_format']}'")
@@ -26,8 +25,10 @@ def configure_logging(values: Values) -> None:
         level = logging.INFO
     if values["log_verbose"] > 0:
         level = logging.DEBUG
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(values["log_format"]))
+    try:
+        handler = open_handler(values["log_file"], values["log_format"])
+    except OSError as error:
+        raise StartupError(f"--log-file '{values['log_file']}' cannot be written: {error.strerror or error}") from None
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("asyncio", "uvicorn", "uvicorn.error", "hpack"):  # the last tells of all headers, secrets as well
         logging.getLogger(noisy).setLevel(max(level, logging.WARNING))

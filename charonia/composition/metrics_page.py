@@ -9,11 +9,9 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+from charonia.metrics.endpoint import scrape
 from charonia.metrics.exposition import counters, merge
 from charonia.metrics.host_metrics import HostMetrics
-
-_TIMEOUT_S = 2.0
-_MOST_BYTES = 16 * 1024 * 1024
 
 
 class MetricsUnion:
@@ -49,23 +47,8 @@ class MetricsUnion:
     async def _scrape(self, path: Path) -> bool:
         """Read a part's page. False when there is none, or when its process has ended meanwhile."""
         ends = self._ends[path]
-        page = await _scrape(path)
+        page = await scrape(path)
         if not page or self._ends[path] != ends:
             return False
         self._pages[path] = page
         return True
-
-
-async def _scrape(path: Path) -> str:
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            reader, writer = await asyncio.open_unix_connection(str(path), limit=_MOST_BYTES)
-            try:
-                writer.write(b"GET /metrics HTTP/1.1\r\nHost: part\r\nConnection: close\r\n\r\n")
-                answer = await reader.read(-1)
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        return ""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return body.decode(errors="replace") if b" 200 " in head.split(b"\r\n", 1)[0] else ""

@@ -38,8 +38,9 @@ from .logs import configure_logging
 
 if TYPE_CHECKING:
     from batcher.app import BatcherApp
-    from charonia.eventlog.redis.blobs import BlobServer
+    from charonia.eventlog.redis import ClusterLog, RedisLog
     from executors.backends.registry import BackendRegistry
+    from gateway.app import GatewayApp
 
 _log = logging.getLogger(__name__)
 
@@ -76,13 +77,11 @@ def keeper_terms(values: Values) -> KeeperTerms:
 async def _run(role: str, values: Values, keeper: HeartbeatProcess) -> int:
     from charonia.eventlog.redis import open_log
 
-    if values["blob_password_file"] and not values["blob_url"]:
-        raise StartupError("--blob-password-file needs --blob-url, the server it is the password of")
+    await check_servers(values, keeper.url)
     keeper.start()
     log = open_log(keeper.url, durability=values.get("durability", "memory"))
-    if values["blob_url"] and role != "webhooks":
-        log.blobs = _blob_server(values)
-        await log.blobs.open()
+    if role != "webhooks":
+        await open_blobs(log, values)
     # of several parts that cannot reach a log which is not serve's own, one says so and the others are stopped
     await _open(log, patient=values["private_log"] or (values["report_fd"] >= 0 and role != "gateway"))
     stopping = asyncio.Event()
@@ -104,25 +103,57 @@ async def _run(role: str, values: Values, keeper: HeartbeatProcess) -> int:
     await stop_asked
     clean = await stop()
     await keeper.close()
-    with contextlib.suppress(Exception):
-        await log.close()
-        if log.blobs is not None:
-            await log.blobs.close()
+    await close_log(log)
     if not clean:
         _log.error("exit timeout: some work was still running after %d s", values["exit_timeout_secs"])
     return 0 if clean else 1
 
 
-def _blob_server(values: Values) -> BlobServer:
-    from charonia.eventlog.redis import open_log
-    from charonia.eventlog.redis.blobs import BlobServer
+async def check_servers(values: Values, url: str) -> None:
+    """Raises `StartupError` for servers that are not safe, where `--require-secure-log` asks for that, and for options
+    that contradict each other.
+
+    `url` is the log's with its password. serve's own log is a socket in its state directory.
+    """
+    if values["blob_password_file"] and not values["blob_url"]:
+        raise StartupError("--blob-password-file needs --blob-url, the server it is the password of")
+    if not values["require_secure_log"]:
+        return
+    from charonia.eventlog.redis.server.security import check_secure
+
+    await check_secure(url)
+    if values["blob_url"]:
+        await check_secure(_blob_url(values), "the server of --blob-url")
+    if cache := cache_options(values, os.environ).url:
+        await check_secure(cache, "the response cache")
+
+
+def _blob_url(values: Values) -> str:
     from charonia.eventlog.redis.server.address import with_password
 
-    url = with_password(values["blob_url"], values["blob_password_file"], "--blob-password-file")
+    return with_password(values["blob_url"], values["blob_password_file"], "--blob-password-file")
+
+
+async def open_blobs(log: RedisLog | ClusterLog, values: Values) -> None:
+    """Open the server beside the log, where there is one. Raises `StartupError`."""
+    from charonia.eventlog.redis import open_log
+    from charonia.eventlog.redis.blobs import BlobServer
+
+    if not values["blob_url"]:
+        return
     try:
-        return BlobServer(open_log(url))
+        log.blobs = BlobServer(open_log(_blob_url(values)))
     except StartupError as error:
         raise StartupError(str(error).replace("the event log URL", "the URL of --blob-url")) from None
+    await log.blobs.open()
+
+
+async def close_log(log: RedisLog | ClusterLog) -> None:
+    """Close it and the server beside it, whatever state they are in."""
+    with contextlib.suppress(Exception):
+        await log.close()
+        if log.blobs is not None:
+            await log.blobs.close()
 
 
 async def _break_off(starting: asyncio.Task[tuple[dict[str, str], Stop]]) -> None:
@@ -171,13 +202,7 @@ def _report(descriptor: int, message: object) -> None:
 
 
 async def _gateway(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple[dict[str, str], Stop]:
-    from gateway.app import GatewayApp
-
-    settings = gateway_settings(values)
-    cache_log = await _cache_log(values)
-    app = GatewayApp(log, settings, log_settings(values), cache_log)
-    app.membership.keeper = keeper
-    await app.start()
+    app, end = await start_gateway(log, values, keeper)
 
     async def report_serving() -> None:
         await app.became_ready()
@@ -187,11 +212,27 @@ async def _gateway(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple[
 
     async def stop() -> bool:
         reporting.cancel()
+        return await end()
+
+    return app.endpoints, stop
+
+
+async def start_gateway(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple[GatewayApp, Stop]:
+    """A gateway in this event loop, and how it drains and leaves. Raises `StartupError`."""
+    from gateway.app import GatewayApp
+
+    settings = gateway_settings(values)
+    cache_log = await _cache_log(values)
+    app = GatewayApp(log, settings, log_settings(values), cache_log)
+    app.membership.keeper = keeper
+    await app.start()
+
+    async def stop() -> bool:
         clean = await app.stop()
         await _close(cache_log)
         return clean
 
-    return app.endpoints, stop
+    return app, stop
 
 
 async def _cache_log(values: Values) -> EventLog | None:

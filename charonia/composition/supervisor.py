@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class Supervisor:
         self._failed = ""
         self._endpoints: dict[str, str] = {}
         self._metrics: MetricsEndpoint | None = None
+        self._joint_metrics: MetricsEndpoint | None = None
         self._metrics_union: MetricsUnion | None = None
         self._census: list[dict[str, Any]] = []
         self._tasks = Tasks()
@@ -126,10 +128,17 @@ class Supervisor:
         await self._private_log.start()
         self._log_url = self._private_log.url
 
+    @property
+    def _joint_metrics_socket(self) -> str:
+        """Where a gateway gets the page of all parts, for the clients of Vertex AI."""
+        wanted = self._values["allow_vertex_ai"] and self._values["allow_metrics"]
+        return str(self._runtime_dir / "metrics.joint") if wanted else ""
+
     def _part_values(self) -> Values:
         """What the parts are told."""
         values = {**self._values, "log_url": self._log_url, "private_log": self._private_log is not None, "config": ""}
         values["shm_dir"], values["state_dir"] = self._shm_dir, str(self._state.path)
+        values["joint_metrics_socket"] = self._joint_metrics_socket
         values["await_executors"] = 0 if values["listen_while_loading"] else values["executors"]
         return values
 
@@ -158,10 +167,10 @@ class Supervisor:
             self._add(GATEWAY, GATEWAY, each)
 
     async def _start_here(self) -> None:
-        """For who hosts a part in this process: it executes."""
+        """For who hosts a part in this process."""
 
-    async def _stop_here(self) -> bool:
-        """Drain and end what `_start_here` began; True: in time."""
+    async def _stop_here(self, _roles: Sequence[str]) -> bool:
+        """Drain and end what `_start_here` began of these roles; True: in time."""
         return True
 
     def _start_all(self, values: Values) -> None:
@@ -190,7 +199,8 @@ class Supervisor:
 
     def _add(self, role: str, name: str, values: Values) -> None:
         socket_path = str(self._runtime_dir / f"{role}-{len(self._children)}.metrics")
-        argv = [role, *render(role, {**values, "metrics_socket": socket_path if values["allow_metrics"] else ""})]
+        own = {**values, "metrics_socket": socket_path if values["allow_metrics"] else ""}
+        argv = [role, *render(role, own, os.environ)]
         child = Child(name, argv, self._on_report, self._on_exit)
         child.metrics_socket = Path(socket_path)
         self._children.append(child)
@@ -202,6 +212,9 @@ class Supervisor:
         address = self._values["metrics_address"] or self._values["http_address"]
         self._metrics = MetricsEndpoint(union.render, address=address, port=self._values["metrics_port"])
         await self._metrics.start()
+        if path := self._joint_metrics_socket:
+            self._joint_metrics = MetricsEndpoint(union.render, socket_path=path)
+            await self._joint_metrics.start()
         self._endpoints["metrics"] = f"{address}:{self._metrics.port}"
 
     def _on_report(self, child: Child, report: dict[str, Any]) -> None:
@@ -235,7 +248,10 @@ class Supervisor:
 
     def _announce(self) -> None:
         http = "https://" if self._values["http_use_ssl"] or self._values["http_use_ssl_mutual"] else "http://"
-        for name, scheme, path in (("http", http, ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")):
+        for name, scheme, path in (
+            *(("http", http, ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")),
+            *(("sagemaker", "http://", ""), ("vertex-ai", "http://", "")),
+        ):
             if name in self._endpoints:
                 print(f"{name:8} {scheme}{reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
         if self._values["allow_webhooks"] and not self._values["webhook_secrets"]:
@@ -345,11 +361,11 @@ class Supervisor:
             # one that was killed just before we asked has not failed to drain: its work is in the log
             clean = clean and gone.done() and all((child.status or 0) <= 0 for child in up)
             gone.cancel()
-            if EXECUTOR in roles:
-                clean = await self._stop_here() and clean
+            clean = await self._stop_here(roles) and clean
         hurry.cancel()
-        if self._metrics is not None:
-            await self._metrics.close()
+        for endpoint in (self._metrics, self._joint_metrics):
+            if endpoint is not None:
+                await endpoint.close()
         return clean
 
     async def _kill_all(self) -> None:

@@ -19,17 +19,17 @@ from charonia.errors import CharoniaError, InvalidRecord
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact, unpack_fact
 from charonia.tasks import Tasks
 
-from .neighbours import Neighbours
+from .neighbours import Neighbours, is_ending
 from .port import START, Entry, EventLog, Streams
 
 _log = logging.getLogger(__name__)
 
 STALL_LIMIT_S = 30.0
-"""A process that lives and is silent for so long is stuck."""
+"""A process that lives and is silent for this long is stuck."""
 _PATIENCE_S = 2.5
-"""After the log was away; reconnecting takes at most a second, the first beat one interval more."""
+"""Grace period after the log was unreachable: reconnecting takes at most a second, the first beat one interval more."""
 _KEEPER_FIRST_S = 0.1
-"""The process that prolongs a part's leases reports its end; others do when that one has ended too."""
+"""The process that prolongs a part's leases reports its end; others report it when that process has ended too."""
 _PAGE = 500
 
 
@@ -59,7 +59,7 @@ class ControlPlane:
         self.log = log
         self.catalog = Catalog()
         self.log_up = True
-        """False while the log is lost: it ended our connections, has left commands unanswered for too long, or writes
+        """False while the log is lost: it closed the connections, has left commands unanswered for too long, or writes
         nothing (a full disk, too few replicas).
         """
         self._is_started = False
@@ -67,7 +67,7 @@ class ControlPlane:
         self._writing = True
         self._answering = True
         self.epoch_changes = 0
-        """How often the log was another one than before: jobs of its former contents are unknown then."""
+        """How often the log changed its epoch: jobs of former epochs are unknown then."""
         self.on_log_state: list[Callable[[bool], None]] = []
         self._incarnation = incarnation
         self._interval_s = check_interval_ms / 1000
@@ -94,7 +94,7 @@ class ControlPlane:
         self._task = asyncio.create_task(self._watch(), name="liveness watch")
 
     def begin_anew(self) -> None:
-        """The log is another one: everybody in it says again what there is, and until then nothing is known."""
+        """The log has a new epoch: all its processes report again, and until then the catalog is empty."""
         self.epoch_changes += 1
         self._suspects.clear()
         self._neighbours.close()
@@ -115,9 +115,8 @@ class ControlPlane:
         await self._tasks.close()
 
     def departures(self) -> list[ProcessLeft]:
-        """For a log that only this machine uses: the end of every process that is no more, whatever its lease says.
-
-        After a `kill -9` of everything the leases outlive their processes, and what those served would look ready.
+        """For a log that only this machine uses: report every process that has ended, even if its lease has not. After
+        a `kill -9` of all processes the leases outlive them, and their models would look ready.
         """
         return [
             ProcessLeft(process.role, process.incarnation, "lost")
@@ -126,7 +125,7 @@ class ControlPlane:
         ]
 
     async def unheard(self) -> list[Fact]:
-        """What is written by now and not folded yet. Raises what the log raises."""
+        """The facts written by now and not folded yet. Raises what the log raises."""
         found: list[Fact] = []
         after = self._folded
         while entries := await self.log.range(keys.CONTROL, after):
@@ -171,12 +170,12 @@ class ControlPlane:
         self._tasks.spawn(self._report_end(incarnation))
 
     async def _report_end(self, incarnation: str) -> None:
-        """A process of this machine has ended; another one may have reported it by now, or itself before it ended."""
+        """A process of this machine has ended; another process may have reported it already, or it did so itself."""
         await asyncio.sleep(_KEEPER_FIRST_S)
         process = self.catalog.processes.get(incarnation)
         if process is not None:
             _log.warning("%s %s is lost: its process has ended", process.role, incarnation)
-            with contextlib.suppress(CharoniaError):  # the log is away: the lease has ended when it is back
+            with contextlib.suppress(CharoniaError):  # the log is unreachable: the lease has ended when it is back
                 await self.announce(ProcessLeft(process.role, incarnation, "lost"))
 
     def _on_state(self, up: bool) -> None:
@@ -184,18 +183,18 @@ class ControlPlane:
         self._judge()
 
     def on_beat(self, taken: bool) -> None:
-        """Whether the log took this process's last heartbeat: it may answer and yet write nothing."""
+        """Whether the log took this process's last heartbeat: it may answer reads and refuse writes."""
         self._writing = taken
         self._judge()
 
     def _judge(self) -> None:
-        """One that hangs ends no connection: then only the commands that are given up tell."""
+        """A server that hangs closes no connection: only commands that time out show it."""
         up = self._following and self._answering and self._writing
         if up == self.log_up:
             return
         self.log_up = up
         self._suspects.clear()
-        # leases ran out while the log was away: give everybody the time to come back and beat
+        # leases ended while the log was unreachable: give all processes the time to come back and beat
         self._patient_until_s = asyncio.get_running_loop().time() + _PATIENCE_S
         for listener in self.on_log_state:
             listener(up)
@@ -206,7 +205,7 @@ class ControlPlane:
             await self._look()
 
     async def _look(self) -> None:
-        """Two missed looks in a row make a process lost: one look may fall into our own stall or the log's."""
+        """A process is lost after two missed checks in a row: one may be a stall of this process or of the log."""
         by_role: dict[str, list[str]] = {}
         for process in self.catalog.processes.values():
             if process.incarnation != self._incarnation:
@@ -226,7 +225,7 @@ class ControlPlane:
             _log.exception("liveness check failed")
 
     async def _check(self, by_role: dict[str, list[str]], answers: Sequence[list[bool] | BaseException]) -> None:
-        """Find who is lost by what the log said, in the order of the roles. Raises what it raised."""
+        """Report lost processes by the log's answers, in the order of the roles. Raises what the log raised."""
         for (role, incarnations), alive in zip(by_role.items(), answers, strict=True):
             if isinstance(alive, BaseException):
                 raise alive
@@ -245,7 +244,7 @@ class ControlPlane:
                     await self.announce(ProcessLeft(role, incarnation, "lost"))
 
     def _is_only_slow(self, incarnation: str) -> bool:
-        """Whether a process without a lease is of this machine and lives: it gets no processor time."""
+        """Whether a process without a lease is of this machine and lives: it only gets no CPU time."""
         if not self._neighbours.is_busy(incarnation):
             return False
         now_s = asyncio.get_running_loop().time()
@@ -253,19 +252,18 @@ class ControlPlane:
 
 
 def _exists(pid: int) -> bool:
-    """Whether a process of this machine runs; one that has ended and waits to be reaped does not."""
+    """Whether a process of this machine runs; False for one that has ended and was not reaped yet."""
     try:
         os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # another user's, or no /proc here
+        return True  # another user's
+    return not is_ending(pid)
 
 
 async def folded_control(log: Streams) -> Catalog:
-    """What all control facts together say."""
+    """A catalog folded from all control facts."""
     catalog = Catalog()
     after = START
     while entries := await log.range(keys.CONTROL, after, _PAGE):

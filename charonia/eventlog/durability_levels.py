@@ -17,7 +17,7 @@ _REPLICATED = re.compile(r"replicated:([1-9][0-9]?)")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level; `text` is how options, requests and receipts spell it. `replicas` is 0 but for replicated:<n>."""
+    """One level; `text` is its spelling in options, requests and receipts. `replicas` is 0 but for replicated:<n>."""
 
     text: str
     replicas: int = 0

@@ -1,7 +1,8 @@
-"""The hand-over between a batcher and the executor in its process: no log, no copy and no turn of the event loop.
+"""Passes batches and facts between a batcher and the executor in its process, without the log, a copy or a turn of the
+event loop.
 
-The composition root makes one link and gives it to both. What is in it is lost with both of them, which is right: what
-was accepted is in the log, where a successor finds it.
+The composition root makes one link and gives it to both. Its content is lost if the process ends, which is harmless:
+accepted requests are in the log, where a successor finds them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class HandOver(Generic[P]):
     def __init__(self) -> None:
         self._kept: list[Callable[[Callable[P, object]], object]] = []
         self.hand: Callable[P, object] = self._keep
-        """Hands something over: calls the taker, which must not raise. It is kept while there is none."""
+        """Passes an item to the taker, which must not raise. Items are kept while there is no taker."""
 
     def follow(self, take: Callable[P, object] | None) -> None:
-        """Take what is handed in, and soon what came before there was a taker; None to take nothing more."""
+        """Set the taker of items, which soon gets the kept ones too; None removes it."""
         self.hand = self._keep if take is None else take
         if take is not None:
             kept, self._kept = self._kept, []
@@ -45,8 +46,8 @@ class LocalLink:
     def __init__(self, executor: str) -> None:
         self.executor = executor
         self.batches = HandOver[[BatchHeader, Sequence[RequestRecord | Wave]]]()
-        """To the executor. A header without a `report_to` says that its owner listens here."""
+        """To the executor. A header without a `report_to` means that its owner listens here."""
         self.facts = HandOver[[Fact]]()
-        """To the executor: what else its batch stream would carry."""
+        """To the executor: the other items of its batch stream."""
         self.reports: defaultdict[str, HandOver[[Fields]]] = defaultdict(HandOver)
-        """To the owner of each model: facts as the fields of an entry, `BatchFinished` as it is."""
+        """To the owner of each model: facts as the fields of an entry, `BatchFinished` as an object."""

@@ -1,17 +1,14 @@
-"""Membership of a process: it joins, renews its heartbeat, leaves, and joins again when the log is another one.
+"""Membership of a process: it joins, renews its heartbeat, leaves, and joins again when the log has a new epoch.
 
-The facts (`ProcessJoined`, `ProcessLeft`) are in the control stream, the heartbeat is a lease beside it. An observer
+The facts (`ProcessJoined`, `ProcessLeft`) are in the control stream; the heartbeat is a lease out of band. An observer
 that misses the heartbeat writes `ProcessLeft` in the process's name; observers do that, not this module. A process that
-was only slow reads it of itself and joins again: its heartbeat may have come back before the fact was written, and then
-no other process sees that it lives.
+was only slow reads this fact about itself and joins again: its heartbeat may have come back before the fact was
+written, and then no other process sees that it lives. While the event loop is busy a `LeaseKeeper` prolongs the lease
+(docs/adr/0024). It never renews an ended lease: only the loop makes a new one, and then joins again.
 
-While the event loop is busy a `LeaseKeeper` prolongs the lease (docs/adr/0024). A lease that has ended it leaves ended:
-only the loop makes it again, and then joins again.
-
-With each beat it checks whether the log is still the one it joined. In another one (flushed, exchanged, rewound) no
-process knows this one: it forgets what it held to be true, joins again and reports again what it has.
-
-`preferred_owner` is how members share models without asking one another.
+With each beat the process checks whether the log is still the one it joined. In another one (flushed, exchanged,
+rewound) no process knows this one: it drops its state, joins again and reports again. `preferred_owner` is how members
+share models without communication.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LeaseKeeper(Protocol):
-    """Prolongs leases of this process whatever its event loop does, and reports them lost when the process ends."""
+    """Prolongs leases of this process while its event loop is busy, and reports them lost when the process ends."""
 
     def keep(self, role: str, incarnation: str, ttl_ms: int) -> None: ...
 
@@ -47,8 +44,8 @@ class LeaseKeeper(Protocol):
 class Membership:
     """One process's membership; `incarnation` is unique for each start of it.
 
-    In another log than before, `on_new_epoch` listeners run first (forget), then it joins, then each `say_again` is
-    awaited. All of it may run again when the log goes away meanwhile.
+    After a change of the log's epoch, `on_new_epoch` listeners run first (to drop state), then it joins, then each
+    `say_again` is awaited. All of it may run again when the log becomes unreachable in the meantime.
     """
 
     def __init__(
@@ -73,7 +70,7 @@ class Membership:
         self._ttl_ms = ttl_ms
         self._beating: asyncio.Task[None] | None = None
         self.keeper: LeaseKeeper | None = None
-        """Set before `start`, where there is one."""
+        """Set before `start`, if there is one."""
         self._epoch = ""
         self._left_epoch = ""
         self._held_for_lost = False
@@ -84,7 +81,7 @@ class Membership:
         self.on_new_epoch: list[Callable[[], None]] = []
         self.say_again: list[Callable[[], Awaitable[None]]] = []
         self.on_beat: list[Callable[[bool], None]] = []
-        """Told after each beat whether the log took it."""
+        """Called after each beat with whether the log took it."""
 
     async def start(self) -> None:
         """Join. The lease comes first: no process ever sees a member without one. Raises `LogUnavailable`."""
@@ -104,7 +101,7 @@ class Membership:
         return asyncio.get_running_loop().time() < self._leased_until_s
 
     def hear(self, fact: Fact) -> None:
-        """Every control fact is told here: one may say of this process that it is lost."""
+        """Called with every control fact: one may report this process as lost."""
         if isinstance(fact, ProcessLeft) and fact.incarnation == self._incarnation and fact.reason == "lost":
             self._held_for_lost = True
 
@@ -124,7 +121,7 @@ class Membership:
         await self._tell(fact)
 
     async def leave(self, reason: str = "drained") -> None:
-        """Leave. Without the log it goes silently: the lease runs out by itself."""
+        """Leave. Without the log this is silent: the lease ends by itself."""
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -144,7 +141,7 @@ class Membership:
         return await self._log.beat(self._role, self._incarnation, self._ttl_ms)
 
     async def _agree(self) -> None:
-        """Compare the machine's clock with the log's: whose it is that deadlines go by."""
+        """Compare the machine's clock with the log's, to choose the one that deadlines use."""
         asked_ns = monotonic_ns()
         log_ns = await self._log.clock_ns()
         way_ns = monotonic_ns() - asked_ns
@@ -173,7 +170,7 @@ class Membership:
                 if epoch != self._epoch:
                     await self._begin_anew(epoch)
                 elif self._held_for_lost or self._lapsed:
-                    # the lease had ended (a stall, a lost log): others hold us for lost, or may do so, and what we said
+                    # the lease had ended (a stall, a lost log): others presume this process dead, or may, and its facts
                     # may be gone from the stream
                     await self._join_again()
                 self._lapsed = False
@@ -203,7 +200,7 @@ class Membership:
         self._epoch = epoch
 
     async def _join_again(self) -> None:
-        """Raises `LogUnavailable`; then what was heard is heard still."""
+        """Raises `LogUnavailable`; facts received so far stay known."""
         heard, self._held_for_lost = self._held_for_lost, False
         try:
             await self._join()
@@ -215,9 +212,8 @@ class Membership:
 
 
 def preferred_owner(model: str, members: Iterable[str]) -> str:
-    """The member that should have a model: highest random weight, so that a change of members moves few models.
-
-    Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998). "" without members.
+    """The preferred owner of a model: highest random weight, so that a change of members moves few models. Source:
+    Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998). "" without members.
     """
     return max(
         sorted(members),

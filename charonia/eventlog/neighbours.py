@@ -1,24 +1,28 @@
-"""The processes of this machine: their end is seen by the kernel, at once, and not by their leases.
+"""Watches processes of this machine: the kernel reports their end at once, before their leases end.
 
-A process says in `ProcessJoined` in which pid namespace of which boot its pid is, and when it was started: so a pid is
-never taken for one of another machine or container, or of a process that had it before. Whatever cannot be found out
-(no pidfd, no /proc, another namespace) leaves a process to its lease.
+`ProcessJoined` names the boot and the pid namespace of a process, its pid and its start time: so its pid is never
+confused with one on another machine or in another container, or with an earlier process of that pid. If any of this is
+unavailable (no pidfd, no /proc, another namespace), only the lease shows the process's end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 
 from charonia.facts.events import ProcessJoined
 
-_STATE, _STARTED = 0, 19
+_STATE, _FLAGS, _STARTED, _PENDING = 0, 6, 19, 28
 """Places in /proc/<pid>/stat behind the command."""
+_ENDING_FLAGS = 0x4 | 0x200 | 0x400
+"""PF_EXITING, PF_DUMPCORE, PF_SIGNALED."""
+_KILL_PENDING = 1 << (signal.SIGKILL - 1)
 
 
 def pid_space() -> str:
-    """Names the boot of this machine and the pid namespace of this process; "" where there is no telling."""
+    """Names the boot of this machine and the pid namespace of this process; "" if unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -27,13 +31,23 @@ def pid_space() -> str:
 
 
 def started_ticks(pid: int) -> int:
-    """When a process was started, in the kernel's ticks since its boot; 0 where that cannot be read."""
+    """When a process was started, in the kernel's ticks since its boot; 0 if that cannot be read."""
     return int(_stat(pid, _STARTED) or 0)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal: it is not busy then."""
+    """Whether a process is stopped by a signal, and thus not busy."""
     return _stat(pid, _STATE) == "T"
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process executes nothing of its program any more: it was killed, crashed, exits or has ended.
+
+    Its pidfd says so only at the end of that, which needs processor time: seconds on a machine with too much to do.
+    False where it cannot be found out.
+    """
+    state, flags, pending = _stat(pid, _STATE), _stat(pid, _FLAGS), _stat(pid, _PENDING)
+    return state in ("Z", "X") or bool(int(flags or 0) & _ENDING_FLAGS or int(pending or 0) & _KILL_PENDING)
 
 
 def _stat(pid: int, place: int) -> str:
@@ -45,7 +59,7 @@ def _stat(pid: int, place: int) -> str:
 
 
 class Neighbours:
-    """Watches processes by their pidfds. `on_end` is called in the event loop, with the incarnation that ended."""
+    """Watches processes by their pidfds. Calls `on_end` in the event loop with the incarnation that ended."""
 
     def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end = on_end
@@ -74,9 +88,9 @@ class Neighbours:
         loop.add_reader(descriptor, self._ended, joined.incarnation)
 
     def is_busy(self, incarnation: str) -> bool:
-        """Whether a process is known to live, and is not stopped."""
+        """Whether a process is known to live, and is neither stopped nor ending."""
         pid, _ = self._watched.get(incarnation, (0, 0))
-        return bool(pid) and not is_stopped(pid)
+        return bool(pid) and not is_stopped(pid) and not is_ending(pid)
 
     def forget(self, incarnation: str) -> None:
         _, descriptor = self._watched.pop(incarnation, (0, -1))

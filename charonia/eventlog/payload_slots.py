@@ -253,6 +253,11 @@ class SlotPool:
         with self._lock:
             self._given[name] = _Given(view, slot, reader, monotonic_ns())
 
+    def take_back(self, name: str) -> None:
+        """End a payload that was given and that its reader was never sent to."""
+        with self._lock:
+            self._given.pop(name, None)
+
     def tidy(self) -> None:
         """Remove slots that were not used for a while, and payloads whose readers are gone or take too long."""
         now_ns = monotonic_ns()

@@ -185,6 +185,13 @@ class PayloadDirectory:
         self._slots.give(name, view, reader)
         return Reference(FILE, f"{self._incarnation}/{name}", len(view))
 
+    def take_back(self, reference: Reference) -> None:
+        """End a payload that was given, or written for another process, and that its reader was never sent to."""
+        if is_slot(reference.name) and self._slots is not None:
+            self._slots.take_back(reference.name.partition("/")[2])
+        else:
+            self.remove(reference)
+
     def is_there(self, buffers: Sequence[Buffer]) -> bool:
         """Whether `lend` has nothing to copy: the bytes lie in a slot already."""
         slots = self._slots

@@ -57,7 +57,7 @@ Settled = Callable[[list[bool] | CharoniaError], None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of unsettled work, checked exactly when it is accepted; 0 = no bound. Of the model, and of the tenant."""
+    """Bounds of unsettled work, checked exactly when it is accepted; 0 = no bound. For a model, and for a tenant."""
 
     requests: int = 0
     size_bytes: int = 0
@@ -72,15 +72,16 @@ def kept_response(entry: Entry) -> tuple[int, int, bytes]:
 
 
 class StreamReader(Protocol):
-    """Follows a changing set of streams on a connection of its own and hands entries to one callback, in order.
+    """Follows a changing set of streams on a connection of its own and hands entries to callbacks, in order.
 
     Reconnects by itself, with jitter, and goes on where it was. `on_state(up: bool)` is told when the log is lost and
     found again.
     """
 
-    def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None: ...
+    def start(self, on_entries: OnEntries | None = None, on_state: Callable[[bool], None] | None = None) -> None:
+        """`on_entries` gets the entries of streams that were added without a callback of their own."""
 
-    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False) -> None:
+    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False, take: OnEntries | None = None) -> None:
         """Follow a stream from after an entry id. `consume`: entries are deleted once the callback has had them.
 
         `after=b"$"` means only entries appended from now on. Adding a followed stream again changes nothing.
@@ -92,18 +93,18 @@ class StreamReader(Protocol):
 
 
 Sent = Callable[[bytes | CharoniaError], None]
-"""Gets the id of an appended entry once its level is reached, or why it is not known to be in the log."""
+"""Called with the id of an appended entry once its level is reached, or with the error."""
 Ended = Callable[[int | CharoniaError], None]
-"""Gets how many of the entries were still there, or why that is not known."""
+"""Called with how many of the entries were still there, or with the error."""
 Counted = Callable[[CharoniaError | None], None]
-"""Gets None once the statistics are written, or why that is not known."""
+"""Called with None once the statistics are written, or with the error."""
 
 
 class Waves(Protocol):
-    """The log's role for waves: requests alike in one queue entry that is itself the mark of their being unsettled.
+    """The log's role for waves: similar requests in one queue entry, which marks them as unsettled while it exists.
 
     A wave is accepted by one append and settled by one deletion: the first deletion wins (docs/adr/0015). A process
-    that must treat its requests one by one bursts it into ordinary entries first. Lanes are open already: the first
+    that must handle its requests one by one bursts it into ordinary entries first. Lanes are open already: the first
     request of each goes through `Work.accept`.
     """
 
@@ -115,13 +116,13 @@ class Waves(Protocol):
         """
 
     def flush(self) -> None:
-        """Write what was sent now, in one go."""
+        """Write everything sent so far at once."""
 
     def end(self, stream: bytes, entry_ids: Sequence[bytes], replies: Sequence[Reply], done: Ended) -> bool:
         """Append `replies`, then delete these waves: they are settled. Written with this tick; as `send` otherwise."""
 
     def count(self, key: bytes, increments: Mapping[str, int], done: Counted) -> bool:
-        """`Statistics.add_statistics`, as `end`: what one tick settles and counts is written in one go."""
+        """`Statistics.add_statistics`, as `end`: one tick's settlements and statistics are one write."""
 
     async def burst(
         self,
@@ -134,22 +135,20 @@ class Waves(Protocol):
         tenant: str = "",
     ) -> bytes:
         """Replace a wave by an entry with `fields` that carries its requests (id, size_bytes) one by one, in one step.
-
-        They are unsettled and counted from then on as those of `Work.accept`. Returns the new entry's id; b"" when
-        the wave was settled or burst before.
+        From then on they are unsettled and counted as those of `Work.accept`. Returns the new entry's id; b"" when the
+        wave was settled or burst before.
         """
 
     async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
         """Whether each of these waves is neither settled nor burst."""
 
     async def queued(self, model: str) -> int:
-        """How many entries are in a model's queues, waves that run and what was settled a moment ago among them."""
+        """How many entries are in a model's queues, including running waves and recently settled ones."""
 
     async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
-        """Reserve room for so many requests and bytes under a model's bounds, in place of what `holder` had before.
-
-        Waves are counted by their sender, within what it has leased, so that none costs the log a count. False, and
-        nothing changed, when a bound of `limits` would be passed. 0 and 0 end a lease.
+        """Reserve capacity for so many requests and bytes under a model's bounds, instead of the holder's former lease.
+        Senders count waves against their own lease, so that none costs the log a count. False, and nothing changed,
+        when a bound of `limits` would be exceeded. 0 and 0 end a lease.
         """
 
     async def leases(self, model: str) -> list[str]:
@@ -275,7 +274,7 @@ class Work(Protocol):
         """For each id the attempt it is at (0: accepted, never retried), or -1 when it is settled or unknown."""
 
     async def unsettled_ids(self, model: str) -> list[bytes]:
-        """Every unsettled request, in no order. Costs the log a look at all of them: for repairs."""
+        """Every unsettled request, in no order. Scans all of them in the log, so it is for repairs only."""
 
     async def pending(self, model: str) -> tuple[int, int]:
         """(requests, bytes) accepted and unsettled, exact."""
@@ -283,7 +282,7 @@ class Work(Protocol):
     async def pending_of_tenants(self, model: str, tenants: Sequence[str]) -> list[tuple[int, int]]: ...
 
     async def set_paused(self, model: str, paused: bool) -> None:
-        """Remember that a model's queue is held back; its owner is told by a `QueueCommanded` fact."""
+        """Store whether a model's queue is held back; a `QueueCommanded` fact notifies its owner."""
 
     async def paused(self, model: str) -> bool: ...
 
@@ -350,9 +349,8 @@ class Jobs(Protocol):
         """
 
     async def job_position(self, model: str, job_id: bytes) -> JobPlace | None:
-        """Where a job stands among the active ones of its model; None when it is not active.
-
-        With more than 1,024 levels and lanes they are not told apart: all are one line.
+        """A job's position among the active ones of its model; None when it is not active. With more than 1,024 levels
+        and lanes they are not distinguished: all count as one line.
         """
 
     async def job_models(self) -> list[str]:
@@ -379,7 +377,7 @@ class Sequences(Protocol):
     """What is known of the live sequences of a model; `Work.settle` writes it with the end of each request."""
 
     async def sequences(self, model: str) -> dict[bytes, bytes]:
-        """What is known of each live sequence, by its key (`SequenceStep.about`)."""
+        """The `about` of each live sequence, by its key (`SequenceStep.about`)."""
 
     async def sequence_states(self, model: str, names: Sequence[bytes]) -> list[tuple[bytes, bytes] | None]:
         """For each key (about, state); None for a sequence that has no record, b"" for one without a state."""
@@ -388,11 +386,11 @@ class Sequences(Protocol):
         """Write states of sequences, by key (about, state), each only while its `about` is this; which were written."""
 
     async def forget_sequences(self, model: str, runs: Mapping[bytes, bytes]) -> None:
-        """Forget sequences by their keys, each only while its `about` begins with the run given."""
+        """Delete sequences by their keys, each only while its `about` begins with the given run."""
 
 
 class Leases(Protocol):
-    """Who owns a model, which processes live, and the clock and the contents by which that is told."""
+    """Who owns a model, which processes live, and the clock and the epoch that this depends on."""
 
     async def owner(self, model: str) -> tuple[str, int]:
         """(owner incarnation or "", token) of a model."""
@@ -403,7 +401,7 @@ class Leases(Protocol):
     async def release_ownership(self, model: str, owner: str, token: int) -> None: ...
 
     async def beat(self, role: str, incarnation: str, ttl_ms: int) -> bool:
-        """Renew a process's heartbeat lease, or make it; whether it had not ended before."""
+        """Renew a process's heartbeat lease, or make it; returns whether it still existed."""
 
     async def prolong(self, role: str, incarnation: str, ttl_ms: int) -> bool:
         """Renew a heartbeat lease that has not ended; False, and nothing changed, when it has."""
@@ -413,17 +411,17 @@ class Leases(Protocol):
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]: ...
 
     async def last_beat_ms(self, role: str, incarnations: Sequence[str]) -> list[int]:
-        """How long ago each one's last heartbeat was; -1 for one whose lease has ended."""
+        """How long ago each process's last heartbeat was; -1 if its lease has ended."""
 
     async def clock_ns(self) -> int:
-        """What the log's clock shows: nanoseconds since the epoch."""
+        """The log's clock: nanoseconds since the epoch."""
 
     async def epoch(self) -> str:
-        """Names this log's contents: a flushed or exchanged log has another one. Made by the first who asks."""
+        """Names this log's contents: a flushed or exchanged log has another name. The first caller makes it."""
 
 
 class Keys(Protocol):
-    """What is kept by its key alone."""
+    """Values by key."""
 
     async def delete_keys(self, keys: Iterable[bytes]) -> None: ...
 
@@ -435,10 +433,10 @@ class Notes(Keys, Protocol):
         """Keep a value under a key for a time; the last one written is the one kept."""
 
     async def notes(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """What `put_note` keeps under each key; None for nothing (any more)."""
+        """The value that `put_note` stored under each key; None if there is none (any more)."""
 
     async def add_to_count(self, key: bytes, amount: int) -> int:
-        """Add to the number under a key, which begins at 0; what it is then. `delete_keys` ends it."""
+        """Add to the number under a key, which begins at 0; returns the sum. `delete_keys` deletes it."""
 
     async def set_times(self, key: bytes, times: Mapping[bytes, int]) -> None:
         """Put members into a set ordered by time (microseconds), or give members of it another time."""
@@ -454,12 +452,12 @@ class Notes(Keys, Protocol):
     async def keep_recent(
         self, key: bytes, uses: Mapping[bytes, tuple[int, int]], limit_bytes: int, drop: Sequence[bytes] = ()
     ) -> list[bytes]:
-        """Put members with (time in us, size in bytes) into a set; take out the oldest while their sizes are too much.
+        """Put members with (time in us, size in bytes) into a set; evict the oldest while their total size is too
+        large.
 
-        First the members of `drop` are forgotten. A member that is known keeps the later time and gets the new size;
-        one with size -1 keeps its size when it is known, and is not put in when it is not.
-        Returns what was taken out because of `limit_bytes`, at most `MOST_TAKEN`: when so many, ask again. The key
-        has a hash tag.
+        First the members of `drop` are removed. A known member keeps the later time and gets the new size; one with
+        size -1 keeps its size if it is known, and is not added otherwise. Returns the members evicted because of
+        `limit_bytes`, at most `MOST_TAKEN`: if so many, call again. The key has a hash tag.
         """
 
 
@@ -496,7 +494,7 @@ class SettlementLog(RequestLog, Statistics, Protocol):
 
 
 class ControlLog(Streams, Leases, Protocol):
-    """What the processes tell each other, and which of them live."""
+    """The processes' messages to each other, and which processes live."""
 
 
 class EventLog(Streams, Work, Jobs, Sequences, Leases, Notes, Statistics, Blobs, Protocol):

@@ -23,8 +23,7 @@ FIELD_FACT = b"e"
 @dataclass(frozen=True, slots=True)
 class ProcessJoined:
     """A gateway, batcher or executor started. `incarnation` is unique per start; `pool` is for executors.
-
-    `payload_token` lies in its part of the payload directory: who can read it there shares the directory.
+    `payload_token` lies in its part of the payload directory: a process that can read it there shares the directory.
     """
 
     kind: ClassVar[str] = "process_joined"
@@ -36,11 +35,11 @@ class ProcessJoined:
     hosts_batcher: bool = False
     payload_token: str = ""
     reads_waves: bool = False
-    """It decides about queues with waves in them; what older releases would do with those is lose them."""
+    """It can own queues with waves in them; older releases would lose those."""
     pid_space: str = ""
-    """The boot and the pid namespace in which `pid` means this process (`charonia.eventlog.neighbours`)."""
+    """The boot and the pid namespace to which `pid` belongs (`charonia.eventlog.neighbours`)."""
     started_ticks: int = 0
-    """When it was started there: a pid is used again."""
+    """When it was started there: pids are reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +54,10 @@ class ProcessLeft:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDescribed:
-    """What an executor is and has, said again when that changed; the last one counts.
+    """The properties of an executor, reported again when they changed; the last report counts.
 
-    `labels` are what placement asks for (`charonia.models.placement`), several values of one joined by commas. Of
-    models on demand `used_bytes` of `budget_bytes` and `loaded_models` of `most_models` are taken, 0 for no bound.
+    `labels` are what placement asks for (`charonia.models.placement`), several values of one joined by commas. For
+    models on demand `used_bytes` of `budget_bytes` and `loaded_models` of `most_models` are in use, 0 for no bound.
     """
 
     kind: ClassVar[str] = "executor_described"
@@ -72,7 +71,7 @@ class ExecutorDescribed:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDraining:
-    """An executor takes no more batches and finishes what it has. What it serves is accepted for its successor."""
+    """An executor takes no more batches and finishes those it has. Requests for its versions wait for its successor."""
 
     kind: ClassVar[str] = "executor_draining"
     executor: str
@@ -80,9 +79,9 @@ class ExecutorDraining:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryScanned:
-    """An executor has read its repository and tried to load what its control mode says; `models` are all names seen.
-
-    `control_mode` is none, poll or explicit. `ready` is false while the start-up load still runs.
+    """An executor has scanned its repository and tried to load what its control mode requires; `models` are all names
+    found. `control_mode` is none, poll or explicit. `ready` is false while the start-up load still runs.
+    `registered` are the repositories that load requests brought, as keys of their models, by the requests' aliases.
     """
 
     kind: ClassVar[str] = "repository_scanned"
@@ -90,6 +89,7 @@ class RepositoryScanned:
     models: tuple[str, ...]
     control_mode: str
     ready: bool
+    registered: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ class ModelRequested:
     """A load or unload of a model was asked for. `request_id` ties the answers to the call that waits for them.
 
     `config_json` is a complete configuration (R24), empty for none; `files` maps `<version>/<path>` to a blob id (R25).
+    With an `alias` a load registers the repository that `directory` holds or is in, and an unload takes it away (H55).
     """
 
     kind: ClassVar[str] = "model_requested"
@@ -106,6 +107,8 @@ class ModelRequested:
     config_json: str = ""
     files: dict[str, str] = field(default_factory=dict)
     unload_dependents: bool = False
+    alias: str = ""
+    directory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +153,13 @@ class VersionLoaded:
     load_ns: int = 0
     takes_waves: bool = False
     """Its requests may come in waves (docs/adr/0015)."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """What it holds, in bytes, by kind of memory and number of the device: "GPU 0"."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionAnnounced:
-    """An executor would load a version when it is asked for, and has not now; else as `VersionLoaded`."""
+    """An executor can load a version on demand and has not loaded it now; otherwise as `VersionLoaded`."""
 
     kind: ClassVar[str] = "version_announced"
     executor: str
@@ -168,8 +173,7 @@ class VersionAnnounced:
 @dataclass(frozen=True, slots=True)
 class VersionHeld:
     """A version that an executor announced is in its memory and runs `slots` batches at once; 0: it is not there.
-
-    Said often; what another one follows is soon deleted (`batcher.housekeeping.compaction`).
+    Written often; one that another follows is soon deleted (`batcher.housekeeping.compaction`).
     """
 
     kind: ClassVar[str] = "version_held"
@@ -182,7 +186,7 @@ class VersionHeld:
 
 @dataclass(frozen=True, slots=True)
 class VersionWanted:
-    """A model's owner to an executor, in its batch stream: requests wait for a version it announced."""
+    """From a model's owner to an executor, in its batch stream: requests wait for a version it announced."""
 
     kind: ClassVar[str] = "version_wanted"
     model: str
@@ -224,7 +228,7 @@ class VersionUnloaded:
 
 @dataclass(frozen=True, slots=True)
 class VersionHealthChanged:
-    """The health function of a loaded model says something else than before; a version that is loaded is well (P6)."""
+    """The health function of a loaded model has a new result; a version is healthy when it is loaded (P6)."""
 
     kind: ClassVar[str] = "version_health_changed"
     executor: str
@@ -257,7 +261,7 @@ class BatchFinished:
 
 @dataclass(frozen=True, slots=True)
 class BatchReturned:
-    """An executor gives a batch back unexecuted (it drains, or no longer has the version); not the requests' fault."""
+    """An executor returns a batch unexecuted (it drains, or no longer has the version); no request is to blame."""
 
     kind: ClassVar[str] = "batch_returned"
     executor: str
@@ -267,10 +271,14 @@ class BatchReturned:
 
 @dataclass(frozen=True, slots=True)
 class RequestCancelled:
-    """A caller no longer wants a request (`id` is 16 bytes)."""
+    """A caller no longer wants a request (`id` is 16 bytes).
+
+    `gentle`: it reads on (P13). A request that waits ends all the same; the model of one that runs is notified.
+    """
 
     kind: ClassVar[str] = "request_cancelled"
     id: bytes
+    gentle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +338,7 @@ class ResponsesBegun:
 
 @dataclass(frozen=True, slots=True)
 class OwnerChanged:
-    """A new owner to an executor, in its batch stream: say again what is freed and begun of the model's batches."""
+    """From a new owner to an executor, in its batch stream: report again the freed and begun batches of the model."""
 
     kind: ClassVar[str] = "owner_changed"
     model: str
@@ -338,7 +346,7 @@ class OwnerChanged:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsWanted:
-    """A gateway to an executor, in its batch stream: write what is counted, then say so to `endpoint` with `token`."""
+    """From a gateway to an executor, in its batch stream: write pending counts, then answer `endpoint` with `token`."""
 
     kind: ClassVar[str] = "statistics_wanted"
     endpoint: str
@@ -347,7 +355,7 @@ class StatisticsWanted:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsWritten:
-    """An executor to the gateway that asked, in its reply stream: everything counted before is in the log."""
+    """From an executor to the gateway that asked, in its reply stream: everything counted before is in the log."""
 
     kind: ClassVar[str] = "statistics_written"
     executor: str
@@ -357,8 +365,7 @@ class StatisticsWritten:
 @dataclass(frozen=True, slots=True)
 class RequestsEnded:
     """Requests were settled from outside before they were done (a cancel, a deadline); `ids` are 16 bytes each, joined.
-
-    The owner drops them from its queue and tells the executors that run them (`ExecutionUnwanted`).
+    The owner removes them from its queue and notifies the executors that run them (`ExecutionUnwanted`).
     """
 
     kind: ClassVar[str] = "requests_ended"
@@ -368,10 +375,9 @@ class RequestsEnded:
 
 @dataclass(frozen=True, slots=True)
 class RequestsMoved:
-    """An operator gives queued requests another entry of their queue (`ids` are 16 bytes each, joined).
-
-    The owner forgets those that it has not given out and reads them again from there; the old entry is the operator's
-    to delete. Both entries are in the log for a moment, so that none is ever in neither.
+    """An operator moves queued requests to another entry of their queue (`ids` are 16 bytes each, joined). The owner
+    forgets those that it has not dispatched and reads them again from there; the operator deletes the old entry. Both
+    entries are in the log for a moment, so that none is ever in neither.
     """
 
     kind: ClassVar[str] = "requests_moved"
@@ -380,18 +386,21 @@ class RequestsMoved:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionUnwanted:
-    """The owner to an executor, in its batch stream: these requests of a batch are settled already (`ids` joined)."""
+    """The owner to an executor, in its batch stream: these requests of a batch are settled already (`ids` joined).
+
+    Those in `gentle` (joined as well) are not, and their responses are wanted: only their model is notified.
+    """
 
     kind: ClassVar[str] = "execution_unwanted"
     batch_id: str
     ids: bytes
+    gentle: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponsesWanted:
-    """Of a request with a window (S55): responses below index `count` are wanted, perhaps not for the first time.
-
-    Its caller to the model's owner, with an empty `batch_id`; the owner to the executor that has it in this batch.
+    """For a request with a window (S55): responses below index `count` are wanted; may be repeated. From its caller to
+    the model's owner, with an empty `batch_id`; from the owner to the executor that has it in this batch.
     """
 
     kind: ClassVar[str] = "responses_wanted"
@@ -402,7 +411,7 @@ class ResponsesWanted:
 
 @dataclass(frozen=True, slots=True)
 class QueueCommanded:
-    """An operator's word to a model's owner: `action` is pause or resume; the state lies in `n:{m}` (`paused`)."""
+    """From an operator to a model's owner: `action` is pause or resume; the state lies in `n:{m}` (`paused`)."""
 
     kind: ClassVar[str] = "queue_commanded"
     action: str
@@ -410,7 +419,7 @@ class QueueCommanded:
 
 @dataclass(frozen=True, slots=True)
 class RequestsRescheduled:
-    """A model wants another turn of these requests of a batch (S41; `ids` joined). Told before the batch's end."""
+    """A model wants another turn for these requests of a batch (S41; `ids` joined). Written before the batch's end."""
 
     kind: ClassVar[str] = "requests_rescheduled"
     executor: str
@@ -488,8 +497,10 @@ _TYPES: dict[str, dict[str, type[Any]]] = {
 }
 
 
-_ADDED = frozenset({"reads_waves", "takes_waves", "pid_space", "started_ticks"})
-"""Fields added to kinds of an earlier release: left out where they say nothing, as those would have it."""
+_ADDED = frozenset(
+    {"reads_waves", "takes_waves", "pid_space", "started_ticks", "gentle", "alias", "directory", "registered", "memory"}
+)
+"""Fields added to kinds of an earlier release: left out at their default, as that release would write the fact."""
 
 
 def pack_fact(fact: Fact) -> bytes:
@@ -504,8 +515,7 @@ def _is_reply(value: object) -> bool:
 
 
 def unpack_fact(data: Buffer | Fact) -> Fact | None:
-    """The fact, or None for a kind of a newer release; one that never left its process is itself.
-
+    """The fact, or None for a kind of a newer release; an object that never left its process is returned as it is.
     Raises `InvalidRecord` for bytes that are no fact.
     """
     if isinstance(data, BatchFinished):

@@ -1,6 +1,6 @@
 """What an executor whose rates are limited (Q1) tells of batches that wait for their turn: a note in the log. Pure.
 
-Who writes it is `executors.running.limiter_reports`, who reads it `batcher.deadlock.deadlock_looks`.
+Who writes it is `executors.running.limiter_reports`, who reads it `batcher.deadlock.deadlock_watch`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import os
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from charonia.errors import StartupError
@@ -31,6 +32,8 @@ _MAX_HEAD_BYTES = 16_384
 _READ_TIMEOUT_S = 5.0
 _WRITE_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 64
+_SCRAPE_TIMEOUT_S = 2.0
+_MAX_PAGE_BYTES = 16 * 1024 * 1024
 
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
 
@@ -187,3 +190,18 @@ class MetricsEndpoint:
         except Exception:
             logger.exception("metrics could not be rendered")
             return 500, "application/json", b'{"error":"internal server error"}'
+
+
+async def scrape(path: Path) -> str:
+    try:
+        async with asyncio.timeout(_SCRAPE_TIMEOUT_S):
+            reader, writer = await asyncio.open_unix_connection(str(path), limit=_MAX_PAGE_BYTES)
+            try:
+                writer.write(b"GET /metrics HTTP/1.1\r\nHost: part\r\nConnection: close\r\n\r\n")
+                answer = await reader.read(-1)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return ""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return body.decode(errors="replace") if b" 200 " in head.split(b"\r\n", 1)[0] else ""

@@ -1,7 +1,7 @@
 """Adds up the metrics pages of several parts, series by series. Text in, text out; no metrics library is needed. Pure.
 
 Parts export only what they did, so a counter of two executors is their sum, and so is a gauge of what each holds.
-Histogram buckets add up like counters; quantiles of summaries are computed again (`latencies`).
+Histogram buckets add up like counters; quantiles of summaries are computed again (`quantiles`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import inf
 
-from .latencies import joint_quantiles
+from .quantiles import joint_quantiles
 
 
 def merge(pages: list[str], *, last: bool = True, earlier: Mapping[str, float] | None = None) -> bytes:

@@ -2,32 +2,27 @@
 
 A summary's quantiles are of the last minute, its count and sum of all time. Quantiles of several processes cannot be
 added, so a part of `serve` also shows how often each range of values came (`_within`), from which the joint page makes
-quantiles of them all (`joint_quantiles`). Pure; what is measured and when is the callers'.
+quantiles of them all (`quantiles`). Pure; what is measured and when is the callers'.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil, inf, log, nan
+from math import inf
 
 from charonia.models.metric_control import FIRST_RESPONSE, first_response_buckets
 from charonia.models.names import is_namespaced, name_of, namespace_of
 from charonia.options.settings import MetricsSettings
 from protos.model_config_pb2 import ModelConfig
 
+from .quantiles import WITHIN, quantile, range_of
+
 WINDOW_NS = 60_000_000_000
 _SLICES = 5
 _SLICE_NS = WINDOW_NS // _SLICES
-
-_GROWTH = 1.02
-"""Each range of values ends so much higher than it begins: a quantile is within 1 % of a value that was measured."""
-_PER_LOG = 1 / log(_GROWTH)
-
-WITHIN = "_within"
-"""Suffix of the series from which quantiles are made; between the parts of one server only."""
 
 _SUMMARIES = {
     "request": ("nv_inference_request_summary_us", "Summary of inference request duration in microseconds"),
@@ -39,26 +34,6 @@ _SUMMARIES = {
     "cache_miss": ("nv_cache_miss_summary_per_model", "Summary of cache miss duration per model, in microseconds"),
 }
 _OF_THE_CACHE = {"cache_hit", "cache_miss"}
-
-
-def range_of(value: int) -> int:
-    """The number of the range that holds a value; 0 holds what is below 1."""
-    return int(log(value) * _PER_LOG) + 1 if value >= 1 else 0
-
-
-def middle_of(number: int) -> float:
-    """What stands for the values of a range: the middle of the whole numbers it holds."""
-    return (ceil(_GROWTH ** (number - 1)) + ceil(_GROWTH**number) - 1) / 2 if number else 0.0
-
-
-def quantile(within: Mapping[int, int], wanted: float) -> float:
-    """The `wanted` quantile of values of which so many were within each range; NaN without any."""
-    rank = max(1, ceil(wanted * sum(within.values())))
-    for number in sorted(within):
-        rank -= within[number]
-        if rank <= 0:
-            return middle_of(number)
-    return nan
 
 
 class Summary:
@@ -212,25 +187,6 @@ class Latencies:
             for bound, count in zip((*histogram.bounds, inf), histogram.counts, strict=True):
                 below += count
                 yield f'{FIRST_RESPONSE}_bucket{{{labels},le="{_number(bound)}"}} {below}'
-
-
-def joint_quantiles(family: str, values: Mapping[str, float]) -> dict[str, float]:
-    """A summary's series, added up over parts: quantiles computed again from all, without the series they come from."""
-    within: dict[str, dict[int, int]] = {}
-    prefix = f"{family}{WITHIN}{{"
-    for series, count in values.items():
-        if series.startswith(prefix):
-            labels, _, number = series[len(prefix) :].rpartition(',range="')
-            within.setdefault(labels, {})[int(number.removesuffix('"}'))] = int(count)
-    joint: dict[str, float] = {}
-    for series, value in values.items():
-        if series.startswith(prefix):
-            continue
-        labels, found, wanted = series.removeprefix(f"{family}{{").rpartition(',quantile="')
-        if found and series.startswith(f"{family}{{"):
-            value = quantile(within.get(labels, {}), float(wanted.removesuffix('"}')))
-        joint[series] = value
-    return joint
 
 
 def _labels(model: str, version: int, config: ModelConfig) -> str:

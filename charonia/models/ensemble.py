@@ -17,7 +17,7 @@ from charonia.errors import InvalidArgument
 from charonia.tensors import shape_text
 from protos.model_config_pb2 import ModelConfig, ModelEnsembling
 
-from .interface import ModelInterface
+from .interface import ModelInterface, TensorSpec
 from .names import model_key
 
 ENSEMBLE_SCHEDULING = "ensemble_scheduling"
@@ -53,7 +53,8 @@ class Step:
 class EnsembleGraph:
     """The steps of an ensemble and its own inputs and outputs. `scopes` has the scope of each tensor.
 
-    `dims` are those of its outputs, which have a batch dimension as well if it is `batching`.
+    `dims` are those of its outputs as its steps make them, which have a batch dimension as well if it is `batching`.
+    `reshaped` are its inputs and outputs that have a `reshape`, of which steps know nothing else.
     """
 
     name: str
@@ -64,6 +65,7 @@ class EnsembleGraph:
     max_inflight_requests: int = 0
     batching: bool = False
     dims: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reshaped: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     @property
     def decoupled(self) -> bool:
@@ -146,7 +148,8 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
             )
         )
     placed, scopes = _scoped(name, steps, [item.name for item in config.input], known)
-    outputs = tuple(item.name for item in config.output)
+    own = ModelInterface.of(config)
+    outputs = tuple(own.outputs)
     _one_origin(name, name, {scopes[output] for output in outputs})
     return EnsembleGraph(
         name,
@@ -156,7 +159,8 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
         scopes,
         config.ensemble_scheduling.max_inflight_requests,
         config.max_batch_size > 0,
-        {item.name: tuple(item.dims) for item in config.output},
+        {name: spec.backend_dims for name, spec in own.outputs.items()},
+        {name: spec for name, spec in (own.inputs | own.outputs).items() if spec.reshape is not None},
     )
 
 
@@ -217,7 +221,7 @@ def _check_tensors(config: ModelConfig, models: Sequence[ModelInterface]) -> dic
     name = config.name
     own = ModelInterface.of(config)
     known = {
-        spec.name: _Node(name, own.batching, spec.datatype, spec.dims)
+        spec.name: _Node(name, own.batching, spec.datatype, spec.backend_dims)
         for spec in (*own.inputs.values(), *own.outputs.values())
     }
     for written, interface in zip(config.ensemble_scheduling.step, models, strict=True):
@@ -274,7 +278,7 @@ def _agree(ensemble: str, tensor: str, node: _Node, known: dict[str, _Node]) -> 
             f"{where}inconsistent data type: {other.datatype.config_name} is inferred from model {other.model} while "
             f"{node.datatype.config_name} is inferred from model {node.model}"
         )
-    if not _match(other.dims, node.dims) and not _match(other.full_dims, node.full_dims):
+    if not matches(other.dims, node.dims) and not matches(other.full_dims, node.full_dims):
         raise InvalidArgument(
             f"{where}inconsistent shape: {shape_text(other.full_dims)} is inferred from model {other.model} while "
             f"{shape_text(node.full_dims)} is inferred from model {node.model}"
@@ -288,15 +292,16 @@ def fitted(shape: tuple[int, ...], rows: int, dims: Sequence[int], *, batching: 
     A tensor passes as it is where both sides batch, or neither, and where its shape matches the dims as a whole or a
     batch of more than one is to become a dimension of its own.
     """
-    matches = _match(shape, dims)
-    if batching and not rows and matches:
+    fits = matches(shape, dims)
+    if batching and not rows and fits:
         return (1, *shape)
-    if not batching and rows == 1 and not matches:
+    if not batching and rows == 1 and not fits:
         return shape[1:]
     return shape
 
 
-def _match(one: Sequence[int], other: Sequence[int]) -> bool:
+def matches(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes may be the same, where -1 allows any size."""
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
 
 

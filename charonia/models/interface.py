@@ -39,6 +39,12 @@ class TensorSpec:
         return self.dims if self.reshape is None else self.reshape
 
 
+def translate(dims: tuple[int, ...], source: tuple[int, ...], target: tuple[int, ...]) -> tuple[int, ...]:
+    """Reshape `dims`, which match `source`, to `target`. Variable sizes are matched in order (I7)."""
+    sizes = iter([size for size, pattern in zip(dims, source, strict=True) if pattern == -1])
+    return tuple(next(sizes) if size == -1 else size for size in target)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchInput:
     """A tensor the executor makes for each batch from the shapes of input `source` (C20). `kind` as in the proto."""

@@ -19,7 +19,7 @@ _REMEMBERED = 4096
 
 
 def check_model_name(name: str) -> None:
-    """Raises `InvalidArgument` for an empty name and for one that could leave the repository's directory.
+    """Raises `InvalidArgument` for an empty name, for one that could leave the repository's directory, or is no UTF-8.
 
     Names like "..a", "a\\b" and "." pass, as in Triton: a model that is not there is an error of its own (R20).
     """
@@ -28,6 +28,10 @@ def check_model_name(name: str) -> None:
         raise InvalidArgument("Model name cannot be empty. Please enter a valid name to deploy.")
     if trimmed == ".." or "/" in name or "\0" in name:
         raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # of a directory, whose name may be any bytes
+        raise InvalidArgument(f"invalid model name {name!a}, model name must be UTF-8") from None
 
 
 def can_be_model(name: str) -> bool:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 from charonia.errors import CharoniaError, ErrorCode, InternalError, ResourceExhausted
@@ -49,9 +50,9 @@ class _Failed:
     error: Exception
 
 
-def _outcome(work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T | _Failed:
+def _outcome(wanted: list[Callable[[], _T]]) -> _T | _Failed:
     try:
-        return work(*arguments)
+        return wanted.pop()()
     except Exception as error:
         error.__traceback__ = error.__context__ = error.__cause__ = None
         return _Failed(error)
@@ -77,7 +78,7 @@ class Offload:
         self._max_bytes = max_bytes
         self._max_tasks = max_tasks
         self._workers = (_Worker("charonia-offload", idle_s), _Worker("charonia-offload-large", idle_s))
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, "offload")
         self.tasks = self.size_bytes = 0
         """What waits or runs now."""
         self.done = self.refused = 0
@@ -94,7 +95,7 @@ class Offload:
         """
         size = task.size_bytes
         worker = self._workers[size >= LARGE_BYTES]
-        return await self._await(size, may_refuse, lambda: worker.submit(task))
+        return await self._await(size, may_refuse, worker.thread, partial(worker.do, task))
 
     async def in_thread(
         self, size_bytes: int, work: Callable[[*_Ts], _T], *arguments: *_Ts, may_refuse: bool = True
@@ -102,12 +103,9 @@ class Offload:
         """The result of work on so many bytes that lets go of the interpreter's lock. Raises what it raises, and as
         `run`.
         """
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS, "offload")
-        threads = self._threads
-        return await self._await(size_bytes, may_refuse, lambda: threads.submit(lambda: _outcome(work, *arguments)))
+        return await self._await(size_bytes, may_refuse, self._threads, lambda: work(*arguments))
 
-    async def _await(self, size: int, may_refuse: bool, submit: Callable[[], Future[_T | _Failed]]) -> _T:
+    async def _await(self, size: int, may_refuse: bool, threads: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
         if self.closed:
             raise InternalError("Server exiting")
         over = self.tasks >= self._max_tasks or (self.tasks and self.size_bytes + size > self._max_bytes)
@@ -117,17 +115,22 @@ class Offload:
                 f"{self.tasks} large messages of {self.size_bytes} bytes wait for their conversion here, the bound is "
                 f"{self._max_tasks} of {self._max_bytes} bytes; retry later"
             )
+        loop = asyncio.get_running_loop()
+        wanted = [work]
+        del work
+        try:
+            future = threads.submit(_outcome, wanted)
+        except RuntimeError:
+            wanted.clear()  # it waits for a thread all the same, with nothing to do
+            raise InternalError("no thread for large messages can be started") from None
         self.tasks += 1
         self.size_bytes += size
-        loop = asyncio.get_running_loop()
 
         def ended(_future: Future[_T | _Failed]) -> None:
             # a caller may have gone before; what it asked for counts until it is over
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._ended, size)
 
-        future = submit()
-        del submit
         future.add_done_callback(ended)
         outcome = await asyncio.wrap_future(future)
         if not isinstance(outcome, _Failed):
@@ -147,17 +150,15 @@ class Offload:
         self.closed = True
         for worker in self._workers:
             worker.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class _Worker:
     """One process and the thread that talks to it."""
 
     def __init__(self, name: str, idle_s: float) -> None:
-        self._name = name
         self._idle_s = idle_s
-        self._thread: ThreadPoolExecutor | None = None
+        self.thread = ThreadPoolExecutor(1, name)
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._idle: threading.Timer | None = None
@@ -172,13 +173,8 @@ class _Worker:
         process = self._process
         return process.pid if process is not None and process.poll() is None else 0
 
-    def submit(self, task: Task) -> Future[tuple[Any, list[memoryview]] | _Failed]:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, self._name)
-        return self._thread.submit(_outcome, self._do, task)
-
-    def _do(self, task: Task) -> tuple[Any, list[memoryview]]:
-        """In the worker's thread."""
+    def do(self, task: Task) -> tuple[Any, list[memoryview]]:
+        """In `thread`."""
         if self._idle is not None:
             self._idle.cancel()
         connection = self._connected()
@@ -218,9 +214,8 @@ class _Worker:
 
     def _retire(self, number: int) -> None:
         """The worker had nothing to do for a while after the task with this number."""
-        if self._thread is not None and not self._closed:
-            with contextlib.suppress(RuntimeError):  # closed in this moment
-                self._thread.submit(self._end_idle, number)
+        with contextlib.suppress(RuntimeError):  # closed
+            self.thread.submit(self._end_idle, number)
 
     def _end_idle(self, number: int) -> None:
         if self._number == number:
@@ -241,8 +236,7 @@ class _Worker:
             self._closed = True
         if self._idle is not None:
             self._idle.cancel()
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        self.thread.shutdown(wait=False, cancel_futures=True)
         process = self._process
         if process is not None:
             process.kill()  # a thread that waits for it sees the end of its socket

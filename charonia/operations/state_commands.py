@@ -7,7 +7,6 @@ holds is `charonia.eventlog.redis.portable`'s.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import shutil
 import sys
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from charonia.clock import wall_ns
 from charonia.errors import InvalidArgument, StartupError
 from charonia.eventlog.embedded import PrivateServer, find_server, short_directory
-from charonia.eventlog.embedded.append_tail import KEPT
+from charonia.eventlog.embedded.append_tail import KEPT, REPORTED
 from charonia.eventlog.embedded.holder import LOCK, hold_state_directory, holder_of, in_words, is_held
 from charonia.eventlog.embedded.private_server import of_former_runs
 from charonia.eventlog.embedded.state_files import (
@@ -31,6 +30,7 @@ from charonia.eventlog.embedded.state_files import (
     STOPPED,
     WEBHOOK_SECRET,
     StateFiles,
+    read_object,
     write_whole,
 )
 
@@ -71,19 +71,14 @@ async def show(place: Place) -> dict[str, Any]:
             return {**about, "used_by": ", ".join(users), "repairs": []}
     files = _existing(place)
     writer, lock = files.writer, files.directory / LOCK
-    record: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        record = json.loads((files.directory / RECORD).read_text())
-    repairs = []
-    for path in sorted(files.directory.glob(f"{KEPT}*.json")):
-        with suppress(OSError, ValueError):
-            repairs.append(json.loads(path.read_text()))
+    found = map(read_object, sorted(files.directory.glob(f"{KEPT}*.json")))
+    repairs = [repair for repair in found if repair.keys() >= REPORTED]
     return {
         "directory": str(files.directory),
         "program": writer.text if writer is not None else "",
         "path": writer.path if writer is not None else "",
         "format": files.format,
-        "since": record.get("since", ""),
+        "since": files.record.get("since", ""),
         "size_bytes": files.size_bytes,
         "used_by": in_words(holder_of(lock)) if is_held(lock) else "",
         "repairs": repairs,

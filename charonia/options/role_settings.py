@@ -1,23 +1,37 @@
 """The settings of each role from the values of its options: checked once, here, then handed on as values.
 
-Where the values come from is `charonia.options.values`'; options of one theme are read by the modules beside this one.
+Where the values come from is `charonia.options.values`'; options of caches, metrics and traces are
+read by the modules beside this one.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from charonia.errors import StartupError
+from charonia.errors import InvalidArgument, StartupError
+from charonia.models.placement import check_pool, label_of
 
 from .cache_options import cache_options
-from .executor_options import check_device_pools, host_policies, rate_limited, rate_limits, repository_agents
+from .cloud_options import check_ports, sagemaker_settings, vertex_ai_settings
 from .metrics_options import metrics_settings
-from .placement_options import placement_options
-from .settings import BatcherSettings, ExecutorSettings, GatewaySettings, LogSettings, TlsSettings, WebhookSettings
+from .settings import (
+    EVERY_DEVICE,
+    BatcherSettings,
+    ExecutorSettings,
+    GatewaySettings,
+    GrpcDelays,
+    LogSettings,
+    TlsSettings,
+    WebhookSettings,
+)
+from .table import PINNED_POOL_BYTES
 from .trace_options import trace_options
 from .values import Values
 
@@ -50,6 +64,25 @@ def _tls(front: str, values: Values) -> TlsSettings | None:
     return TlsSettings(front, certificate, key, root, is_mutual)
 
 
+def grpc_delays(environment: Mapping[str, str]) -> GrpcDelays:
+    """The delays that Triton's variables ask for (G33). Raises `StartupError` for one that is no number."""
+
+    def together(*names: str, seconds: float = 0.001) -> float:
+        for name in names:
+            text = environment.get(f"TRITONSERVER_{name}", "0")
+            if not (text.isascii() and text.isdecimal()):
+                raise StartupError(f"TRITONSERVER_{name} in the environment must be a whole number, got '{text}'")
+        return sum(int(environment.get(f"TRITONSERVER_{name}", "0")) for name in names) * seconds
+
+    return GrpcDelays(
+        together("DELAY_GRPC_PROCESS_ENTRY", "DELAY_GRPC_PROCESS"),
+        together("DELAY_RESPONSE_COMPLETE_EXEC", "DELAY_RESPONSE_COMPLETION"),
+        together("DELAY_GRPC_RESPONSE", "DELAY_GRPC_COMPLETE"),
+        together("DELAY_GRPC_NOTIFICATION", "DELAY_GRPC_ENQUEUE"),
+        together("SERVER_DELAY_GRPC_RESPONSE_SEC", seconds=1.0),
+    )
+
+
 def _grpc_front(name: str) -> str:
     if name not in ("native", "grpcio"):
         raise StartupError(f"--grpc-front must be native or grpcio, got '{name}'")
@@ -57,7 +90,8 @@ def _grpc_front(name: str) -> str:
 
 
 def gateway_settings(values: Values) -> GatewaySettings:
-    """`GatewaySettings` from option values. Raises `StartupError` for a malformed restriction."""
+    """`GatewaySettings` from option values. Raises `StartupError` for a malformed restriction, and for ports."""
+    check_ports(values)
     keepalive = {
         "grpc.keepalive_time_ms": values["grpc_keepalive_time"],
         "grpc.keepalive_timeout_ms": values["grpc_keepalive_timeout"],
@@ -85,16 +119,20 @@ def gateway_settings(values: Values) -> GatewaySettings:
         grpc_socket=values["grpc_socket"] if values["allow_grpc"] else "",
         reuse_http_port=values["reuse_http_port"],
         grpc_front=_grpc_front(values["grpc_front"]),
+        grpc_channelz=values["grpc_channelz"],
         reuse_grpc_port=values["reuse_grpc_port"],
         http_max_input_size=values["http_max_input_size"],
         http_header_forward_pattern=values["http_header_forward_pattern"],
         grpc_header_forward_pattern=values["grpc_header_forward_pattern"],
         http_restricted_api=_restrictions("http-restricted-api", values["http_restricted_api"]),
         grpc_restricted_protocol=_restrictions("grpc-restricted-protocol", values["grpc_restricted_protocol"]),
+        sagemaker=sagemaker_settings(values, os.environ),
+        vertex_ai=vertex_ai_settings(values, os.environ),
         http_tls=_tls("http", values),
         grpc_tls=_tls("grpc", values),
         grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"],
         grpc_keepalive=keepalive,
+        grpc_delays=grpc_delays(os.environ),
         strict_readiness=values["strict_readiness"],
         await_executors=values["await_executors"],
         executor_grace_s=values["executor_grace_secs"],
@@ -199,6 +237,9 @@ def executor_settings(values: Values) -> ExecutorSettings:
         backend_config.setdefault("", {})["backend-directory"] = values["backend_directory"]
     if where := _below_state(values, "environments"):
         backend_config.setdefault("", {}).setdefault("environment-cache-dir", where)
+    if values["pinned_memory_pool_byte_size"] != PINNED_POOL_BYTES:
+        size = str(values["pinned_memory_pool_byte_size"])
+        backend_config.setdefault("tensorrt", {}).setdefault("pinned-memory-pool-byte-size", size)
     for option in ("cuda-memory-pool-byte-size", "cuda-virtual-address-size"):
         check_device_pools(option, values[option.replace("-", "_")])
     strict = values["strict_model_config"]
@@ -222,6 +263,8 @@ def executor_settings(values: Values) -> ExecutorSettings:
         disable_auto_complete_config=values["disable_auto_complete_config"] if strict is None else strict,
         model_load_thread_count=values["model_load_thread_count"],
         model_load_retry_count=values["model_load_retry_count"],
+        require_sandbox=values["require_sandbox"],
+        allow_native_models=native_models(values["allow_native_models"], values["model_repository"]),
         model_config_name=values["model_config_name"],
         model_namespacing=values["model_namespacing"],
         repoagent_directory=repository_agents(values["repoagent_directory"]),
@@ -236,3 +279,113 @@ def executor_settings(values: Values) -> ExecutorSettings:
         rate_limit_resources=rate_limits(values["rate_limit_resource"]),
         host_policies=host_policies(values["host_policy"]),
     )
+
+
+def native_models(allowed: Sequence[str], repositories: Sequence[str]) -> tuple[str, ...]:
+    """`--allow-native-models`, each of which must be a repository. Raises `StartupError`."""
+    for one in allowed:
+        if one not in repositories:
+            raise StartupError(
+                f"--allow-native-models '{one}' is no model repository of this server: give one of --model-repository, "
+                f"{', '.join(repositories) or 'which is not set'}"
+            )
+    return tuple(allowed)
+
+
+_SETTINGS = ("numa-node", "cpu-cores")
+
+
+def rate_limited(mode: str) -> bool:
+    """`--rate-limit`. Raises `StartupError`."""
+    if mode not in ("off", "execution_count"):
+        raise StartupError(f"--rate-limit must be execution_count or off, got '{mode}'")
+    return mode == "execution_count"
+
+
+def rate_limits(entries: Iterable[str]) -> dict[tuple[int, str], int]:
+    """`--rate-limit-resource` as (device, name) -> count. Raises `StartupError`."""
+    limits: dict[tuple[int, str], int] = {}
+    for entry in entries:
+        name, _, rest = entry.partition(":")
+        numbers = rest.split(":")
+        if not name or len(numbers) > 2 or not all(number.isascii() and number.isdecimal() for number in numbers):
+            raise StartupError(
+                "--rate-limit-resource option format is '<resource_name>:<count>:<device>' or "
+                f"'<resource_name>:<count>'. Got {entry}"
+            )
+        device = int(numbers[1]) if len(numbers) == 2 else EVERY_DEVICE
+        limits[(device, name)] = int(numbers[0])
+    return limits
+
+
+def repository_agents(directory: str) -> str:
+    """`--repoagent-directory`, which must be one when it is given. Raises `StartupError`."""
+    if directory and not Path(directory).is_dir():
+        raise StartupError(f"--repoagent-directory '{directory}' does not exist or is not a directory")
+    return directory
+
+
+def check_device_pools(option: str, entries: Iterable[str]) -> None:
+    """`<gpu>:<bytes>` of options that have no effect here. Raises `StartupError`."""
+    for entry in entries:
+        device, colon, count = entry.partition(":")
+        if not colon or not all(word.isascii() and word.isdecimal() for word in (device, count)):
+            raise StartupError(f"--{option} option format is '<GPU device id>:<byte size>'. Got {entry}")
+
+
+def host_policies(entries: Iterable[str]) -> dict[str, dict[str, str]]:
+    """`--host-policy` as policy -> setting -> value; a repeated setting's last value wins. Raises `StartupError`."""
+    policies: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        policy, comma, rest = entry.partition(",")
+        setting, equals, value = rest.partition("=")
+        if not comma or not equals or not policy or not setting or not value:
+            raise StartupError("--host-policy option format is '<policy_name>,<setting>=<value>'. Got " + entry)
+        if setting not in _SETTINGS:
+            raise StartupError(
+                f"--host-policy setting '{setting}' of policy '{policy}' is not known: it is one of "
+                f"{', '.join(_SETTINGS)}"
+            )
+        policies.setdefault(policy, {})[setting] = value
+    return policies
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?")
+_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """`budget_bytes` is 0 for no bound."""
+
+    labels: dict[str, str]
+    budget_bytes: int
+
+
+def placement_options(values: Values) -> PlacementOptions:
+    """Raises `StartupError` for what cannot be meant."""
+    try:
+        check_pool(values["pool"])
+        labels = dict(label_of(text) for text in values["label"])
+    except InvalidArgument as error:
+        raise StartupError(error.message) from None
+    if len(labels) != len(values["label"]):
+        raise StartupError("--label has the same key twice")
+    budget_bytes = size_bytes("--model-memory-budget", values["model_memory_budget"])
+    if (budget_bytes or values["max_loaded_models"]) and values["model_control_mode"] != "none":
+        raise StartupError(
+            "--model-memory-budget and --max-loaded-models need --model-control-mode none: in the mode "
+            f"'{values['model_control_mode']}' others say what is loaded"
+        )
+    return PlacementOptions(labels, budget_bytes)
+
+
+def size_bytes(option: str, text: str) -> int:
+    """`1073741824`, `512MiB`, `1.5 GiB` in bytes, 0 for "". Raises `StartupError`."""
+    if not text:
+        return 0
+    found = _SIZE.fullmatch(text.strip())
+    size = int(float(found[1]) * _UNITS[found[2] or "B"]) if found else 0
+    if size < 1:
+        raise StartupError(f"{option} must be a size like 4GiB or 536870912, got '{text}'")
+    return size

@@ -93,6 +93,49 @@ class TlsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GrpcDelays:
+    """How long steps of the gRPC front wait, for tests of clients (G33).
+
+    Before a request is read, after the answer to a unary inference is made, before a response of a stream is sent,
+    before the end of a call whose client has left is noticed, and before the answer to any other call is sent.
+    """
+
+    request_s: float = 0.0
+    answer_s: float = 0.0
+    response_s: float = 0.0
+    cancellation_s: float = 0.0
+    control_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SageMakerSettings:
+    """The front for SageMaker (H55). `ping_mode` is live or ready, `inference` what `/invocations` does with
+    `default_model`: infer, generate or generate_stream.
+    """
+
+    address: str = "0.0.0.0"
+    port: int = 8080
+    ping_mode: str = "ready"
+    default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
+    inference: str = "infer"
+    models: str = "/opt/ml/models"
+    """Where SageMaker unpacks the models of multi-model endpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class VertexAiSettings:
+    """The front for Vertex AI (H55): two paths, and the model of the first, "" for the only one there is."""
+
+    predict_route: str
+    health_route: str
+    address: str = "0.0.0.0"
+    port: int = 8080
+    default_model: str = ""
+    metrics_socket: str = ""
+    """Where the whole server's metrics are asked for; "" for this process's own."""
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """One gateway. Port 0 picks a free port, -1 turns the front off. Sizes in bytes."""
 
@@ -110,16 +153,20 @@ class GatewaySettings:
     grpc_socket: str = ""
     reuse_http_port: bool = False
     grpc_front: str = "native"
+    grpc_channelz: bool = True
     reuse_grpc_port: bool = False
     http_max_input_size: int = 67_108_864
     http_header_forward_pattern: str = ""
     grpc_header_forward_pattern: str = ""
     http_restricted_api: tuple[tuple[tuple[str, ...], str, str], ...] = ()
     grpc_restricted_protocol: tuple[tuple[tuple[str, ...], str, str], ...] = ()
+    sagemaker: SageMakerSettings | None = None
+    vertex_ai: VertexAiSettings | None = None
     http_tls: TlsSettings | None = None
     grpc_tls: TlsSettings | None = None
     grpc_infer_response_compression_level: str = "none"
     grpc_keepalive: Mapping[str, int] = field(default_factory=dict)
+    grpc_delays: GrpcDelays = GrpcDelays()
     strict_readiness: bool = True
     await_executors: int = 0
     """How many executors must have ended their start-up load before the fronts listen."""
@@ -219,6 +266,8 @@ class ExecutorSettings:
     disable_auto_complete_config: bool = False
     model_load_thread_count: int = 4
     model_load_retry_count: int = 0
+    require_sandbox: bool = False
+    allow_native_models: tuple[str, ...] = ()
     model_config_name: str = ""
     repoagent_directory: str = ""
     model_namespacing: bool = False

@@ -44,6 +44,8 @@ def _later(name: str, roles: frozenset[str] = _S) -> Option:
     return Option(name, "str", None, roles, "known, not built yet", built=False)
 
 
+PINNED_POOL_BYTES = 268_435_456
+
 OPTIONS: tuple[Option, ...] = (
     # where everything is
     Option(
@@ -72,6 +74,13 @@ OPTIONS: tuple[Option, ...] = (
         "directory on a memory file system for tensors over 32 KB, shared by the parts of a machine",
     ),
     Option("log-password-file", "str", "", _ALL, "file that holds the log's password, instead of one in the URL"),
+    Option(
+        "require-secure-log",
+        "bool",
+        False,
+        _ALL,
+        "refuse a log over the network without TLS, a verified certificate, a user of its own, or open to anybody",
+    ),
     Option(
         "state-dir",
         "str",
@@ -146,6 +155,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("model-load-retry-count", "int", 0, _E, "tries again after a failed load"),
     Option("model-config-name", "str", "", _E, "use configs/<name>.pbtxt where a model has it"),
     Option("backend-config", "str", (), _E, "<backend>,<key>=<value> or ,<key>=<value>; repeatable", repeat=True),
+    Option("require-sandbox", "bool", False, _E, "refuse models that want a sandbox where the kernel offers none"),
+    Option(
+        "allow-native-models",
+        "str",
+        (),
+        _E,
+        "model repository whose models may bring machine code (operators, extensions, compiled graphs); repeatable",
+        repeat=True,
+    ),
     Option("backend-directory", "str", "", _E, "directory of python-based backends: <directory>/<backend>/model.py"),
     Option(
         "repoagent-directory", "str", "", _E, "where agents are looked for: <directory>/<agent>/; checksum is built in"
@@ -168,7 +186,9 @@ OPTIONS: tuple[Option, ...] = (
         repeat=True,
     ),
     # what only NVIDIA devices would notice
-    Option("pinned-memory-pool-byte-size", "int", 268_435_456, _E, "accepted for compatibility"),
+    Option(
+        "pinned-memory-pool-byte-size", "int", PINNED_POOL_BYTES, _E, "pinned memory of a process of TensorRT plans"
+    ),
     Option("cuda-memory-pool-byte-size", "str", (), _E, "<gpu>:<bytes>; accepted for compatibility", repeat=True),
     Option("cuda-virtual-address-size", "str", (), _E, "<gpu>:<bytes>; accepted for compatibility", repeat=True),
     Option("enable-peer-access", "bool", True, _E, "accepted for compatibility"),
@@ -176,7 +196,7 @@ OPTIONS: tuple[Option, ...] = (
     # HTTP
     Option("allow-http", "bool", True, _G, "serve HTTP"),
     Option("http-address", "str", "0.0.0.0", _G, "address of the HTTP front"),
-    Option("http-port", "int", 8000, _G, "port of the HTTP front, 0 for a free one"),
+    Option("http-port", "int", 8000, _G, "port of the HTTP front (HTTP/1.1 and HTTP/2), 0 for a free one"),
     Option("http-socket", "str", "", _G, "path of a Unix socket where HTTP is served as well, without TLS"),
     Option("reuse-http-port", "bool", False, _G, "share the HTTP port with other processes"),
     Option("http-thread-count", "int", 8, _G, "accepted for compatibility; the front is one event loop"),
@@ -193,6 +213,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("grpc-address", "str", "0.0.0.0", _G, "address of the gRPC front"),
     Option("grpc-port", "int", 8001, _G, "port of the gRPC front, 0 for a free one"),
     Option("grpc-front", "str", "native", _G, "native or grpcio: what serves gRPC"),
+    Option("grpc-channelz", "bool", True, _G, "serve gRPC's Channelz, counts of each connection (native front)"),
     Option("grpc-socket", "str", "", _G, "path of a Unix socket where gRPC is served as well, without TLS"),
     Option("reuse-grpc-port", "bool", False, _G, "share the gRPC port with other processes"),
     Option("grpc-header-forward-pattern", "str", "", _G, "metadata that become request parameters"),
@@ -214,6 +235,17 @@ OPTIONS: tuple[Option, ...] = (
     Option("grpc-http2-max-ping-strikes", "int", 2, _G, ""),
     Option("grpc-max-connection-age", "int", 0, _G, "ms, 0 for unlimited"),
     Option("grpc-max-connection-age-grace", "int", 0, _G, "ms, 0 for unlimited"),
+    # the fronts of clouds, over HTTP
+    Option("allow-sagemaker", "bool", False, _G, "serve SageMaker's HTTP"),
+    Option("sagemaker-address", "str", "0.0.0.0", _G, "address of the SageMaker front"),
+    Option("sagemaker-port", "int", 8080, _G, "port of the SageMaker front, 0 for a free one"),
+    Option("sagemaker-safe-port-range", "str", "", _G, "<least>-<most>: the ports that all other fronts may have"),
+    Option("sagemaker-thread-count", "int", 8, _G, "accepted for compatibility; the front is one event loop"),
+    Option("allow-vertex-ai", "bool", False, _G, "serve Vertex AI's HTTP; the default with AIP_MODE=PREDICTION"),
+    Option("vertex-ai-address", "str", "0.0.0.0", _G, "address of the Vertex AI front"),
+    Option("vertex-ai-port", "int", 8080, _G, "port of the Vertex AI front, 0 for a free one; AIP_HTTP_PORT if set"),
+    Option("vertex-ai-thread-count", "int", 8, _G, "accepted for compatibility; the front is one event loop"),
+    Option("vertex-ai-default-model", "str", "", _G, "model of Vertex AI's predictions; the only one by default"),
     Option("drain-delay-secs", "float", 0.0, _G, "how long a gateway that stops still serves, not ready, for proxies"),
     Option(
         "allow-client-shm",
@@ -288,6 +320,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("log-warning", "bool", True, _ALL, "log warnings"),
     Option("log-error", "bool", True, _ALL, "log errors"),
     Option("log-format", "str", "default", _ALL, "format of log lines: default or ISO8601"),
+    Option("log-file", "str", "", _ALL, "file that log lines are appended to (empty: standard error)"),
     Option(
         "debug-stalls",
         "int",
@@ -297,6 +330,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     # internal: how serve ties its children to itself
     Option("metrics-socket", "str", "", _PARTS, "unix socket of /metrics"),
+    Option("joint-metrics-socket", "str", "", frozenset({GATEWAY}), "unix socket of the whole server's /metrics"),
     Option("report-fd", "int", -1, _PARTS, "descriptor that gets the ports and 'ready'"),
     Option("fail-points", "str", "", _ALL, "directory in which a drill arms fail points (off when empty)"),
     Option("await-executors", "int", 0, frozenset({GATEWAY}), "listen once so many executors have loaded their models"),
@@ -311,12 +345,6 @@ OPTIONS: tuple[Option, ...] = (
     # known, for later
     _later("min-supported-compute-capability"),
     _later("model-load-gpu-limit"),
-    _later("log-file"),
-    _later("allow-sagemaker"),
-    _later("sagemaker-port"),
-    _later("allow-vertex-ai"),
-    _later("vertex-ai-port"),
-    _later("vertex-ai-default-model"),
 )
 
 ALIASES = {"model-store": "model-repository"}

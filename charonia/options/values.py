@@ -12,6 +12,7 @@ from typing import Any
 
 from charonia.errors import StartupError
 
+from .cloud_options import vertex_ai_defaults
 from .table import ALIASES, ANY, BATCHER, EXECUTOR, GATEWAY, OPTIONS, RANGES, SERVE, WEBHOOKS, Option
 
 __all__ = [
@@ -46,6 +47,7 @@ def parse(role: str, argv: Sequence[str], environment: Mapping[str, str], file: 
     """The values of every option of `role`, by key. Raises `StartupError` with one sentence."""
     given = _flags(role, argv)
     values: Values = {}
+    of_vertex_ai = vertex_ai_defaults(environment)
     for option in options_of(role):
         if option.name in given:
             values[option.key] = _repeated(option, given[option.name], f"--{option.name}")
@@ -62,6 +64,9 @@ def parse(role: str, argv: Sequence[str], environment: Mapping[str, str], file: 
             entry = file[option.name]
             raw = [str(part) for part in (entry if isinstance(entry, list) else [entry])]
             values[option.key] = _repeated(option, raw, f"'{option.name}' in the configuration file")
+        elif option.name in of_vertex_ai:
+            text, variable = of_vertex_ai[option.name]
+            values[option.key] = _repeated(option, [text], variable)
         else:
             values[option.key] = option.default
     for name in file:
@@ -130,11 +135,16 @@ def _value(option: Option, text: str, where: str) -> Any:
     return text
 
 
-def render(role: str, values: Values) -> list[str]:
-    """The flags that give `role` these values again: how serve hands its options to its parts."""
+def render(role: str, values: Values, environment: Mapping[str, str] | None = None) -> list[str]:
+    """The flags that give `role` these values again in an environment: how serve hands its options to its parts.
+
+    What the parts see of the environment has no options' variables.
+    """
     argv: list[str] = []
+    of_vertex_ai = vertex_ai_defaults(environment or {})
     for option in options_of(role):
-        if option.key not in values or values[option.key] == option.default:
+        is_default = values.get(option.key, option.default) == option.default
+        if option.key not in values or (is_default and option.name not in of_vertex_ai):
             continue
         entries = values[option.key] if option.repeat else (values[option.key],)
         for entry in entries:

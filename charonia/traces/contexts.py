@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from charonia.errors import InvalidRecord
-from charonia.tensors import Buffer
 
 if TYPE_CHECKING:
+    from charonia.tensors import Buffer
+
     from .reports import Report
 
 TIMESTAMPS = 1

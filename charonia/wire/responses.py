@@ -288,4 +288,4 @@ def _read_report(view: memoryview, at: int) -> tuple[Report | None, int]:
     try:
         return Report.unpack(view[begin:end]), end
     except InvalidRecord:
-        return None, end  # a trace less; the answer is none the worse
+        return None, end  # without the trace the answer is still valid

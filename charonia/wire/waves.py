@@ -12,8 +12,8 @@ byte(i)`: the ids of a wave are one group of the unsettled requests (docs/adr/00
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import msgpack
@@ -308,20 +308,23 @@ def _references_in(view: memoryview, at: int, count: int, size_bytes: int) -> tu
     return tuple(found)
 
 
-def requests_in(fields: Sequence[Buffer]) -> list[RequestRecord]:
-    """The requests an entry carries, those of a wave among them, in order. Raises `InvalidRecord` for any of them."""
-    return carried_in(fields, lambda record: _wave_of(record).requests())
-
-
-def work_in(fields: Sequence[Buffer]) -> list[RequestRecord | Wave]:
-    """What an entry carries, in order, waves as they are. Raises `InvalidRecord` for any of it."""
-    return carried_in(fields, lambda record: (_wave_of(record),))
-
-
 def _wave_of(record: Buffer | Wave) -> Wave:
     # a sender in the same process hands over what is decoded already
     return record if isinstance(record, Wave) else unpack_wave(record)
 
+
+def _requests_of(record: Buffer | Wave) -> list[RequestRecord]:
+    return _wave_of(record).requests()
+
+
+def _whole(record: Buffer | Wave) -> tuple[Wave]:
+    return (_wave_of(record),)
+
+
+requests_in: Callable[[Sequence[Buffer]], list[RequestRecord]] = partial(carried_in, wave=_requests_of)
+"""The requests an entry carries, those of a wave among them, in order. Raises `InvalidRecord` for any of them."""
+work_in: Callable[[Sequence[Buffer]], list[RequestRecord | Wave]] = partial(carried_in, wave=_whole)
+"""What an entry carries, in order, waves as they are. Raises `InvalidRecord` for any of it."""
 
 OutputPlaces = tuple[tuple[str, DataType, tuple[int, ...], int], ...]
 """Outputs of one request: name, datatype, shape, bytes."""

@@ -28,6 +28,8 @@ HOOK = Path(__file__).with_name("counting")
 VARIABLE = "LOADTEST_COUNT_CALLS"
 WARM_REQUESTS = 200
 IDLE_S = 2.0
+_MOST_LOOKS = 15
+_IMPORTS = "<frozen importlib"
 
 Counts = dict[int, Counter[str]]
 """By process id: calls by "FILE:LINE:FUNCTION"."""
@@ -108,11 +110,14 @@ class Background:
 
 
 def measure_background(directory: Path, seconds: float) -> Background:
-    """Watches an idle server for a while."""
-    before, started = read(directory), time.monotonic()
-    time.sleep(seconds)
-    idle = since(read(directory), before)
-    elapsed = time.monotonic() - started
+    """Watches an idle server for a while, again where a process was still importing: on a busy machine that is late."""
+    for _ in range(_MOST_LOOKS):
+        before, started = read(directory), time.monotonic()
+        time.sleep(seconds)
+        idle = since(read(directory), before)
+        elapsed = time.monotonic() - started
+        if not any(n and name.startswith(_IMPORTS) for calls in idle.values() for name, n in calls.items()):
+            break
     return Background({pid: {name: n / elapsed for name, n in calls.items()} for pid, calls in idle.items()})
 
 

@@ -1,1 +1,4 @@
-"""`python -m loadtest.drill`: kills every part of a server at every step of a request's life, and checks."""
+"""What a server bears: `python -m loadtest.drill` kills every part at every step of a request's life, and checks.
+
+`overload` watches for false losses on a busy machine, `neighbours` what small calls wait beside hostile clients.
+"""

@@ -62,7 +62,7 @@ _BURSTING = "batcher.bursting"
 REACHED_WITHIN_S = 15.0
 _LOOK_S = 0.005
 _TRIES = 3
-_BURST_WITHIN_S = 5.0
+_BURST_WITHIN_S = 10.0
 
 T = TypeVar("T")
 
@@ -141,6 +141,8 @@ class Matrix:
             return Kill(cell, False, 0.0, "no request rode in a wave")
         armed, hit = (self._points / f"{cell.point}.{kind}" for kind in ("armed", "hit"))
         provoked, stopped = 0, None
+        if cell.point == _BURSTING:
+            self._told.calm_since_s = math.inf  # to provoke it an executor is killed, maybe the only one
         for _ in range(_TRIES if cell.point == _BURSTING else 0):  # what is killed may run requests that are no wave
             provoked = self._provoke(armed)
             if provoked and (stopped := self._wait_for(lambda: _read_pid(hit), _BURST_WITHIN_S)):
@@ -151,6 +153,7 @@ class Matrix:
         if not stopped:
             armed.unlink(missing_ok=True)
             hit.unlink(missing_ok=True)
+            self._told.calm_since_s = time.monotonic()
             return Kill(cell, False, 0.0, "no request came by this step")
         candidates = [pid for pid in self.pids(cell.role) if pid != provoked]
         victim = stopped if stopped in candidates else candidates[0]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import onnx
@@ -23,8 +28,21 @@ from charonia.backend import (
 )
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.testing.backend_contract import CHECKS, Check, IdentityModel, check_backend
-from executors.backends.bound import BoundBackend, BoundFunction, Style
+from charonia.testing import lasting_checks
+from charonia.testing.backend_contract import (
+    CHECKS,
+    Check,
+    ReferenceModel,
+    check_backend,
+    check_close_in_a_call,
+    check_late_calls,
+    check_lock,
+    check_refusals,
+    check_repeated_loads,
+    check_reused_inputs,
+    same_as,
+)
+from executors.backends.bound import BoundBackend, BoundFunction, Request, Style
 from executors.backends.onnxruntime import OnnxRuntimeBackend
 from executors.backends.python import PythonBackend
 from executors.configuration.config import normalise
@@ -74,25 +92,26 @@ def inputs(first: float, rows: int | None) -> dict[str, Array]:
 
 
 def identity(
-    directory: Path, backend: str, batching: bool, *, copies: int = 1, decoupled: bool = False
-) -> IdentityModel:
+    directory: Path, backend: str, batching: bool, *, copies: int = 1, decoupled: bool = False, strict: bool = False
+) -> ReferenceModel:
     text = f'name: "m" backend: "{backend}" max_batch_size: {8 if batching else 0} {TENSORS}'
     if decoupled:
         text += "model_transaction_policy { decoupled: true }"
     config = normalise(parse(text))
     rows = (2, 1, 3) if batching else (None, None, None)
     wrong = {**inputs(0, rows[0]), "A": np.zeros((2, 5) if batching else 5, np.float32)}
-    return IdentityModel(
+    return ReferenceModel(
         source=ModelSource("m", 1, directory, config),
         interface=ModelInterface.of(config),
-        pairs=PAIRS,
+        expected=same_as(PAIRS),
         requests=[inputs(100 * number, count) for number, count in enumerate(rows)],
         failing=wrong,
         copies=copies,
+        strict=strict,
     )
 
 
-def onnx_model(directory: Path, batching: bool) -> IdentityModel:
+def onnx_model(directory: Path, batching: bool) -> ReferenceModel:
     lead = ["n"] if batching else []
     a, x = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [*lead, 3]) for name in "AX")
     b, y = (helper.make_tensor_value_info(name, TensorProto.STRING, [*lead, 2]) for name in "BY")
@@ -101,26 +120,26 @@ def onnx_model(directory: Path, batching: bool) -> IdentityModel:
     (directory / "1").mkdir()
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.save(model, directory / "1" / "model.onnx")
-    return identity(directory, "onnxruntime", batching)
+    return identity(directory, "onnxruntime", batching, strict=True)
 
 
-def python_model(directory: Path, batching: bool) -> IdentityModel:
+def python_model(directory: Path, batching: bool) -> ReferenceModel:
     (directory / "1").mkdir()
     (directory / "1" / "model.py").write_text(MODEL_PY)
     return identity(directory, "python", batching)
 
 
-def decoupled_python_model(directory: Path, batching: bool) -> IdentityModel:
+def decoupled_python_model(directory: Path, batching: bool) -> ReferenceModel:
     (directory / "1").mkdir()
     (directory / "1" / "model.py").write_text(STREAMED_PY)
     return identity(directory, "python", batching, copies=3, decoupled=True)
 
 
-def bound_model(directory: Path, batching: bool) -> IdentityModel:
+def bound_model(directory: Path, batching: bool) -> ReferenceModel:
     return identity(directory, "bound", batching)
 
 
-def decoupled_bound_model(directory: Path, batching: bool) -> IdentityModel:
+def decoupled_bound_model(directory: Path, batching: bool) -> ReferenceModel:
     return identity(directory, "bound", batching, copies=3, decoupled=True)
 
 
@@ -128,6 +147,10 @@ def same(A: Array, B: Array) -> dict[str, Array]:
     if A.shape[-1] != 3:
         raise ValueError("not three columns")
     return {"X": A, "Y": B}
+
+
+def same_for_each(requests: Sequence[Request]) -> list[dict[str, Array]]:
+    return [same(**request.inputs) for request in requests]
 
 
 def three_times(A: Array, B: Array) -> Iterator[dict[str, Array]]:
@@ -144,27 +167,29 @@ def bound(function: Callable[..., object], style: Style) -> Callable[[], Backend
     return make
 
 
-@pytest.mark.parametrize("batching", [True, False], ids=["batching", "plain"])
-@pytest.mark.parametrize(
-    ("make", "model"),
-    [
-        (OnnxRuntimeBackend, onnx_model),
-        (PythonBackend, python_model),
-        (PythonBackend, decoupled_python_model),
-        (bound(same, "keywords"), bound_model),
-        (bound(lambda requests: [same(**request.inputs) for request in requests], "requests"), bound_model),
-        (bound(three_times, "keywords"), decoupled_bound_model),
-    ],
-    ids=["onnxruntime", "python", "decoupled-python", "bound", "bound-requests", "bound-generator"],
-)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+BACKENDS: dict[str, tuple[Callable[[], Backend], Callable[[Path, bool], ReferenceModel]]] = {
+    "onnxruntime": (OnnxRuntimeBackend, onnx_model),
+    "python": (PythonBackend, python_model),
+    "decoupled-python": (PythonBackend, decoupled_python_model),
+    "bound": (bound(same, "keywords"), bound_model),
+    "bound-requests": (bound(same_for_each, "requests"), bound_model),
+    "bound-generator": (bound(three_times, "keywords"), decoupled_bound_model),
+}
+CASES = [
+    pytest.param(check, word, batching, id=f"{check.__name__}-{word}-{'batching' if batching else 'plain'}")
+    for check in CHECKS
+    for word in BACKENDS
+    for batching in (True, False)
+    # each load starts a process, and all python models are loaded alike
+    if check is not check_repeated_loads or "python" not in word or (word, batching) == ("python", True)
+]
+
+
+@pytest.mark.parametrize(("check", "word", "batching"), CASES)
 async def test_a_backend_of_the_tree_keeps_the_contract(
-    check: Check,
-    make: Callable[[], Backend],
-    model: Callable[[Path, bool], IdentityModel],
-    batching: bool,
-    tmp_path: Path,
+    check: Check, word: str, batching: bool, tmp_path: Path
 ) -> None:
+    make, model = BACKENDS[word]
     await check(make(), model(tmp_path, batching))
 
 
@@ -191,7 +216,12 @@ class EchoBackend:
     def __init__(self, instance: Callable[[], Echo] = Echo) -> None:
         self._instance = instance
 
-    async def probe(self, source: ModelSource) -> GraphSignature:
+    async def load(self, source: ModelSource) -> Self:
+        return self
+
+    async def close(self) -> None: ...
+
+    async def signature(self) -> GraphSignature:
         return GraphSignature(
             (TensorSignature("A", self.datatype, (-1, 3)), TensorSignature("B", "BYTES", (-1, 2))),
             (TensorSignature("X", "FP32", (-1, 3)), TensorSignature("Y", "BYTES", (-1, 2))),
@@ -261,6 +291,113 @@ class ClosesOnce(Echo):
         self.broken = True
 
 
+class Remembering(Echo):
+    """Takes the address of an input for its content."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, Array] = {}
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        kept = {name: self.known.setdefault(id(array), array.copy()) for name, array in inputs.items()}
+        return super().execute(kept, outputs)
+
+
+class Holding(Echo):
+    """Works in C for a while without releasing the lock."""
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        sum(range(5_000_000))
+        return super().execute(inputs, outputs)
+
+
+class Releasing(Echo):
+    """Takes as long, in Python."""
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        end = time.perf_counter() + 0.2
+        while time.perf_counter() < end:
+            pass
+        return super().execute(inputs, outputs)
+
+
+OPENED: list[int] = []
+
+
+class Leaking(Echo):
+    def __init__(self) -> None:
+        super().__init__()
+        OPENED.append(os.open(os.devnull, os.O_RDONLY))
+
+
+class OfSomeRows(Echo):
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        if len(inputs["A"]) > 6:
+            raise ValueError("too many rows")
+        return super().execute(inputs, outputs)
+
+
+class Padded(OfSomeRows):
+    batch_sizes = (3, 6)
+
+
+class Touchy(Echo):
+    """Cannot be interrupted when it does nothing."""
+
+    def interrupt(self) -> None:
+        raise RuntimeError("nothing runs")
+
+
+class Started(Echo):
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+
+    def started(self) -> None:
+        self.threads.append(threading.get_ident())
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        assert self.threads == [threading.get_ident()]
+        return super().execute(inputs, outputs)
+
+
+@pytest.mark.parametrize("instance", [Padded, Started])
+async def test_what_an_instance_may_say_is_heeded_by_the_suite(instance: type[Echo], tmp_path: Path) -> None:
+    await check_backend(EchoBackend(instance), identity(tmp_path, "echo", batching=True))
+
+
+async def test_memory_that_is_taken_for_its_content_is_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="request 2 of several in the same memory: output 'X' holds other values"):
+        await check_reused_inputs(EchoBackend(Remembering), identity(tmp_path, "echo", batching=True))
+
+
+async def test_python_code_does_not_hold_the_lock(tmp_path: Path) -> None:
+    await check_lock(EchoBackend(Releasing), identity(tmp_path, "echo", batching=True))
+
+
+async def test_a_lock_that_is_held_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="held the interpreter's lock for"):
+        await check_lock(EchoBackend(Holding), identity(tmp_path, "echo", batching=True))
+
+
+async def test_an_interruption_that_comes_late_must_do_no_harm(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="nothing runs"):
+        await check_late_calls(EchoBackend(Touchy), identity(tmp_path, "echo", batching=True))
+
+
+async def test_files_that_stay_open_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting_checks, "_ENDS_WITHIN_S", 0.1)
+    with pytest.raises(AssertionError, match="3 loads and unloads left 3 more open files"):
+        await check_repeated_loads(EchoBackend(Leaking), identity(tmp_path, "echo", batching=True))
+    while OPENED:
+        os.close(OPENED.pop())
+
+
+async def test_a_strict_model_that_refuses_nothing_is_found(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="input 'A' of another rank was answered"):
+        await check_refusals(EchoBackend(Forgiving), identity(tmp_path, "echo", batching=True, strict=True))
+
+
 async def test_the_suite_passes_a_backend_that_keeps_the_contract(tmp_path: Path) -> None:
     await check_backend(EchoBackend(), identity(tmp_path, "echo", batching=True))
 
@@ -273,14 +410,15 @@ SHARED = Echo()
     [
         (WrongType(), "the datatype 'float32', which is none of the interface's"),
         (EchoBackend(dict), "create_instance returned a dict"),  # type: ignore[arg-type]
-        (EchoBackend(Reversed), "holds other values than its input"),
-        (EchoBackend(Widening), "output 'X' is FP64, its input was FP32"),
-        (EchoBackend(Flattening), r"output 'X' has shape \[2,3,1\], its input had \[2,3\]"),
+        (EchoBackend(Reversed), "holds other values than expected"),
+        (EchoBackend(Widening), "output 'X' is FP64, FP32 was expected"),
+        (EchoBackend(Flattening), r"output 'X' has shape \[2,3,1\], \[2,3\] was expected"),
         (EchoBackend(Scribbling), "changed its input 'A'"),
         (EchoBackend(InPlace), "a request with read-only arrays: request 1 failed with ValueError"),
         (EchoBackend(Inventing), "which its model does not have"),
         (EchoBackend(Forgiving), "was answered as if it had succeeded"),
         (EchoBackend(Breaking), "requests after one that failed: request 1 failed with RuntimeError"),
+        (EchoBackend(OfSomeRows), "a request of 8 rows: request 1 failed with ValueError: too many rows"),
         (EchoBackend(lambda: SHARED), "returned the same instance twice"),
         (EchoBackend(ClosesOnce), "the second close of an instance raised RuntimeError: closed already"),
     ],
@@ -325,6 +463,25 @@ class StreamingBackend(EchoBackend):
 
     async def create_instance(self, spec: InstanceSpec) -> Streaming:  # type: ignore[override]
         return Streaming(self.fault)
+
+
+class NeverEnding(Streaming):
+    """A call of it only ends by its own doing."""
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_call_that_outlives_its_instance_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting_checks, "_CLOSES_WITHIN_S", 0.1)
+    backend = StreamingBackend()
+    monkeypatch.setattr(backend, "create_instance", lambda _spec: completed(NeverEnding("")))
+    with pytest.raises(AssertionError, match="execute_stream went on after close_instance"):
+        await check_close_in_a_call(backend, identity(tmp_path, "echo", True, copies=2, decoupled=True))
+
+
+async def completed(found: Streaming) -> Streaming:
+    return found
 
 
 async def test_a_streaming_instance_that_keeps_the_contract_is_found_good(tmp_path: Path) -> None:

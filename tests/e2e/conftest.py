@@ -44,7 +44,7 @@ def expected(example_models: Path, examples: ModuleType) -> ModuleType:
 @pytest.fixture(scope="session")
 def server(example_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server over the example models, shared by tests that only ask."""
-    with serving(example_models, tmp_path_factory.mktemp("serve")) as running:
+    with serving(example_models, tmp_path_factory.mktemp("serve"), "--allow-webhooks=true") as running:
         yield running
 
 

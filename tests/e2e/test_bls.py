@@ -97,9 +97,20 @@ def test_a_model_that_answers_more_often_is_read_as_it_answers(server: Any) -> N
         "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
         "models.",
     ]
-    # what nobody wants any more is not made: the callee is told
-    said = ask(server, "caller", do="all_of", count="1000000", enough="3")[1]
-    assert said[:3] == ["error", "7", ""]
+
+
+def test_a_called_model_decides_when_a_cancelled_call_ends(server: Any, tmp_path: Path) -> None:
+    """P13: it sees `is_cancelled()`, its caller reads on."""
+    for after in (0, 5):
+        y, (count,) = ask(server, "caller", do="all_of", count="1000000", enough="3", after=str(after))
+        rows = y.reshape(int(count), -1)
+        made = [(X + n if n < len(rows) - after else -(X + n)).tolist() for n in range(len(rows))]
+        assert rows.tolist() == made
+        assert 3 <= len(rows) < 1_000_000
+    held = {name: str(tmp_path / name) for name in ("entered", "gate", "cancelled")}
+    y, said = ask(server, "caller", do="cancel_one", **held)
+    assert (y.tolist(), said) == ((2 * X).tolist(), ['{"id":""}'])
+    assert Path(held["cancelled"]).exists()
 
 
 def test_a_sequence_of_calls(server: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import secrets
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ import tritonclient.utils.shared_memory as shm
 from e2e_asking import Gate, client, inputs, pending, until
 from e2e_models import WIDTH, gated, python, scaling
 from e2e_server import serving
+from fake_cuda import FakeCuda, cuda
+from memory_objects import objects
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
 
+__all__ = ["cuda", "objects"]
 KINDS = ("http", "grpc")
 ECHO = """
 import triton_python_backend_utils as pb_utils
@@ -255,6 +260,7 @@ class TestControl:
             left = asking.get_system_shared_memory_status()
             assert not (left if kind == "http" else left.regions)
 
+    @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a GPU")
     @pytest.mark.parametrize("kind", KINDS)
     def test_no_gpu(self, kind: str, server: Any) -> None:
         handle = b"A" * 88
@@ -311,6 +317,97 @@ class TestControl:
             assert refusal(lambda: asking.infer("numbers", [tensor])) == (
                 "404" if kind == "http" else "StatusCode.NOT_FOUND", "Unable to find shared memory region: 'r'",
             )  # fmt: skip
+
+
+@pytest.fixture
+def with_gpus(cuda: FakeCuda, models: Path, tmp_path: Path) -> Iterator[Any]:
+    """A server whose driver library is the one of the tests."""
+    with serving(models, tmp_path / "state", "--allow-client-shm=true") as running:
+        yield running
+
+
+class TestGpus:
+    def test_in_and_out(self, with_gpus: Any, cuda: FakeCuda) -> None:
+        for kind in KINDS:
+            self.in_and_out(kind, with_gpus, cuda)
+
+    def in_and_out(self, kind: str, with_gpus: Any, cuda: FakeCuda) -> None:
+        values = np.arange(WIDTH, dtype=np.float32).reshape(1, WIDTH)
+        source, target = cuda.make(values.tobytes()), cuda.make(bytes(values.nbytes + 8))
+        module = httpclient if kind == "http" else grpcclient
+        with client(kind, with_gpus) as asking:
+            asking.register_cuda_shared_memory("in", base64.b64encode(source), 0, values.nbytes)
+            asking.register_cuda_shared_memory("out", base64.b64encode(target), 1, values.nbytes + 8)
+            found = asking.get_cuda_shared_memory_status()
+            if kind == "http":
+                regions = {row["name"]: (row["device_id"], row["byte_size"]) for row in found}
+            else:
+                regions = {name: (row.device_id, row.byte_size) for name, row in found.regions.items()}
+            assert regions == {"in": (0, values.nbytes), "out": (1, values.nbytes + 8)}
+            tensor = module.InferInput("INPUT0", list(values.shape), "FP32")
+            tensor.set_shared_memory("in", values.nbytes)
+            output = module.InferRequestedOutput("OUTPUT0")
+            output.set_shared_memory("out", values.nbytes, 8)
+            asking.infer("double", [tensor], outputs=[output])
+            assert cuda.content(target) == bytes(8) + (2 * values).tobytes()
+            assert refusal(lambda: asking.register_cuda_shared_memory("in", base64.b64encode(source), 0, 1))[1] == (
+                "shared memory region 'in' already in manager"
+            )
+            assert refusal(lambda: asking.register_cuda_shared_memory("r", base64.b64encode(source), 2, 1))[1] == (
+                "failed to register shared memory region: invalid args"
+            )
+            asking.unregister_cuda_shared_memory("in")
+            asking.unregister_cuda_shared_memory()
+            left = asking.get_cuda_shared_memory_status()
+            assert not (left if kind == "http" else left.regions)
+            assert cuda.open_handles() == ""
+
+    def test_bodies_of_registrations(self, with_gpus: Any, cuda: FakeCuda) -> None:
+        handle = base64.b64encode(cuda.make(b"12345678")).decode()
+        said = {"raw_handle": {"b64": handle}, "byte_size": 8, "device_id": 0}
+        unsigned = "attempt to access JSON non-unsigned-integer as unsigned-integer"
+        invalid = "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t"
+        for body, status, text in (
+            ({}, 400, "Shared memory register request has no 'raw_handle' field"),
+            ([], 400, "Shared memory register request has no 'raw_handle' field"),
+            (said | {"raw_handle": handle}, 500, "attempt to access non-existing object member 'b64'"),
+            (said | {"raw_handle": {}}, 500, "attempt to access non-existing object member 'b64'"),
+            (said | {"raw_handle": {"b64": 1}}, 500, "attempt to access JSON non-string as string"),
+            ({"raw_handle": {"b64": handle}}, 500, "attempt to access non-existing object member 'byte_size'"),
+            ({"raw_handle": {"b64": handle}, "byte_size": 8}, 500,
+             "attempt to access non-existing object member 'device_id'"),
+            *((said | {name: value}, 500, unsigned) for name in ("byte_size", "device_id")
+              for value in (-1, 1.5, "1", True, None, 2**64)),
+            *((said | {"raw_handle": {"b64": value}}, 400, invalid)
+              for value in ("", "A", "A" * 88, "\u00e9", 2 * handle)),
+            (said | {"byte_size": 9}, 400, "failed to register shared memory region 'r': invalid args"),
+            (said | {"device_id": 2}, 400, "failed to register shared memory region: invalid args"),
+        ):  # fmt: skip
+            found, answer = with_gpus.request(
+                "POST", "/v2/cudasharedmemory/region/r/register", json.dumps(body).encode()
+            )
+            assert (found, json.loads(answer)) == (status, {"error": text}), body
+        found, answer = with_gpus.request("POST", "/v2/cudasharedmemory/register", b"{")
+        assert json.loads(answer)["error"] == "'region name' is necessary to register cuda shared memory region"
+
+    def test_a_device_that_is_lost(self, with_gpus: Any, cuda: FakeCuda) -> None:
+        values = np.ones((1, WIDTH), np.float32)
+        for kind, status in (("http", "500"), ("grpc", "StatusCode.INTERNAL")):
+            module = httpclient if kind == "http" else grpcclient
+            with client(kind, with_gpus) as asking:
+                asking.register_cuda_shared_memory(
+                    kind, base64.b64encode(cuda.make(values.tobytes())), 0, values.nbytes
+                )
+                tensor = module.InferInput("INPUT0", list(values.shape), "FP32")
+                tensor.set_shared_memory(kind, values.nbytes)
+                asking.infer("double", [tensor])
+                cuda.set("lost")
+                assert refusal(partial(asking.infer, "double", [tensor])) == (
+                    status, f"shared memory region '{kind}' cannot be read: an illegal memory access was encountered",
+                )  # fmt: skip
+                answer = asking.infer("double", inputs(kind, INPUT0=values))
+                assert (answer.as_numpy("OUTPUT0") == 2 * values).all()  # nobody else is held up
+                cuda.unset("lost")
 
 
 class TestGateways:
@@ -430,7 +527,8 @@ class TestHostile:
         size = 1 << 20
         values = np.arange(size // 4, dtype=np.int32).reshape(1, -1)
         source, target = region(size, values), region(size)
-        processes = json.loads((server.state_dir / "processes.json").read_text())
+        # workers for large payloads come and go
+        lasting = [one["pid"] for one in server.processes() if one["role"] != "offload"]
         texts: set[str] = set()
         for number in range(40):
             with ThreadPoolExecutor(2) as pool, client(KINDS[number % 2], server) as asking:
@@ -451,7 +549,7 @@ class TestHostile:
                 os.truncate(target.path, size)
         assert texts
         assert all(text.endswith("is smaller than it was registered") for text in texts), texts
-        assert json.loads((server.state_dir / "processes.json").read_text()) == processes
+        assert all(Path(f"/proc/{pid}").exists() for pid in lasting)
 
     def test_a_job_has_no_region_for_its_outputs(self, server: Any, region: Callable[..., Region]) -> None:
         values = np.arange(16, dtype=np.int32).reshape(1, 16)

@@ -6,6 +6,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -17,7 +18,9 @@ import tritonclient.grpc as grpcclient
 import tritonclient.grpc.aio as grpcaio
 import tritonclient.http as httpclient
 import tritonclient.http.aio as httpaio
-from e2e_asking import until
+from e2e_asking import infer, until
+from e2e_models import WIDTH, scaling
+from e2e_server import serving
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 # the stock asyncio HTTP client warns about its own way of sending large bodies
@@ -219,3 +222,15 @@ def test_the_example_of_jobs(server: Any, examples: ModuleType) -> None:
     assert said.splitlines()[4].endswith("python")
     again = run()
     assert again.replace(": succeeded,", ": queued,", 1) == said, "the same key is the same job"
+
+
+def test_variables_that_delay_grpc(tmp_path: Path) -> None:
+    """Triton's hooks for tests of clients (G33): no call, first or later, is answered sooner."""
+    scaling(tmp_path / "models", "double", 2)
+    environment = {"TRITONSERVER_DELAY_GRPC_PROCESS": "400", "TRITONSERVER_DELAY_RESPONSE_COMPLETION": "300"}
+    with serving(tmp_path / "models", tmp_path / "state", environment=environment) as server:
+        for _ in range(4):
+            began_s = time.monotonic()
+            answer = infer(server, "double", "grpc", INPUT0=np.ones((1, WIDTH), np.float32))
+            assert time.monotonic() - began_s >= 0.7
+            assert answer.as_numpy("OUTPUT0")[0, 0] == 2

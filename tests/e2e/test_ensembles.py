@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         f"--load-model={name}"
         for name in (
             *("chain", "nested", "conditional", "waiting", "spread", "running", "remembered", "recalling"),
-            *("mixed", "mixed_batching", "rerouting", "rushed"),
+            *("mixed", "mixed_batching", "rerouting", "rushed", "reshaped"),
         )
     ]
     state = tmp_path_factory.mktemp("state")
@@ -121,9 +121,19 @@ def test_batching_models_and_others_in_one_ensemble(server: Server) -> None:
     with pytest.raises(InferenceServerException) as failure:
         ask(server, "mixed_batching", INPUT0=rows(2))
     assert failure.value.message() == (
-        "in ensemble 'mixed_batching', [request id: <id_unknown>] unexpected shape for input 'A' for model "
+        "in ensemble 'mixed_batching', [request id: <id_unknown>] unexpected shape for input 'B' for model "
         f"'flat_adder'. Expected [{WIDTH}], got [2,{WIDTH}]."
     )
+
+
+def test_clients_see_dims_and_steps_the_reshape_of_an_ensembles_tensors(server: Server) -> None:
+    """I7; a step that has a `reshape` of its own is called and answers as its other callers see it."""
+    for kind in ("http", "grpc"):
+        answer = ask(server, "reshaped", kind, INPUT0=rows(3).reshape(3, 2, WIDTH // 2))
+        np.testing.assert_array_equal(answer.as_numpy("OUTPUT0"), 2 * rows(3).reshape(3, 1, WIDTH))
+        np.testing.assert_array_equal(answer.as_numpy("a"), rows(3))
+    with pytest.raises(InferenceServerException, match=r"Expected \[-1,2,2\], got \[1,4\]"):
+        ask(server, "reshaped", INPUT0=rows())
 
 
 def test_only_what_is_asked_for_is_made(server: Server) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,38 @@ def test_a_process_that_has_ended_is_lost_at_once(server: Server, log: Any) -> N
     until("its lease is gone", lambda: not log.exists(lease))
     until("another executor serves", lambda: server.get("/v2/models/gated/ready")[0] == 200)
     assert infer(server, "gated", VALUE=np.full((1, 1), 7, np.int32)).as_numpy("ECHO").tolist() == [[7]]
+
+
+@contextmanager
+def starved(pid: int) -> Iterator[None]:
+    """The process shares a processor with others that have all of it, almost."""
+    processor = {min(os.sched_getaffinity(pid))}
+    for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+        os.sched_setaffinity(thread, processor)
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    greedy = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        for one in greedy:
+            os.sched_setaffinity(one.pid, processor)
+        yield
+    finally:
+        for one in greedy:
+            one.kill()
+            one.wait()
+
+
+def test_a_killed_process_is_lost_at_once_however_long_it_takes_to_end(server: Server, log: Any) -> None:
+    """Giving back its memory needs processor time, and until then its pidfd says nothing."""
+    (executor,) = server.pids("executor")
+    with starved(executor):
+        began_s = time.monotonic()
+        os.kill(executor, signal.SIGKILL)
+        until("it is said to be lost", lambda: any(f"-{executor}-" in name for name in losses(log)))
+        took_s = time.monotonic() - began_s
+        print(f"lost after {took_s * 1000:.0f} ms")
+    assert took_s < AT_ONCE_S
+    until("another executor serves", lambda: server.pids("executor") not in ([], [executor]))
+    until("and is ready", lambda: server.get("/v2/models/gated/ready")[0] == 200)
 
 
 def test_a_loop_that_stands_still_for_too_long_is_lost(

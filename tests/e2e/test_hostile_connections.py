@@ -155,8 +155,13 @@ def test_h19_malformed_messages_are_refused(message: bytes, server: Any) -> None
 
 
 def test_h19_unknown_fields_are_ignored_and_unknown_calls_refused(server: Any) -> None:
-    flood = b"".join(_varint(number << 3) + b"\x01" for number in range(1000, 51_000))
-    assert _raw_call(server, "ServerLive", flood) == b"\x08\x01"
+    def flood(count: int) -> bytes:
+        return b"".join(_varint(number << 3) + b"\x01" for number in range(1000, 1000 + count))
+
+    assert _raw_call(server, "ServerLive", flood(15_000)) == b"\x08\x01"
+    with pytest.raises(grpc.RpcError) as caught:
+        _raw_call(server, "ServerLive", flood(50_000))  # a control call has at most 64 KB
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     for method in ("Nonsense", "../ServerLive", ""):
         with pytest.raises(grpc.RpcError):
             _raw_call(server, method, b"")

@@ -31,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with serving(models, tmp_path_factory.mktemp("state")) as running:
+    with serving(models, tmp_path_factory.mktemp("state"), "--allow-webhooks=true") as running:
         yield running
 
 

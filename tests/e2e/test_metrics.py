@@ -22,6 +22,7 @@ def test_the_page_is_as_documented(few_models: Path, serve: Callable[..., Any]) 
     }
     server = serve(
         few_models,
+        "--allow-webhooks=true",
         "--metrics-config=summary_latencies=true",
         "--metrics-config=histogram_latencies=true",
         "--cache-config=local,size=1000000",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,16 @@ def test_only_named_models_are_loaded_at_start(explicit: Any) -> None:
         400,
         {"error": "Invalid value for 'ready': expected a boolean"},
     )
+
+
+def test_the_index_follows_the_directories(explicit: Any) -> None:
+    """H40: Triton lists the repository for each index; here a new name is in it after a second at the latest."""
+    server = explicit.server
+    scaling(explicit.models, "newcomer", 3)
+    until("it has the new name", lambda: ("newcomer", "") in index(server))
+    assert index(server)["newcomer", ""] == {"name": "newcomer"}, "it was not loaded"
+    shutil.rmtree(explicit.models / "newcomer")
+    until("the name is gone", lambda: ("newcomer", "") not in index(server))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,6 +228,7 @@ def test_no_request_notices_a_reload(explicit: Any) -> None:
             until("each client has another answer", came)
 
         try:
+            wait_for_answers()
             for number in range(2, 8):
                 allowed.add(float(number))
                 extra = f"dynamic_batching {{ max_queue_delay_microseconds: {number} }}"

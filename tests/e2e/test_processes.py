@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from e2e_server import start
+from free_ports import free_port
 
 from charonia.eventlog.embedded import short_directory
 
@@ -38,7 +40,7 @@ def _group(pid: int) -> int | None:
 
 def _wait_gone(pids: list[int]) -> None:
     async def poll() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while any(_alive(pid) for pid in pids):
                 await asyncio.sleep(0.02)
 
@@ -47,7 +49,7 @@ def _wait_gone(pids: list[int]) -> None:
 
 def _everyone(server: Any) -> list[int]:
     async def poll() -> list[int]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not any(p["role"].startswith("instance:") for p in server.processes()):
                 await asyncio.sleep(0.05)
             return [p["pid"] for p in server.processes()]
@@ -71,7 +73,7 @@ def test_an_executor_killed_before_it_was_up_is_started_again(few_models: Path, 
     server = start(few_models, tmp_path / "state", "--executors=2")
 
     async def executors() -> list[int]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (server.state_dir / "processes.json").exists() or len(server.pids("executor")) < 2:
                 await asyncio.sleep(0.002)
             return server.pids("executor")
@@ -81,7 +83,7 @@ def test_an_executor_killed_before_it_was_up_is_started_again(few_models: Path, 
     server.wait_ready()
 
     async def replaced() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (pids := set(server.pids("executor"))) and (len(pids) < 2 or second in pids or first not in pids):
                 await asyncio.sleep(0.01)
 
@@ -106,6 +108,24 @@ def test_kill_9_of_the_parent_ends_every_child(few_models: Path, tmp_path: Path)
     assert not left.exists()
 
 
+def test_log_lines_go_to_a_file(few_models: Path, tmp_path: Path) -> None:
+    """L1: those of all parts to the end of one file, and none to stderr."""
+    file = tmp_path / "lines"
+    file.write_text("before\n")
+    server = start(few_models, tmp_path / "state", f"--log-file={file}", "--log-verbose=1")
+    server.wait_ready()
+    assert json.loads(server.get("/v2/logging")[1])["log_file"] == str(file)
+    moved = file.rename(tmp_path / "rotated")
+    assert server.request("POST", "/v2/logging", b'{"log_verbose_level": 2}')[0] == 200
+    assert "log settings of this process" in file.read_text()
+    assert server.stop() == 0
+    lines = moved.read_text().splitlines()
+    assert lines[0] == "before"
+    for part in ("gateway.", "batcher.", "executors.", "charonia.composition.heartbeat_process"):
+        assert any(f" {part}" in line for line in lines), part
+    assert "] " not in server.log(), server.log()
+
+
 def _fails(*arguments: str, cwd: Path) -> str:
     result = subprocess.run(
         [CHARONIA, *arguments],
@@ -128,7 +148,14 @@ def _fails(*arguments: str, cwd: Path) -> str:
         (["--model-repository", ""], "model repository '' is not a directory"),
         ([], "needs --model-repository"),
         (["--model-repository", ".", "--nonsense"], "unknown option '--nonsense'"),
-        (["--model-repository", ".", "--vertex-ai-port=1"], "'--vertex-ai-port' is known but not supported"),
+        (
+            ["--model-repository", ".", "--log-file=/proc/none"],
+            "--log-file '/proc/none' cannot be written: No such file",
+        ),
+        (
+            ["--model-repository", ".", "--model-load-gpu-limit=0:1"],
+            "gpu-limit' is known but not supported",
+        ),
         (["--model-repository", ".", "--cache-config=disk,size=1"], "unknown cache 'disk' in --cache-config"),
         (
             ["--model-repository", ".", "--cache-config=redis,host=127.0.0.1,port=1"],
@@ -253,7 +280,7 @@ def _broken_repository(path: Path) -> Path:
 
 def _wait_for(seen: Callable[[], bool]) -> None:
     async def poll() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not seen():
                 await asyncio.sleep(0.02)
 
@@ -266,7 +293,7 @@ def test_what_a_killed_server_left_does_not_look_ready(few_models: Path, tmp_pat
     before.process.kill()
     before.process.wait()
     after = start(_broken_repository(tmp_path / "models"), tmp_path / "state")
-    assert after.process.wait(30) == 1
+    assert after.process.wait(60) == 1
     assert "failed to load all models" in after.log()
     assert "ready:" not in after.log()
 
@@ -310,12 +337,6 @@ _WAITS = """
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _refused(port: int) -> bool:
     with socket.socket() as caller:
         return caller.connect_ex(("127.0.0.1", port)) != 0
@@ -323,10 +344,14 @@ def _refused(port: int) -> bool:
 
 @pytest.mark.parametrize("gateways", [1, 2])
 def test_the_ports_open_when_the_first_loads_are_over(tmp_path: Path, gateways: int) -> None:
-    ports, go = (_free_port(), _free_port()), tmp_path / "go"
+    ports, go = (free_port(), free_port()), tmp_path / "go"
     flags = (f"--http-port={ports[0]}", f"--grpc-port={ports[1]}", f"--gateways={gateways}")
     server = start(_slow_repository(tmp_path / "models", go), tmp_path / "state", *flags)
     _wait_for(lambda: server.log().count("the ports open when 1 executors have loaded") == gateways)
+    _wait_for(lambda: server.log().count("the ports stay closed: 0 of 1 executors have loaded") >= gateways)
+    (executor, *_) = server.pids("executor+batcher")
+    said = rf"still loading 'slow' version 1 since \d+ s on executor \S+ \(pid {executor}\)"
+    assert re.search(said, server.log())
     assert all(map(_refused, ports))
     assert not (tmp_path / "state" / "endpoints.json").exists()
     go.touch()
@@ -347,7 +372,7 @@ def test_a_port_that_is_taken_is_said_before_models_are_loaded(tmp_path: Path) -
         port = taken.getsockname()[1]
         models = _slow_repository(tmp_path / "models", tmp_path / "never")
         server = start(models, tmp_path / "state", f"--http-port={port}")
-        assert server.process.wait(30) == 1
+        assert server.process.wait(60) == 1
         assert f"failed to start HTTP service: Unavailable - Socket '127.0.0.1:{port}' already in use" in server.log()
 
 

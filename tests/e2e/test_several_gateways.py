@@ -28,8 +28,8 @@ from e2e_server import serving
 from tritonclient.utils import InferenceServerException
 
 import charonia
-from charonia.composition.metrics_page import _scrape
 from charonia.eventlog.embedded import short_directory
+from charonia.metrics.endpoint import scrape
 
 pytestmark = pytest.mark.e2e
 
@@ -87,7 +87,7 @@ def by_gateway(server: Any) -> list[int]:
 
     async def look() -> list[str]:
         sockets = sorted(short_directory(server.state_dir).glob("gateway-*.metrics"))
-        return list(await asyncio.gather(*map(_scrape, sockets)))
+        return list(await asyncio.gather(*map(scrape, sockets)))
 
     return [successes(page) for page in asyncio.run(look())]
 

@@ -33,7 +33,10 @@ def charonia(*words: str | Path) -> dict[str, Any]:
 
 
 def kill(server: Any) -> None:
-    """All of a server at once."""
+    """All of a server at once, when its log has written all it has: it postpones writes while the disk is busy."""
+    with server.log_client() as client:
+        while client.info("persistence")["aof_buffer_length"]:
+            pass
     os.killpg(server.process.pid, signal.SIGKILL)
     server.process.wait()
 

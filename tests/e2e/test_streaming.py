@@ -32,6 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     python(models, "squares", SOURCE, CONFIG)
     python(models, "again", SOURCE, CONFIG + REPEATABLE)
+    python(models, "counted", SOURCE, CONFIG + REPEATABLE)  # of one test alone: streams are counted when they end
     with serving(models, tmp_path_factory.mktemp("state")) as running:
         yield running
 
@@ -276,11 +277,11 @@ def test_an_executor_that_dies_in_mid_stream(server: Server, stream: Stream, gat
 
 
 def test_requests_are_counted_once(server: Server) -> None:
-    status, body = server.get("/v2/models/again/stats")
+    status, body = server.get("/v2/models/counted/stats")
     assert status == 200
     statistics = json.loads(body)["model_stats"][0]["inference_stats"]
     before = statistics["success"]["count"]
-    assert server.request("POST", "/v2/models/again/generate_stream", b'{"COUNT": 5}')[0] == 200
-    statistics = json.loads(server.get("/v2/models/again/stats")[1])["model_stats"][0]["inference_stats"]
+    assert server.request("POST", "/v2/models/counted/generate_stream", b'{"COUNT": 5}')[0] == 200
+    statistics = json.loads(server.get("/v2/models/counted/stats")[1])["model_stats"][0]["inference_stats"]
     assert statistics["success"]["count"] == before + 1
-    assert 'nv_inference_request_success{model="again",version="1"}' in server.scrape()
+    assert 'nv_inference_request_success{model="counted",version="1"}' in server.scrape()

@@ -58,6 +58,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             serving(
                 models,
                 directory / "state",
+                "--allow-webhooks=true",
                 "--webhook-allow=127.0.0.1/32",
                 *(f"--trace-config={flag}" for flag in flags),
             )

@@ -83,7 +83,7 @@ def webhook_of(server: Any, job_id: str, wanted: Callable[[dict[str, Any]], bool
 def test_serve_tells_of_jobs_and_goes_on_after_its_sender_is_killed(
     serve: Callable[..., Any], few_models: Path, endpoint: Endpoint
 ) -> None:
-    server = serve(few_models, "--webhook-allow=127.0.0.1/32", "--webhook-retry-secs=0.2")
+    server = serve(few_models, "--allow-webhooks=true", "--webhook-allow=127.0.0.1/32", "--webhook-retry-secs=0.2")
     endpoint.refusals = 1
     job_id = submit(server, endpoint.url)[1]["id"]
     (first, body), (second, again) = endpoint.next(), endpoint.next()

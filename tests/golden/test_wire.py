@@ -158,11 +158,16 @@ FACTS: list[Fact] = [
     StatisticsWritten("e-1", "0a1b"),
 ]
 WITH_MORE: dict[str, Fact] = {
+    "request_cancelled_gently": RequestCancelled(ID, gentle=True),
+    "execution_unwanted_gently": ExecutionUnwanted("owner-7-1", b"", ID),
+    "model_requested_of_a_directory": ModelRequested("load", "m", "r-1", alias="a", directory="/d/a/model"),
+    "repository_scanned_and_registered": RepositoryScanned("e-1", ("m",), "explicit", True, {"a": "/d/a::m"}),
     "process_joined_reads_waves": ProcessJoined("batcher", "b-1", host="h", pid=7, reads_waves=True),
     "process_joined_in_pid_space": ProcessJoined("batcher", "b-1", host="h", pid=7, pid_space="s 4", started_ticks=9),
     "version_loaded_takes_waves": VersionLoaded(
         "e-1", "m", 3, "abc", 2, b"\x0a\x01m", {"y": ["cat", "dog"]}, 12, takes_waves=True
     ),
+    "version_loaded_with_memory": VersionLoaded("e-1", "m", 3, "abc", 2, b"\x0a\x01m", memory={"GPU 0": 2**33}),
 }
 """Kinds of an earlier release with what was added to them."""
 

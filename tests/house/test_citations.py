@@ -9,10 +9,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from prose import BUILT, CODE, PRODUCT, ROOT, files, prose, read, where
+from prose import BUILT, CODE, ITEM, PRODUCT, ROOT, files, items, prose, read, where
 
-ITEM = re.compile(r"(?<![\w`/.%#:\\-])([A-Z])(\d{1,2})(?:(?:-|–)\1?(\d{1,2}))?(?![\w%]|\.\d)")
-"""An id of the interface, or several in a row: H4, S20-S22."""
 NO_ITEM = re.compile(r"gRPC proposals? A\d(?:(?:, | and )A\d)*|Amazon S3")
 ELSEWHERE = {
     "_total",  # the suffix that the Prometheus client writes
@@ -31,8 +29,7 @@ def _items() -> set[str]:
     for name in ("interface", "compatibility"):
         for line in (ROOT / "docs" / f"{name}.md").read_text().splitlines():
             if line.startswith("| "):
-                for letter, first, last in ITEM.findall(line.split(" | ")[0][2:]):
-                    found |= {f"{letter}{number}" for number in range(int(first), int(last or first) + 1)}
+                found |= items(line.split(" | ")[0][2:])
     return found
 
 

@@ -8,7 +8,8 @@ import pytest
 from prose import PRODUCT, ROOT, prose, where
 
 BANNED = re.compile(
-    r"\b(whoever|whomever|nobody|somebody|anew|lent|stumbled|hereby|thereof|(?:is|are|was|were|be|been) told of)\b",
+    r"\b(whoever|whomever|nobody|somebody|anew|lent|stumbled|hereby|thereof|aboard|(?:is|are|was|were|be|been) told of"
+    r"|held for lost|(?:gave|handed) out|look(?:s|ed) after|newest word)\b",
     re.IGNORECASE,
 )
 QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"")

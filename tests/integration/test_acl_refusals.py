@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 from guarded_server import REDIS, ROLES, GuardedServer
+from log_servers import at_once
 
 from charonia import keys
 from charonia.errors import StartupError
@@ -117,7 +118,7 @@ def test_a_role_is_refused_what_is_not_its_own(server: GuardedServer, role: str)
 
 def test_nobody_comes_in_without_a_password(server: GuardedServer) -> None:
     for user, password in ((None, None), ("default", ""), ("default", "default")):
-        unknown = redis.Redis("127.0.0.1", server.port, username=user, password=password)
+        unknown = redis.Redis("127.0.0.1", server.port, username=user, password=password, retry=at_once())
         with unknown as client, pytest.raises(redis.exceptions.AuthenticationError):
             client.ping()
     with server.client_of("health", "anything") as client:

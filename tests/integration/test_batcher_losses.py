@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import batching_cluster as parts
 import pytest
@@ -13,6 +14,7 @@ from asking_cluster import DYNAMIC, ORDERED, answers, clustered, failure, pendin
 from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until_so, value_of
 from own_server import own_server
 
+import batcher.service as owners
 from batcher.housekeeping.upkeep import verify
 from charonia import keys
 from charonia.clock import wall_ns
@@ -324,6 +326,37 @@ async def test_replies_to_a_gateway_that_left_are_not_kept(cluster: Cluster) -> 
         return not await log.range(stream)
 
     await until_so(gone)
+
+
+async def test_a_gateway_that_is_lost_while_a_model_is_taken_keeps_no_room_for_waves(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restored, go = asyncio.Event(), asyncio.Event()
+    recover = owners.recover
+
+    async def slowly(*arguments: Any) -> int:
+        found = await recover(*arguments)
+        restored.set()
+        await go.wait()
+        return found
+
+    monkeypatch.setattr(owners, "recover", slowly)
+    executor = await cluster.executor()
+    log = executor.log
+    await log.beat("gateway", "gateway-0", parts.NEVER_MS)
+    await executor.tell(ProcessJoined("gateway", "gateway-0"))
+    assert await log.waves.lease(MODEL, "gateway-0", 5, 50, Limits())
+    batcher = await cluster.batcher()
+    await restored.wait()
+    await cluster.lose("gateway", "gateway-0")
+    await until(lambda: "gateway-0" in batcher.service._departed.endpoints)
+    assert await log.waves.leases(MODEL)
+    go.set()
+
+    async def ended() -> bool:
+        return not await log.waves.leases(MODEL)
+
+    await until_so(ended)
 
 
 async def test_answers_to_an_executor_that_was_lost_with_its_batcher_are_not_kept(cluster: Cluster) -> None:

@@ -178,7 +178,7 @@ async def test_a_held_queue_gives_nothing_out_also_after_a_takeover(cluster: Clu
         await log.append(keys.facts(MODEL), [FIELD_FACT, pack_fact(QueueCommanded(action))])
 
     await command("pause")
-    await until(lambda: first.service.owned[MODEL].scheduler._dispatching.is_held)
+    await until(lambda: first.service.owned[MODEL].scheduler._state.ledger.is_held)
     job = await submit(log, 1)
     expired = await submit(log, 2, deadline_ns=wall_ns() + 50_000_000)
     assert (await ended(log, expired)).state is JobState.EXPIRED

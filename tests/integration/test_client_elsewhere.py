@@ -30,7 +30,16 @@ from charonia.client import (
     RetryPolicy,
     Tls,
 )
-from charonia.errors import DeadlineExceeded, InvalidArgument, Unavailable, Unsupported
+from charonia.client.results import Incomprehensible
+from charonia.errors import (
+    CharoniaError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+    Unsupported,
+)
 from protos import grpc_service_pb2 as pb
 
 INPUTS = {"X": np.array([1, 2], np.int32)}
@@ -116,6 +125,117 @@ def test_a_body_that_comes_in_drops_ends_with_the_deadline(server: PlainServer, 
     with pytest.raises(DeadlineExceeded):
         client.infer("double", INPUTS, timeout_s=0.3)
     assert time.monotonic() - began < 2
+
+
+@contextlib.contextmanager
+def hostile_server(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Says that it is a v2 server, and answers everything else by `answer`."""
+    about = b'{"name":"x","version":"1","extensions":["binary_tensor_data"]}'
+
+    def serve(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            head = b""
+            while b"\r\n\r\n" not in head:
+                if not (data := connection.recv(65536)):
+                    return
+                head += data
+            if head.startswith(b"GET /v2 "):
+                length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(about)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + about)
+            elif b"/infer" in head or b"/events" in head:
+                answer(connection)
+            else:
+                connection.sendall(b"HTTP/1.1 404 -\r\ncontent-length: 25\r\nconnection: close\r\n\r\n")
+                connection.sendall(b'{"error":"job not found"}')
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(8) as pool:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    pool.submit(serve, listening.accept()[0])
+
+        pool.submit(accept)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+def drips(begin: bytes, drop: bytes) -> Callable[[socket.socket], None]:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(begin)
+        while True:
+            connection.sendall(drop)
+            time.sleep(0.05)
+
+    return answer
+
+
+DRIPS = {
+    "a head": drips(b"HTTP/1.1 200 OK\r\n", b"X"),
+    "informational answers": drips(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "a body": drips(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n", b" "),
+}
+
+
+@pytest.mark.parametrize("what", DRIPS)
+async def test_a_deadline_is_kept_whatever_comes_in_drops(what: str) -> None:
+    with hostile_server(DRIPS[what]) as url, Client(url, retry=QUICK) as client:
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            client.infer("double", INPUTS, timeout_s=0.5)
+        async with AsyncClient(url, retry=QUICK) as other:
+            with pytest.raises(DeadlineExceeded):
+                await other.infer("double", INPUTS, timeout_s=0.5)
+        assert time.monotonic() - began < 3
+
+
+async def test_the_deadline_of_a_stream_is_kept_while_its_server_beats() -> None:
+    """Charonia writes a comment every 15 s into a stream in which nothing happens."""
+    beats = drips(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", b": still there\n\n")
+    with hostile_server(beats) as url, Client(url, retry=QUICK) as client:
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            list(client.job("j").events(timeout_s=0.5))
+        async with AsyncClient(url, retry=QUICK) as other:
+            with pytest.raises(DeadlineExceeded):
+                [event async for event in other.job("j").events(timeout_s=0.5)]
+        assert time.monotonic() - began < 3
+
+
+def answered(body: bytes, *headers: bytes, status: bytes = b"200") -> Callable[[socket.socket], None]:
+    head = b"".join(header + b"\r\n" for header in headers) + b"content-length: %d\r\n\r\n" % len(body)
+    return lambda connection: connection.sendall(b"HTTP/1.1 " + status + b" -\r\n" + head + body)
+
+
+NONSENSE: dict[str, tuple[type[CharoniaError], Callable[[socket.socket], None]]] = {
+    "a length in other digits": (Incomprehensible, answered(b"{}", b"inference-header-content-length: \xb2")),
+    "a length of many digits": (
+        Incomprehensible,
+        answered(b"{}", b"inference-header-content-length: " + b"9" * 5000),
+    ),
+    "a pause in other digits": (Refused, answered(b"{}", b"retry-after: \xb2", status=b"503")),
+    "a pause without end": (ResourceExhausted, answered(b"{}", b"retry-after: " + b"9" * 400, status=b"429")),
+    "a deep error": (InternalError, answered(b"[" * 100_000, status=b"500")),
+    "many dimensions": (
+        Incomprehensible,
+        answered(
+            b'{"outputs":[{"name":"o","datatype":"INT32","shape":[%s],"data":[1]}]}' % b",".join([b"1"] * 70),
+        ),
+    ),
+    "strings that are lists": (
+        Incomprehensible,
+        answered(b'{"outputs":[{"name":"o","datatype":"BYTES","shape":[2],"data":[["a"],["b","c"]]}]}'),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NONSENSE)
+def test_nonsense_is_a_typed_error(what: str) -> None:
+    kind, answer = NONSENSE[what]
+    with hostile_server(answer) as url, Client(url, retry=RetryPolicy(attempts=1)) as client, pytest.raises(kind):
+        client.infer("double", INPUTS, timeout_s=5)
 
 
 def test_the_current_span_is_passed_on(server: PlainServer, client: Client) -> None:

@@ -257,7 +257,7 @@ async def test_the_start_is_told_in_tables(tmp_path: Path, caplog: pytest.LogCap
     (told,) = [record.getMessage() for record in caplog.records if "| Model" in record.getMessage()]
     assert re.search(r"\| good +\| 1 +\| READY +\|", told)
     assert re.search(r"\| bad +\| 2 +\| UNAVAILABLE: .*'max_batch_size' must be non-negative", told)
-    assert re.search(r"\| onnxruntime \| /.*executors/backends/onnxruntime.py +\| \{\}", told)
+    assert re.search(r"\| onnxruntime \| /.*executors/backends/onnxruntime/onnx_backend.py +\| \{\}", told)
 
 
 async def test_with_exit_on_error_off_the_others_are_served(tmp_path: Path) -> None:

@@ -28,13 +28,13 @@ from charonia.facts.events import (
 )
 from charonia.facts.jobs import JobEnd, JobState
 from charonia.wire import FLAG_JOB, unpack_response
-from executors.backends import registry
+from executors.configuration import declarations
 
 
 @pytest.fixture(autouse=True)
 def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     repeat.reset()
-    monkeypatch.setitem(registry._SHIPPED, "repeat", "repeat_backend:RepeatBackend")
+    monkeypatch.setitem(declarations.SHIPPED, "repeat", "repeat_backend:RepeatBackend")
     (tmp_path / MODEL / "1").mkdir(parents=True)
     (tmp_path / MODEL / "config.pbtxt").write_text(repeat.CONFIG)
 
@@ -270,6 +270,29 @@ async def test_what_nobody_wants_is_not_written(bench: Bench) -> None:
     # what was given before it was cancelled was given (X5)
     assert (counted["r0_success_count"], counted["r1_cancel_count"]) == (1, 1)
     assert counted["r1_cancel_ns"] > 0
+
+
+async def test_what_is_cancelled_gently_is_written_to_its_end(bench: Bench) -> None:
+    """The model is notified, of a request that it does not have yet once it has it."""
+    reader = Reader(bench)
+    repeat.HOLD_AFTER[1] = repeat.HOLD_AFTER[2] = 1
+    (first, one), (second, two) = [await bench.accept(MODEL, repeat.inputs(value, 3)) for value in (1, 2)]
+    running, waiting = await bench.dispatch(MODEL, [one]), await bench.dispatch(MODEL, [two])
+    await reader.count(first, 1)
+    await bench.unwant(waiting, second, gentle=True)
+    await bench.unwant(running, first, gentle=True)
+    async with asyncio.timeout(30):
+        while repeat.CANCELLED != [1]:
+            await asyncio.sleep(0.001)
+    repeat.release(1)
+    assert told(await reader.ended(first)) == [1000, 1001, 1002, "end"]
+    await reader.count(second, 1)
+    assert repeat.CANCELLED == [1, 2]
+    repeat.release(2)
+    assert told(await reader.ended(second)) == [2000, 2001, 2002, "end"]
+    await bench.finished(MODEL, waiting)
+    counted = await statistics(bench)
+    assert (counted["success_count"], "r1_cancel_count" in counted) == (2, False)
 
 
 async def test_a_death_names_who_had_no_final_response(bench: Bench) -> None:

@@ -8,16 +8,18 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import grpc.aio
 import http2_client as h2
 import pytest
 import redis
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lane_pair import DEADLY, DEATHS, INPUTS, UNLUCKY, LanePair, cut, passed, raw_inputs
 
 from charonia.wire import WaveReply
 from gateway.grpc.native.grpc_lane import GrpcSignature
-from gateway.lane.lane_calls import Call
+from gateway.lane.door import Call
 from protos import grpc_service_pb2 as pb
 
 pytestmark = pytest.mark.integration
@@ -171,6 +173,33 @@ def test_known_calls_ride_and_are_answered_alike(pair: LanePair) -> None:
         reply = pb.ModelInferResponse.FromString(answers[5][1][2][5:])
         assert (reply.model_name, reply.id) == (model, request_id)
         assert pair.ridden() == before + 2
+    pair.run(pair.settled())
+
+
+async def counted(port: int) -> tuple[int, int, int, int, int]:
+    """Channelz of a connection: riding calls, one refused, and one reset and one open before their messages came."""
+    wire = await h2.Wire.connect(port, opening())
+    await wire.answer(1)
+    wire.write(b"".join(call(stream, infer("one", stream)) for stream in range(3, 23, 2)), call(23, infer("nobody", 1)))
+    wire.write(headers(25), h2.raw(h2.RST_STREAM, 0, 25, bytes(4)), headers(27))
+    for stream in (*range(3, 23, 2), 23):
+        await wire.answer(stream)
+    mine = "127.0.0.1:" + str(wire.writer.get_extra_info("sockname")[1])
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = channelz_pb2_grpc.ChannelzStub(channel)
+        refs = (await stub.GetServerSockets(channelz_pb2.GetServerSocketsRequest(server_id=1))).socket_ref
+        (number,) = [ref.socket_id for ref in refs if ref.name == mine]
+        found = (await stub.GetSocket(channelz_pb2.GetSocketRequest(socket_id=number))).socket.data
+    wire.close()
+    streams = (found.streams_started, found.streams_succeeded, found.streams_failed)
+    return *streams, found.messages_received, found.messages_sent
+
+
+def test_riding_calls_are_counted_like_others(pair: LanePair) -> None:
+    before = pair.ridden()
+    on, off = (pair.run(counted(pair.grpc_port(app))) for app in (pair.with_lane, pair.without))
+    assert pair.ridden() >= before + 10
+    assert on == off == (14, 12, 1, 12, 11)
     pair.run(pair.settled())
 
 

@@ -157,7 +157,7 @@ async def test_every_error(sides: dict[str, Side]) -> None:
         (SERVICE + "Nothing", b"", grpc.StatusCode.UNIMPLEMENTED),
         ("/of.Another/ModelInfer", b"", grpc.StatusCode.UNIMPLEMENTED),
         ("/grpc.health.v1.Health/Check", b"", grpc.StatusCode.OK),
-        ("/grpc.channelz.v1.Channelz/GetServers", b"", grpc.StatusCode.UNIMPLEMENTED),
+        ("/grpc.health.v1.Other/Check", b"", grpc.StatusCode.UNIMPLEMENTED),
         ("no path", b"", grpc.StatusCode.UNIMPLEMENTED),
     ],
 )

@@ -20,7 +20,7 @@ from grpc_calls import LIMIT_S, SERVICE, infer_stub, raw, request, status_of, st
 from grpc_fronts import MakeFront
 
 from charonia.errors import StartupError
-from charonia.options.settings import GatewaySettings, TlsSettings
+from charonia.options.settings import GatewaySettings, GrpcDelays, TlsSettings
 from gateway.app import Front
 from protos import health
 
@@ -253,3 +253,36 @@ async def test_answers_are_compressed_as_configured(
             assert reply.raw_output_contents == [b"\x01" * 1_000_000]
         await front.close(1.0)
     assert sum(sizes) > 1_000_000 if level == "none" else sum(sizes) < 50_000
+
+
+class TestDelays:
+    """Triton's variables for tests of clients (G33). A wait is never shorter than it was asked for."""
+
+    @pytest.fixture
+    def settings(self, settings: GatewaySettings) -> GatewaySettings:
+        return replace(settings, grpc_delays=GrpcDelays(0.1, 0.2, 0.3, 0.4, 0.5))
+
+    async def test_calls_take_their_time(self, channel: grpc.aio.Channel) -> None:
+        clock = asyncio.get_running_loop().time
+        for stub, message, wanted_s in (
+            (infer_stub(channel), request("r"), 0.3),
+            (raw(channel, "ServerLive"), b"", 0.5),
+        ):
+            began_s = clock()
+            await stub(message)
+            assert clock() - began_s >= wanted_s
+        stream, began_s = stream_stub(channel)(), clock()
+        await stream.write(request("r"))
+        assert (await stream.read()).infer_response.id == "r"
+        assert clock() - began_s >= 0.4
+        await stream.done_writing()
+
+    async def test_a_call_hears_later_that_its_client_has_left(self, channel: grpc.aio.Channel, handler: Any) -> None:
+        handler.gate.clear()
+        call = infer_stub(channel)(request("r"))
+        async with asyncio.timeout(LIMIT_S):
+            await handler.waiting.wait()
+            began_s = asyncio.get_running_loop().time()
+            call.cancel()
+            await handler.cancelled.wait()
+        assert asyncio.get_running_loop().time() - began_s >= 0.4

@@ -19,7 +19,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from charonia.options.settings import GatewaySettings
 from gateway.app import Front
-from gateway.grpc.standard_services import REFLECTION
+from gateway.grpc.native.native_server import NativeGrpcFront
+from gateway.grpc.standard_services import CHANNELZ, REFLECTION
 from protos import health
 
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -104,23 +105,31 @@ def _describe(port: int) -> tuple[list[str], list[str], bytes]:
         return services, [method.name for method in service.methods], request.SerializeToString()
 
 
+def _services(front: Front) -> list[str]:
+    own = [CHANNELZ] if isinstance(front, NativeGrpcFront) else []
+    return [*own, "grpc.health.v1.Health", *REFLECTION, "inference.GRPCInferenceService"]
+
+
 async def test_a_client_without_proto_files_finds_all(front: Front, channel: grpc.aio.Channel) -> None:
     services, methods, request = await asyncio.to_thread(_describe, front.port)
-    assert services == ["grpc.health.v1.Health", *REFLECTION, "inference.GRPCInferenceService"]
+    assert services == _services(front)
     assert {"ModelInfer", "ModelStreamInfer", "ServerLive"} <= set(methods)
     answer = await channel.unary_unary("/inference.GRPCInferenceService/ModelReady")(request, timeout=LIMIT_S)
     assert answer == b"\x08\x01"
 
 
 @pytest.mark.parametrize("service", REFLECTION)
-async def test_both_names_of_reflection(channel: grpc.aio.Channel, service: str) -> None:
+async def test_both_names_of_reflection(front: Front, channel: grpc.aio.Channel, service: str) -> None:
     call = channel.stream_stream(
         f"/{service}/ServerReflectionInfo",
         reflection_pb2.ServerReflectionRequest.SerializeToString,
         reflection_pb2.ServerReflectionResponse.FromString,
     )()
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-    assert len((await read(call)).list_services_response.service) == 4
+    assert [one.name for one in (await read(call)).list_services_response.service] == _services(front)
+    if isinstance(front, NativeGrpcFront):
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=CHANNELZ))
+        assert (await read(call)).HasField("file_descriptor_response")
     await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol="no.such.Symbol"))
     assert (await read(call)).error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
     await call.done_writing()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import echo_handler as echo
@@ -13,7 +14,7 @@ from http_calls import exchange, read_reply, request
 
 from charonia.errors import StartupError
 from charonia.options.settings import GatewaySettings
-from gateway.http import protocol
+from gateway.http import lingering, protocol
 from gateway.http.server import HttpFront
 from gateway.listening import listen
 
@@ -120,6 +121,54 @@ class TestHostileSenders:
             connection.sweep(protocol.IDLE_TIMEOUT_S + 1)  # type: ignore[union-attr]
         handler.gate.set()
         assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 200
+        writer.close()
+
+
+class TestClientsThatStillSend:
+    """A client that reads only when all is sent gets the answer that came before, and no reset."""
+
+    @pytest.mark.parametrize(
+        ("head", "status"),
+        [
+            (b"POST /v2/models/no/such/place HTTP/1.1\r\nHost: x\r\nConnection: close\r\n", 404),
+            (b"POST /v2/models/no/such/place HTTP/1.0\r\n", 404),
+            (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 300, 431),
+        ],
+    )
+    async def test_it_reads_last(self, front: HttpFront, head: bytes, status: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        size = 32 << 20
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % size)
+        for _ in range(size >> 16):
+            writer.write(bytes(1 << 16))
+            await writer.drain()
+        assert (await asyncio.wait_for(read_reply(reader), 10))[0] == status
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+
+    @pytest.mark.parametrize(("linger_s", "sends"), [(30.0, False), (0.2, True)])
+    async def test_it_is_not_waited_for_for_ever(
+        self, front: HttpFront, monkeypatch: pytest.MonkeyPatch, linger_s: float, sends: bool
+    ) -> None:
+        monkeypatch.setattr(lingering, "SILENCE_S", 0.05)
+        monkeypatch.setattr(lingering, "LINGER_S", linger_s)
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        head = b"POST /v2/models/no/such/place HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999"
+        writer.write(head + b"\r\n\r\n")
+        assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 404
+        while front._state.connections:
+            if sends:
+                with suppress(OSError):
+                    writer.write(b"x")
+            await asyncio.sleep(0.01)
+        writer.close()
+
+    async def test_a_shutdown_does_not_wait_for_it(self, front: HttpFront) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(b"POST /no HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999\r\n\r\n")
+        assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 404
+        await asyncio.wait_for(front.close(20.0), 10)
         writer.close()
 
 

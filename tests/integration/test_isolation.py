@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import executor_bench as bench_
 import numpy as np
+import plugin_backends
 import pytest
 from onnx import TensorProto, helper, save
 
-from charonia.backend import InstanceDied, InstanceSpec, ModelSource
+from charonia.backend import GraphSignature, InstanceDied, InstanceSpec, ModelSource
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.facts.events import BatchDied, BatchFinished
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
+from executors.backends.onnxruntime import OnnxRuntimeBackend
 from executors.configuration.config import normalise
-from executors.isolation.isolated_instance import IsolatedInstance, wants_process
+from executors.isolation.isolated_model import IsolatedModel
+from executors.isolation.isolation_choice import isolation_of
 from executors.repository.pbtxt import parse
 
 ONE = "instance_group { count: 1 kind: KIND_CPU }"
@@ -30,28 +34,65 @@ def source_of(directory: Path, text: str) -> ModelSource:
     return ModelSource("m", 1, directory, normalise(parse(f'name: "m" backend: "onnxruntime" {text}')))
 
 
-def instance_of(directory: Path, text: str, ceiling_s: float = 0.0) -> IsolatedInstance:
-    source = source_of(directory, text)
-    spec = InstanceSpec("m_0_0", "CPU", -1, source, ModelInterface.of(source.config))
-    instance = IsolatedInstance(spec, ceiling_s)
-    instance.load(spec)
-    return instance
+async def stop(pid: int) -> None:
+    """Stop a process, and wait until all its threads are."""
+    os.kill(pid, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        while not is_stopped(pid):
+            await asyncio.sleep(0.001)
+
+
+def is_stopped(pid: int) -> bool:
+    return all(" T " in (task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+
+
+class Isolated:
+    """A model in a process of its own, with some instances."""
+
+    def __init__(self, directory: Path, text: str, *, ceiling_s: float = 0.0, sandboxed: bool = False) -> None:
+        self.source = source_of(directory, text)
+        self.model = IsolatedModel(self.source, sandboxed=sandboxed, ceiling_s=ceiling_s)
+        self.made: list[Any] = []
+
+    async def instance(self, index: int = 0, device: int = -1) -> Any:
+        interface = ModelInterface.of(self.source.config)
+        spec = InstanceSpec(f"m_0_{index}", "CPU", device, self.source, interface)
+        self.made.append(await self.model.create_instance(spec))
+        return self.made[-1]
+
+    async def __aenter__(self) -> Isolated:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for instance in self.made:
+            await asyncio.to_thread(instance.close)
+        await self.model.close()
+
+
+async def run(instance: Any, *arguments: Any) -> Any:
+    """Execute as an executor does, in a thread."""
+    return await asyncio.to_thread(instance.execute, *arguments)
 
 
 LINEAR = 'input { name: "x" data_type: TYPE_FP32 dims: 16 } output { name: "y" data_type: TYPE_FP32 dims: 3 } '
 LINEAR += "max_batch_size: 8"
 
 
-def test_numbers_and_strings_come_back_as_from_the_library(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sandboxed", [False, True])
+async def test_numbers_and_strings_come_back_as_from_the_library(tmp_path: Path, sandboxed: bool) -> None:
     bench_.linear(tmp_path / "1" / "model.onnx")
-    instance = instance_of(tmp_path, LINEAR)
-    given = bench_.x(3)
-    assert np.allclose(instance.execute({"x": given}, ["y"])["y"], given @ bench_.WEIGHTS, atol=1e-5)
-    with pytest.raises(CharoniaError):
-        instance.execute({"x": given}, ["nothing"])
-    assert instance.execute({"x": given[:1]}, ["y"])["y"].shape[0] == 1, "an error of one batch is no end"
-    instance.close()
-    instance.close()
+    async with Isolated(tmp_path, LINEAR, sandboxed=sandboxed) as isolated:
+        signature = await isolated.model.signature()
+        assert isinstance(signature, GraphSignature)
+        assert [tensor.name for tensor in (*signature.inputs, *signature.outputs)] == ["x", "y"]
+        instance = await isolated.instance()
+        given = bench_.x(3)
+        assert np.allclose((await run(instance, {"x": given}, ["y"]))["y"], given @ bench_.WEIGHTS, atol=1e-5)
+        with pytest.raises(CharoniaError):
+            await run(instance, {"x": given}, ["nothing"])
+        assert (await run(instance, {"x": given[:1]}, ["y"]))["y"].shape[0] == 1, "an error of one batch is no end"
+        await asyncio.to_thread(instance.close)
+        await asyncio.to_thread(instance.close)
     with pytest.raises(ProcessLookupError):
         os.kill(instance.pid, 0)
 
@@ -63,36 +104,75 @@ def test_numbers_and_strings_come_back_as_from_the_library(tmp_path: Path) -> No
         tmp_path / "s/1/model.onnx",
     )
     text = 'input { name: "s" data_type: TYPE_STRING dims: -1 } output { name: "t" data_type: TYPE_STRING dims: -1 }'
-    words = instance_of(tmp_path / "s", text)
-    found = words.execute({"s": np.array([b"a", b"", "ü".encode()], object)}, ["t"])["t"]
-    assert [v if isinstance(v, bytes) else str(v).encode() for v in found] == [b"a", b"", "ü".encode()]
-    words.close()
+    async with Isolated(tmp_path / "s", text, sandboxed=sandboxed) as isolated:
+        words = await isolated.instance()
+        for count in (1, 20_000):
+            given = np.array([b"a", b"", "ü".encode()] * count, object)
+            found = (await run(words, {"s": given}, ["t"]))["t"]
+            assert [v if isinstance(v, bytes) else str(v).encode() for v in found] == given.tolist()
 
 
-def test_a_crash_and_a_hang_are_told_apart(tmp_path: Path) -> None:
+async def test_a_crash_and_a_hang_are_told_apart(tmp_path: Path) -> None:
     bench_.linear(tmp_path / "1" / "model.onnx")
-    crashed = instance_of(tmp_path, LINEAR)
-    os.kill(crashed.pid, signal.SIGSEGV)
-    with pytest.raises(InstanceDied, match=r"'m_0_0' is not healthy.*ended by signal 11 \(SIGSEGV\)") as death:
-        crashed.execute({"x": bench_.x(1)}, ["y"])
-    assert not death.value.blameless
-    assert "Segmentation fault" in death.value.stderr
-    crashed.close()
+    async with Isolated(tmp_path, LINEAR) as isolated:
+        crashed = await isolated.instance()
+        await stop(crashed.pid)
+        running = asyncio.create_task(run(crashed, {"x": bench_.x(1)}, ["y"]))
+        while not crashed._process.executing:
+            await asyncio.sleep(0)
+        os.kill(crashed.pid, signal.SIGSEGV)
+        os.kill(crashed.pid, signal.SIGCONT)
+        with pytest.raises(InstanceDied, match=r"'m' is not healthy.*ended by signal 11 \(SIGSEGV\)") as death:
+            await running
+        assert not death.value.blameless
+        assert not death.value.shared
+        assert "Segmentation fault" in death.value.stderr
+        with pytest.raises(InstanceDied) as death:
+            await run(crashed, {"x": bench_.x(1)}, ["y"])
+        assert death.value.blameless, "it was dead before"
+        crashed.close()
 
-    hanging = instance_of(tmp_path, LINEAR, ceiling_s=0.2)
-    os.kill(hanging.pid, signal.SIGSTOP)
-    with pytest.raises(InstanceDied, match=r"was killed: it ran longer than 0\.2 s"):
-        hanging.execute({"x": bench_.x(1)}, ["y"])
-    hanging.close()
+    async with Isolated(tmp_path, LINEAR, ceiling_s=0.2) as isolated:
+        hanging, beside = await isolated.instance(0), await isolated.instance(1)
+        assert hanging.pid == beside.pid, "one process for the instances of a device"
+        assert (await isolated.instance(2, device=0)).pid != hanging.pid
+        await stop(hanging.pid)
+        with pytest.raises(InstanceDied, match=r"was killed: it ran longer than 0\.2 s") as death:
+            await run(hanging, {"x": bench_.x(1)}, ["y"])
+        assert not death.value.blameless
+        again = await isolated.instance(0)
+        assert again.pid != hanging.pid
+        assert (await run(again, {"x": bench_.x(1)}, ["y"]))["y"].shape == (1, 3)
 
 
-def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+async def test_of_several_batches_in_a_process_that_ends_none_is_sure_to_be_the_cause(tmp_path: Path) -> None:
+    bench_.linear(tmp_path / "1" / "model.onnx")
+    async with Isolated(tmp_path, LINEAR) as isolated:
+        instances = [await isolated.instance(index) for index in range(3)]
+        await stop(instances[0].pid)
+        running = [asyncio.create_task(run(one, {"x": bench_.x(1)}, ["y"])) for one in instances[:2]]
+        while len(instances[0]._process.executing) < 2:
+            await asyncio.sleep(0)
+        os.kill(instances[0].pid, signal.SIGKILL)
+        for one in running:
+            with pytest.raises(InstanceDied) as death:
+                await one
+            assert death.value.shared
+            assert not death.value.blameless
+        with pytest.raises(InstanceDied) as death:
+            await run(instances[2], {"x": bench_.x(1)}, ["y"])
+        assert death.value.blameless
+
+
+async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "model.onnx").write_bytes(b"no model")
-    with pytest.raises(CharoniaError, match=r"(?i)model"):
-        instance_of(tmp_path, LINEAR)
-    with pytest.raises(InvalidArgument, match='must be "process" or "none", got \'thread\''):
-        wants_process(source_of(tmp_path, ISOLATED.replace('"process"', '"thread"')))
+    async with Isolated(tmp_path, LINEAR) as isolated:
+        with pytest.raises(CharoniaError, match=r"(?i)model"):
+            await isolated.instance()
+    source = source_of(tmp_path, ISOLATED.replace('"process"', '"thread"'))
+    with pytest.raises(InvalidArgument, match='must be "none", "process" or "sandbox", got \'thread\''):
+        isolation_of(source, OnnxRuntimeBackend(), require_sandbox=False)
 
 
 async def test_an_executor_outlives_its_models(tmp_path: Path) -> None:
@@ -111,9 +191,14 @@ async def test_an_executor_outlives_its_models(tmp_path: Path) -> None:
         assert np.allclose(await answered("apart", "one"), given @ bench_.WEIGHTS, atol=1e-5)
         pool = bench.service._deployment.find("apart", 1).pool
         instance = pool._workers[0]._instance
-        os.kill(instance.pid, signal.SIGSEGV)
+        await stop(instance.pid)
         _, record = await bench.accept("apart", [Tensor.of("x", given)], endpoint="lost")
         batch_id = await bench.dispatch("apart", [record])
+        async with asyncio.timeout(60):
+            while not instance._process.executing:
+                await asyncio.sleep(0.01)
+        os.kill(instance.pid, signal.SIGSEGV)
+        os.kill(instance.pid, signal.SIGCONT)
         died = await bench.finished("apart", batch_id, BatchDied)
         assert "SIGSEGV" in died.reason
         assert np.allclose(await answered("within", "two"), given @ bench_.WEIGHTS, atol=1e-5)
@@ -121,3 +206,31 @@ async def test_an_executor_outlives_its_models(tmp_path: Path) -> None:
             while pool._workers[0]._instance in (None, instance):
                 await asyncio.sleep(0.01)
         assert np.allclose(await answered("apart", "three"), given @ bench_.WEIGHTS, atol=1e-5)
+
+
+async def test_the_executor_neither_imports_nor_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = plugin_backends.install(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
+    monkeypatch.syspath_prepend(site)
+    (tmp_path / "models" / "large" / "1").mkdir(parents=True)
+    held_s = 3.0
+    (tmp_path / "models" / "large" / "config.pbtxt").write_text(
+        f'backend: "slow" {ONE} parameters {{ key: "seconds" value {{ string_value: "{held_s}" }} }}'
+    )
+    gaps_s: list[float] = []
+
+    async def tick() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            gaps_s.append(now - last)
+            last = now
+
+    ticking = asyncio.create_task(tick())
+    async with bench_.running(tmp_path / "models") as bench:
+        interface = bench.service._deployment.find("large", 1).interface
+    ticking.cancel()
+    assert interface.inputs["x"].dims == (4,), "the process said so"
+    assert interface.parameters["charonia.isolation"] == "process"
+    assert max(gaps_s) < held_s / 2, "the lock was held in the process, not here"

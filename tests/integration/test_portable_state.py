@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import tempfile
 import time
@@ -14,7 +15,9 @@ import msgpack
 import pytest
 import redis
 
+from charonia.errors import InvalidArgument
 from charonia.eventlog.embedded import PrivateServer, find_server, wheel_binary
+from charonia.eventlog.redis.portable.state_file import StateWriter
 from charonia.operations.command_line import run
 
 pytestmark = pytest.mark.integration
@@ -276,6 +279,7 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no end": (lambda _: reseal(framed(HEADER)), "is not what it says"),
     "lost key": (lambda _: reseal(framed(HEADER, END)), "is not what it says"),
     "no msgpack": (lambda _: reseal(MAGIC + b"\0\0\0\1\xc1" + bytes(4)), "cannot be read"),
+    "unhashable": (lambda _: reseal(MAGIC + b"\0\0\0\3\x81\x90\x01" + bytes(4)), "cannot be read"),
     "long frame": (lambda _: reseal(MAGIC + b"\xff\xff\xff\xff" + bytes(4)), "ends within a frame"),
     "list": (lambda _: reseal(framed(HEADER, ["k", b"x", "list", 0, []], END)), "a frame that is not known"),
     "pairs": (lambda _: reseal(framed(HEADER, ["k", b"x", "hash", 0, [b"a"]], END)), "a frame that is not known"),
@@ -288,6 +292,33 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "pending": (lambda _: reseal(framed(HEADER, STREAM, ["p", b"g", [1, 2, 3, 4]])), "a frame that is not known"),
 }
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_file(directory: Path) -> None:
+    """What is buffered cannot be written when the file is closed, either."""
+
+    def write() -> None:
+        with StateWriter(directory / "s", {}, overwrite=False) as writer:
+            for number in range(100):
+                writer.add(["k", b"%d" % number, "string", 0, bytes(1000)])
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(InvalidArgument, match="File too large"):
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(directory.glob(".*"))
+
+
+def test_records_that_are_nonsense_are_left_out(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (directory / "odd/appendonlydir").mkdir(parents=True)
+    (directory / "odd/appendonlydir/appendonly.aof.manifest").touch()
+    for name in ("server.json", "lost-writes-1.json"):
+        (directory / "odd" / name).write_text("[]")
+    assert state("show", "--state-dir", directory / "odd") == 0
+    assert "internal error" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", DAMAGED)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backend_calls import instance_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from python_instances import ECHO, Load, loading, source
@@ -660,8 +661,8 @@ class Calls:
 @pytest.mark.parametrize("elements", [4, LARGE])
 async def test_a_model_calls_others_for_the_callers_of_columns(tmp_path: Path, elements: int) -> None:
     model, calls = source(tmp_path, CALLS), Calls()
-    instance = await PythonBackend().create_instance(
-        InstanceSpec("m_0_0", "CPU", -1, model, ModelInterface.of(model.config), calls=calls)
+    instance = await instance_of(
+        PythonBackend(), InstanceSpec("m_0_0", "CPU", -1, model, ModelInterface.of(model.config), calls=calls)
     )
     try:
         columns = numbers(3, elements, 4).columns()

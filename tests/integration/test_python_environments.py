@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from backend_calls import instance_of, signature_of
 
 from charonia.backend import InstanceSpec, ModelRequest, ModelSource
 from charonia.errors import InternalError
@@ -63,11 +64,11 @@ def source(directory: Path, name: str, *, env: str = "", word: str = "python", *
 async def told(model: ModelSource) -> list[str]:
     """What the model says of itself, loaded with its auto-completed configuration."""
     backend = PythonBackend()
-    completed = await backend.probe(model)
+    completed = await signature_of(backend, model)
     assert completed is not None
     model = ModelSource(model.name, model.version, model.directory, completed, model.backend_config)
     spec = InstanceSpec(f"{model.name}_0", "CPU", -1, model, ModelInterface.of(completed))
-    instance = await backend.create_instance(spec)
+    instance = await instance_of(backend, spec)
     try:
         request = ModelRequest("", 0, [Tensor.of("IN", np.zeros((1, 1), np.float32))], (), {})
         (answer,) = await instance.execute_requests([request])

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from backend_calls import signature_of
 from python_instances import ECHO, IDENTITY, Load, loading, numbers, request, source
 
 from charonia.errors import InternalError, InvalidArgument
@@ -141,7 +142,7 @@ async def test_auto_complete_fills_what_is_open(tmp_path: Path) -> None:
         """,
         'input { name: "IN" data_type: TYPE_FP32 }',
     )
-    done = await PythonBackend().probe(model)
+    done = await signature_of(PythonBackend(), model)
     assert done is not None
     assert [(tensor.name, list(tensor.dims), tensor.optional) for tensor in done.input] == [("IN", [4], True)]
     assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in done.output] == [("OUT", 13, [-1])]
@@ -150,7 +151,7 @@ async def test_auto_complete_fills_what_is_open(tmp_path: Path) -> None:
 
 
 async def test_a_model_without_auto_complete_completes_nothing(tmp_path: Path) -> None:
-    assert await PythonBackend().probe(source(tmp_path, ECHO)) is None
+    assert await signature_of(PythonBackend(), source(tmp_path, ECHO)) is None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ async def test_conflicts_in_auto_complete_are_told(tmp_path: Path, statement: st
         """,
     )
     with pytest.raises(InternalError) as raised:
-        await PythonBackend().probe(model)
+        await signature_of(PythonBackend(), model)
     assert raised.value.message.startswith(text)
 
 

@@ -172,7 +172,8 @@ from protos.model_config_pb2 import ModelConfig
 async def main():
     config = text_format.Parse('name: "m" backend: "python"', ModelConfig())
     source = ModelSource("m", 1, Path(sys.argv[1]), config)
-    instance = await PythonBackend().create_instance(InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(config)))
+    model = await PythonBackend().load(source)
+    instance = await model.create_instance(InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(config)))
     print(instance.pid, flush=True)
     await instance.execute_requests([ModelRequest("", 0, [], (), {})])
 

@@ -132,6 +132,8 @@ async def test_deletions_the_server_confirmed_and_forgot_are_made_again(server: 
     written = [b"%d" % number for number in range(200)]  # more than one read or sweep holds
     for value in written:
         await log.append(b"s", [b"r", value])
+    while b"aof_buffer_length:0\r" not in await admin(server, "INFO", "persistence"):
+        await asyncio.sleep(0)  # it postpones writes while the disk is busy, and would forget these
     kill(server)
     files, forgotten = server.state_dir / "appendonlydir", server.state_dir / "copy"
     shutil.copytree(files, forgotten)

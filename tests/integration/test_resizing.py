@@ -40,11 +40,13 @@ class Counted:
         self.closed: list[str] = []
         self.ran: list[str] = []
         self.fail_warm_up = False
+        self.opened = 0
         self.gate = threading.Event()
         self.gate.set()
 
-    async def probe(self, source: ModelSource) -> None:
-        return None
+    async def load(self, source: ModelSource) -> CountedModel:
+        self.opened += 1
+        return CountedModel(self)
 
     async def create_instance(self, spec: InstanceSpec) -> Any:
         name = f"{spec.name}#{len(self.made)}"
@@ -59,6 +61,17 @@ class Counted:
     @property
     def alive(self) -> set[str]:
         return set(self.made) - set(self.closed)
+
+
+class CountedModel:
+    def __init__(self, backend: Counted) -> None:
+        self._backend = backend
+        self.create_instance = backend.create_instance
+
+    async def signature(self) -> None: ...
+
+    async def close(self) -> None:
+        self._backend.opened -= 1
 
 
 class OnThread:
@@ -152,7 +165,9 @@ async def test_instances_come_and_go_and_the_others_stay(tmp_path: Path, shape: 
         assert len({name.partition("#")[0] for name in backend.alive}) == len(backend.alive) == 3
         await ask(bench, 5)
         assert loaded(bench)[-1].slots == 3
+        assert backend.opened == 1, "what was opened to read the configurations is closed"
     assert backend.alive == set()
+    assert backend.opened == 0
 
 
 async def test_what_else_changes_is_a_reload(tmp_path: Path) -> None:
@@ -169,6 +184,7 @@ async def test_what_else_changes_is_a_reload(tmp_path: Path) -> None:
         assert (await bench.request("load", "m")).error == ""
         await until_alive(backend, 3)
         assert len(backend.made) == 6
+    assert backend.opened == 0
 
 
 async def test_instances_that_cannot_come_change_nothing(tmp_path: Path) -> None:
@@ -181,6 +197,7 @@ async def test_instances_that_cannot_come_change_nothing(tmp_path: Path) -> None
         error = (await bench.request("load", "m")).error
         assert error == "load failed for model 'm': version 1 is at UNAVAILABLE state: Internal: cold;\n"
         assert len(backend.alive) == 1
+        assert backend.opened == 1
         await ask(bench, 2)
         backend.fail_warm_up = False
         assert (await bench.request("load", "m")).error == ""

@@ -13,6 +13,7 @@ from typing import Any
 import log_servers as servers
 import pytest
 import redis
+from free_ports import free_port
 
 from charonia.errors import LogUnavailable, StartupError
 from charonia.eventlog.port import Entry, Limits
@@ -193,7 +194,7 @@ async def test_a_log_that_no_sentinel_knows_is_one_sentence(cluster: Any) -> Non
     with pytest.raises(StartupError, match="cannot be reached: no sentinel names a primary of 'other'"):
         await RedisLog(cluster.url.replace("/log", "/other")).open()
     with pytest.raises(StartupError, match="no sentinel names a primary of 'log'"):
-        await RedisLog(f"redis+sentinel://127.0.0.1:{servers.free_port()}/log").open()
+        await RedisLog(f"redis+sentinel://127.0.0.1:{free_port()}/log").open()
 
 
 @pytest.mark.parametrize(

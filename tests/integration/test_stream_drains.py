@@ -25,14 +25,14 @@ from charonia.facts.events import (
     SlotFreed,
     pack_fact,
 )
-from executors.backends import registry
+from executors.configuration import declarations
 from executors.running import streamed_batch
 
 
 @pytest.fixture(autouse=True)
 def backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     repeat.reset()
-    monkeypatch.setitem(registry._SHIPPED, "repeat", "repeat_backend:RepeatBackend")
+    monkeypatch.setitem(declarations.SHIPPED, "repeat", "repeat_backend:RepeatBackend")
     (tmp_path / MODEL / "1").mkdir(parents=True)
     (tmp_path / MODEL / "config.pbtxt").write_text(repeat.CONFIG)
 

@@ -6,6 +6,7 @@ of the `embedded` extra is not).
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -20,9 +21,11 @@ import pytest
 import redis
 import role_processes as roles
 from certificates import HAS_OPENSSL, authority, certificate
+from free_ports import free_port
 
 from charonia.errors import StartupError
 from charonia.eventlog.redis import RedisLog, open_log
+from charonia.eventlog.redis.server.security import check_secure
 
 _HERE = Path(__file__).parent
 
@@ -71,6 +74,7 @@ class TlsServer(servers.LogServer):
             ssl_ca_certs=str(self.certificates / "ours.crt"),
             ssl_certfile=str(self.certificates / "client.crt"),
             ssl_keyfile=str(self.certificates / "client.key"),
+            retry=servers.at_once(),
         )
 
     def url_of(
@@ -214,7 +218,7 @@ async def test_sentinels_and_clusters_are_reached_over_tls(server: TlsServer) ->
         stack.callback(sentinel.stop)
         member = TlsServer(certificates)
         stack.callback(member.stop)
-        bus = {"cluster-enabled": "yes", "tls-cluster": "yes", "cluster-port": str(servers.free_port())}
+        bus = {"cluster-enabled": "yes", "tls-cluster": "yes", "cluster-port": str(free_port())}
         member.options |= {**tls, **bus}
         member.start()
         with member.client() as asking:
@@ -237,6 +241,42 @@ async def test_sentinels_and_clusters_are_reached_over_tls(server: TlsServer) ->
             stranger = open_log(url.replace("client.crt", "stranger.crt").replace("client.key", "stranger.key"))
             with pytest.raises(StartupError):
                 await stranger.open()
+
+
+async def test_a_log_that_is_not_safe_is_refused_where_that_is_asked_for(server: TlsServer, tmp_path: Path) -> None:
+    safe = server.url_of().replace("default@", "part:word@")
+    with server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "part", "reset", "on", ">word", "~*", "&*", "+@all")
+        try:
+            await check_secure(safe)
+            for url, said in (
+                (safe.replace("rediss:", "redis:"), "the connection is not encrypted"),
+                (safe + "&ssl_cert_reqs=none", "its certificate is not verified"),
+                (server.url_of(password="secret"), "the URL names no user, or 'default'"),
+                (safe.replace("part:word@", ""), "the URL names no user, or 'default'"),
+            ):
+                with pytest.raises(StartupError, match=said) as refused:
+                    await check_secure(url)
+                assert "word" not in str(refused.value)
+            admin.execute_command("ACL", "SETUSER", "default", "on", "nopass")
+            with pytest.raises(StartupError, match="answers callers who have not signed in"):
+                await check_secure(safe)
+            await check_secure(safe.replace(f":{server.port}/", ":1/"))  # who needs it says that it is away
+            sentinels = safe.replace("rediss:", "rediss+sentinel:").replace("/0?", "/mylog?")
+            with pytest.raises(StartupError, match=f"localhost:{server.port} answers callers"):
+                await check_secure(sentinels)
+            part = roles.Role("gateway", tmp_path, f"--log-url={safe}", "--require-secure-log=true")
+            assert await asyncio.to_thread(part.process.wait, 60) == 1
+            assert "--require-secure-log: the event log at rediss://localhost" in part.log()
+            assert "Traceback" not in part.log()
+        finally:
+            admin.execute_command("ACL", "SETUSER", "default", "on", "resetpass", ">secret")
+        part = roles.Role("batcher", tmp_path, f"--log-url={safe}", "--require-secure-log=true")
+        try:
+            await asyncio.to_thread(part.until_up)
+        finally:
+            part.process.terminate()
+            await asyncio.to_thread(part.process.wait, 60)
 
 
 def _info(client: redis.Redis) -> bytes:

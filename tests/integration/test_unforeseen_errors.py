@@ -14,8 +14,8 @@ from executor_bench import ME, linear, running, x
 
 from batcher.housekeeping.upkeep import Upkeep
 from batcher.owner.dispatched_batches import DispatchedBatches
+from batcher.owner.owned import OwnedModel
 from batcher.scheduling.stateless.scheduler import ModelScheduler
-from batcher.service import BatcherService
 from charonia import keys
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry
@@ -96,16 +96,16 @@ async def test_a_stumble_while_taking_over_is_tried_again(cluster: Cluster, monk
 
 async def test_what_was_read_and_overlooked_is_found(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when an entry came to an owner that was not there yet."""
-    on_entries, is_deaf, passed_over = BatcherService._on_entries, False, asyncio.Event()
+    on_entries, is_deaf, passed_over = OwnedModel.on_entries, False, asyncio.Event()
 
-    def heard(self: BatcherService, stream: bytes, entries: list[Any]) -> None:
-        if is_deaf and not passed_over.is_set() and stream in self.owned[MODEL].windows.lanes:
-            self.owned[MODEL].windows.lanes[stream].after = entries[-1].id
+    def heard(self: OwnedModel, stream: bytes, entries: list[Any]) -> None:
+        if is_deaf and not passed_over.is_set() and stream in self.windows.lanes:
+            self.windows.lanes[stream].after = entries[-1].id
             passed_over.set()
         else:
             on_entries(self, stream, entries)
 
-    monkeypatch.setattr(BatcherService, "_on_entries", heard)
+    monkeypatch.setattr(OwnedModel, "on_entries", heard)
     await cluster.executor()
     batcher = await cluster.batcher()
     await batcher.owns()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 import webhook_receiver as parts
-from own_server import own_server
+from own_server import admin, own_server
 from webhook_bench import (
     HEARTBEATS,
     end_job,
@@ -146,6 +146,8 @@ async def test_a_log_that_goes_and_comes_back_loses_nothing(
     receiver.answers["/during"] = held
     during = await end_job(log, {"url": receiver.url("/during")})
     await receiver.wait_for("/during", 1)
+    while b"aof_buffer_length:0\r" not in await admin(server, "INFO", "persistence"):
+        await asyncio.sleep(0)  # it postpones writes while the disk is busy
     os.kill(server.pid, signal.SIGKILL)
     while server.poll() is None:
         await asyncio.sleep(0)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -218,7 +219,7 @@ def test_a_choice_does_not_swing() -> None:
     assert max(choice.size for choice in late) <= 1.7 * min(choice.size for choice in late)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     fixed_ms=st.floats(0.2, 30),
     row_ms=st.floats(0, 3),

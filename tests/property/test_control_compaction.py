@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from example_counts import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -134,7 +135,7 @@ LOST, BACK = ProcessLeft("executor", "e1", "lost"), ProcessJoined("executor", "e
 JOINED = [ProcessJoined("executor", executor, pool=pool) for executor, pool in EARLY.items()]
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 # said by one that is thought to be gone, and that comes back
 @example([*JOINED, LOST, SCANNED, ExecutorDraining("e1"), BACK, SCANNED], [])
 @example([*JOINED, LOST, SCANNED, RepositoryScanned("e1", (), "none", ready=True), BACK, SCANNED], [])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -110,7 +111,7 @@ def worlds(draw: st.DrawFn) -> World:
     return world
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(worlds())
 def test_what_is_stuck_never_runs_and_all_else_does(world: World) -> None:
     instances: dict[tuple[str, int], dict[str, int]] = {}
@@ -160,7 +161,7 @@ def told(world: World, owner: str, number: int) -> Waiting:
     return waiting
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(worlds(), st.lists(st.integers(0, 2), min_size=4, max_size=4), st.booleans())
 def test_what_several_batchers_end_is_stuck_whenever_each_of_them_looked(
     world: World, steps: list[int], stale: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from calls_world import World, interface
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +81,7 @@ def check(world: World) -> None:
         world.rest()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(worlds(limited=False))
 def test_sequences(world: World) -> None:
     check(world)
@@ -100,13 +101,13 @@ def test_a_sequence_whose_last_request_runs_needs_its_instance_no_more() -> None
     check(world)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(worlds(limited=True))
 def test_resources(world: World) -> None:
     check(world)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(worlds(limited=True), st.lists(st.integers(0, 2), min_size=4, max_size=4))
 def test_what_was_told_at_several_moments_is_judged_as_if_it_were_one(world: World, steps: list[int]) -> None:
     suspicions, chosen = Suspicions(), list[bytes]()

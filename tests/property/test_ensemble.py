@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -171,7 +172,7 @@ LEFT_OUT = st.frozensets(st.tuples(st.integers(0, 5), st.sampled_from(["o0", "o1
 WORLDS = st.builds(lambda n, left_out: (n, left_out), st.integers(0, 3), LEFT_OUT)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.data(), st.booleans(), st.booleans(), WORLDS)
 def test_every_request_ends_once_in_any_order(data: st.DataObject, decoupled: bool, flag: bool, how: Any) -> None:
     graph = data.draw(graphs(decoupled=decoupled))
@@ -189,7 +190,7 @@ def test_every_request_ends_once_in_any_order(data: st.DataObject, decoupled: bo
     assert not course.failures
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.data(), st.booleans(), st.booleans(), st.integers(0, 3))
 def test_the_order_of_answers_changes_nothing(data: st.DataObject, decoupled: bool, flag: bool, responses: int) -> None:
     graph = data.draw(graphs(decoupled=decoupled))
@@ -200,7 +201,7 @@ def test_the_order_of_answers_changes_nothing(data: st.DataObject, decoupled: bo
     assert course.given() == expected
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.data(), st.booleans(), st.booleans(), st.integers(0, 3))
 def test_a_new_owner_goes_on_where_the_last_one_was(
     data: st.DataObject, decoupled: bool, flag: bool, responses: int
@@ -231,7 +232,7 @@ def test_a_new_owner_goes_on_where_the_last_one_was(
         assert first.seen()[0] == second.seen()[0][: len(first.results)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data(), st.booleans(), st.integers(0, 3))
 def test_what_ends_a_request_early_cancels_its_steps(data: st.DataObject, decoupled: bool, how: int) -> None:
     graph = data.draw(graphs(decoupled=decoupled))
@@ -261,7 +262,7 @@ def test_what_ends_a_request_early_cancels_its_steps(data: st.DataObject, decoup
         assert course.scheduler.observe(event, now_ns) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.data(), st.booleans())
 def test_only_what_is_wanted_is_asked_for(data: st.DataObject, flag: bool) -> None:
     graph = data.draw(graphs(decoupled=False))
@@ -277,7 +278,7 @@ def test_only_what_is_wanted_is_asked_for(data: st.DataObject, flag: bool) -> No
     assert all(set(result.outputs) <= set(wanted) for result in course.results)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data(), st.integers(1, 2))
 def test_no_more_responses_are_followed_up_than_allowed(data: st.DataObject, limit: int) -> None:
     """S55: with `max_inflight_requests`, so many responses of a decoupled step are under way in what follows."""
@@ -299,7 +300,7 @@ def test_no_more_responses_are_followed_up_than_allowed(data: st.DataObject, lim
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data(), st.booleans(), st.integers(1, 3), st.integers(0, 5))
 def test_a_window_holds_answers_back_and_changes_none(
     data: st.DataObject, flag: bool, window: int, responses: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,7 +53,7 @@ class Queue:
 backlogs = st.dictionaries(st.integers(0, 5), st.integers(1, 200), min_size=1, max_size=5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     size=st.integers(1, 16),
     backlog=backlogs,
@@ -100,7 +101,7 @@ def test_ten_thousand_requests_do_not_delay_one() -> None:
     assert queue.lanes(2)[0] == 2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(size=st.integers(1, 8), weights=st.dictionaries(st.integers(0, 3), st.integers(1, 4), min_size=2, max_size=4))
 def test_weights_divide_the_rows(size: int, weights: dict[int, int]) -> None:
     queue = Queue(size, weights)
@@ -114,7 +115,7 @@ def test_weights_divide_the_rows(size: int, weights: dict[int, int]) -> None:
         assert abs(had[lane] - rounds * size * weight) <= size * (weight + 2)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(parts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=12))
 def test_answers_in_order_leave_no_turns(parts: list[tuple[int, int]]) -> None:
     queue = Queue(4, ordered=True)

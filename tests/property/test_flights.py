@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from charonia.calls.cache.flights import Flight, Passenger
+from charonia.calls.cache.response_cache import Flight, Passenger
 from charonia.errors import Cancelled, CharoniaError, InternalError, LogUnavailable
 from charonia.inference import InferenceRequest
 from charonia.wire import ResponseRecord

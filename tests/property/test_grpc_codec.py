@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -171,7 +172,7 @@ def check_typed(data: bytes) -> None:
     assert details != "internal server error", data
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.sampled_from([valid(), typed()]), st.data())
 def test_damaged_messages(data: bytes, draw: st.DataObject) -> None:
     damaged = bytearray(data)
@@ -244,7 +245,7 @@ MESSAGES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(MESSAGES)
 def test_whatever_a_message_says(message: pb.ModelInferRequest) -> None:
     try:
@@ -272,7 +273,7 @@ OF_ANY_KIND = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.dictionaries(WORDS, OF_ANY_KIND, max_size=3), st.booleans())
 def test_whatever_is_said_about_delivery(words: dict[str, pb.InferParameter], inputs: bool) -> None:
     message = pb.ModelInferRequest.FromString(typed()) if inputs else pb.ModelInferRequest(model_name="m")

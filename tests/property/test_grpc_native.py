@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from urllib.parse import unquote_to_bytes
 
+from example_counts import examples
 from grpc_frames import Written, frames_of
 from hpack import Decoder, Encoder
 from hypothesis import given, settings
@@ -36,8 +37,7 @@ from gateway.grpc.native.codec.http2_frames import (
     frame,
 )
 from gateway.grpc.native.codec.limits import KeepAlive, Patience, PingStrikes
-from gateway.grpc.native.outbox import Outbox
-from gateway.grpc.native.stream import Stream
+from gateway.grpc.native.outbox import Outbox, Stream
 from gateway.grpc.statuses import Status
 from gateway.grpc.statuses import details as cut
 
@@ -102,7 +102,7 @@ def wire_fields(path: str, metadata: list[tuple[str, str | bytes]]) -> list[tupl
     return fields
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(calls, max_size=20), st.booleans())
 def test_headers_read_back_whatever_is_remembered(
     asked: list[tuple[int, str, list[tuple[str, str | bytes]], int | None, bool]], without_tables: bool
@@ -166,7 +166,7 @@ def test_messages_are_printable_and_decode(text: str) -> None:
     assert unquote_to_bytes(wire) == text.encode()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.text(min_size=1, max_size=5), st.integers(1, 4000))
 def test_the_end_of_a_call_is_one_frame_that_any_client_takes(unit: str, count: int) -> None:
     block = status_block(Status.RESOURCE_EXHAUSTED, cut(unit * count), (("retry-after-ms", "9" * 20),), alone=True)
@@ -426,4 +426,4 @@ class Sending(RuleBasedStateMachine):
 
 
 TestSending = Sending.TestCase
-TestSending.settings = settings(max_examples=60, stateful_step_count=40)
+TestSending.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -7,6 +7,7 @@ import logging
 
 import hpack
 import pytest
+from example_counts import examples
 from http2_wire import METHODS, Transport, answers, read_frames
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -61,7 +62,7 @@ _frame = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_frame, max_size=14), st.integers(1, 200), st.booleans())
 def test_any_frames(parts: list[bytes], piece: int, begins_well: bool) -> None:
     records: list[logging.LogRecord] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
+from example_counts import examples
 from http_wire import App, Wire, echo, responses, summary
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +75,7 @@ async def _answers(data: bytes, edges: list[int], *, has_room: bool, slowly: boo
     return bytes(wire.transport.written)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(_requests, min_size=1, max_size=6), _edges, st.booleans(), st.booleans())
 def test_requests_cut_anywhere_get_the_same_answers(
     requests: list[tuple[bytes, str, bytes]], edges: list[int], has_room: bool, slowly: bool
@@ -87,7 +88,7 @@ def test_requests_cut_anywhere_get_the_same_answers(
         assert body == (b"" if method == "HEAD" else expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(_requests, st.data())
 def test_a_request_that_comes_byte_by_byte(request: tuple[bytes, str, bytes], data: st.DataObject) -> None:
     wire, method, expected = request
@@ -115,7 +116,7 @@ _junk = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(_requests, max_size=3),
     st.lists(_requests | _junk.map(lambda junk: (junk, "", b"")), max_size=3),

@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from charonia.metrics.exposition import merge
-from charonia.metrics.latencies import Latencies, Summary, quantile
+from charonia.metrics.latencies import Latencies, Summary
+from charonia.metrics.quantiles import quantile
 from charonia.options.settings import MetricsSettings
 from executors.repository.pbtxt import parse
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from example_counts import examples
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import given, settings
@@ -67,7 +68,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
 
 
 @given(configs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_json_round_trip(config: ModelConfig) -> None:
     document = to_json(config)
     assert from_json(document) == config
@@ -76,7 +77,7 @@ def test_json_round_trip(config: ModelConfig) -> None:
 
 
 @given(configs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_text_round_trip(config: ModelConfig) -> None:
     assert parse(unparse(config)) == config
 

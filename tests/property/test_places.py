@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,7 +66,7 @@ class Service:
 backlogs = st.lists(st.tuples(st.integers(1, LEVELS), st.integers(0, 3)), max_size=150)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     size=st.integers(1, 8),
     weights=st.dictionaries(st.integers(0, 3), st.integers(1, 5)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil, log2
 
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,7 +120,7 @@ worlds = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(world=worlds, count=st.integers(1, 60), data=st.data())
 def test_deaths_find_the_culprits(world: World, count: int, data: st.DataObject) -> None:
     culprits = data.draw(st.sets(st.integers(0, count - 1), max_size=4))
@@ -144,7 +145,7 @@ def test_deaths_find_the_culprits(world: World, count: int, data: st.DataObject)
     assert world.scheduler.pending_count() == world.scheduler.outstanding_requests() == 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(world=worlds, count=st.integers(1, 40), data=st.data())
 def test_losses_find_the_culprit_and_condemn_nobody_else(world: World, count: int, data: st.DataObject) -> None:
     """A culprit takes the executor down the moment its batch runs; with it goes whatever else is there."""
@@ -162,7 +163,7 @@ def test_losses_find_the_culprit_and_condemn_nobody_else(world: World, count: in
     assert world.restarts <= (4 if world.interface.max_batch_size <= 8 else 5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(world=worlds, count=st.integers(1, 40), data=st.data())
 def test_executors_killed_again_and_again_condemn_nobody(world: World, count: int, data: st.DataObject) -> None:
     """Each executor finishes the first batch it is given before it may be killed: work shorter than the interval."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -377,7 +378,7 @@ class OrderedMachine(SchedulerMachine):
 
 
 SETTINGS = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(120), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = SETTINGS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from example_counts import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -307,4 +308,4 @@ class WavesMachine(RuleBasedStateMachine):
 
 
 TestWaves = WavesMachine.TestCase
-TestWaves.settings = settings(max_examples=60, stateful_step_count=40)
+TestWaves.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -6,6 +6,7 @@ slot is lost; the rules of START and END (S32, S33); nothing runs anew of which 
 
 from __future__ import annotations
 
+from example_counts import examples
 from hypothesis import settings
 from sequence_machine import DIRECT, OLDEST, SLOW_DIRECT, Sequences
 
@@ -25,11 +26,11 @@ class OldestSequences(Sequences):
 
 
 TestDirect = Sequences.TestCase
-TestDirect.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDirect.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestSlowDirect = SlowSequences.TestCase
-TestSlowDirect.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSlowDirect.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 TestOldest = OldestSequences.TestCase
-TestOldest.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOldest.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_start_is_needed_once() -> None:

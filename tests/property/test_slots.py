@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -118,7 +119,7 @@ class _World:
 _STEPS = ["lend", "lend", "send", "send", "read", "read", "abandon", "let_go", "end", "reader_begins_again", "tidy"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.sampled_from([*_STEPS, "tidy_late"]), max_size=60), st.randoms(use_true_random=False))
 def test_readers_see_their_own_bytes_or_none(steps: list[str], choose: random.Random) -> None:
     with tempfile.TemporaryDirectory() as made:

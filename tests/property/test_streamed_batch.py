@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import numpy as np
+from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,7 +74,7 @@ def once(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(scenario())  # type: ignore[arg-type]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(STEPS, st.booleans(), st.sets(st.integers(0, 3), max_size=1))
 def test_every_request_ends_once_and_its_places_count_up(
     steps: list[tuple[str, int]], decoupled: bool, unwanted: set[int]

@@ -53,7 +53,7 @@ def wave_increments(waves: Sequence[Wave], executed: ExecutedWaves) -> dict[str,
     for place, execution in enumerate(executed.executions):
         counts.executed(execution, waves, executed.failed, executed.shares.get(place))
     counts.failed(executed.failures, waves)
-    return counts.take()
+    return counts.increments()
 
 
 class Echo:

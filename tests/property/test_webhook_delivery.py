@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from example_counts import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_log.log import MemoryLog
@@ -78,7 +79,7 @@ class Endpoints(Poster):
 
 
 @given(seed=st.integers(0, 2**32), jobs=st.integers(1, 12), cuts=st.integers(0, 3))
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_webhook_is_told_whatever_fails(tmp_path: Path, seed: int, jobs: int, cuts: int) -> None:
     asyncio.run(_tell(tmp_path, random.Random(seed), jobs, cuts))
 

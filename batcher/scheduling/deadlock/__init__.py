@@ -1,4 +1,3 @@
-"""Who holds what and who waits for what, and which of those waits can never end.
-
-May import nothing but the kernel. Begin reading at `waits`, then `wait_cycles`.
+"""The wait graph of calls between models: who holds what, who waits for what, and which waits never end. May import
+nothing but the kernel. Begin reading at `waits`, then `wait_cycles`.
 """

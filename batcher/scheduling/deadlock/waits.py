@@ -1,6 +1,4 @@
-"""Who holds what and who waits for what: what there is to know of a deadlock. Facts only; `wait_cycles` judges.
-Pure.
-"""
+"""The facts for finding deadlocks: who holds what and who waits for what. `wait_cycles` judges them. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +13,8 @@ Version = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A batch that holds an instance of a version at an executor, or waits for one there; `ids` are its requests.
-
-    One without an executor runs, but other batches have its instance.
+    """A batch that holds an instance of a version at an executor, or waits for one there; `ids` are its requests. A
+    batch without an executor still runs, but its instance has gone on to other batches.
     """
 
     version: Version
@@ -27,11 +24,10 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a request of a sequence waits for. Requests stand for the batches that have them.
-
-    `before` are those of its sequence, or of the one of the same id before it, that run; `instance` are in the batches
-    after which the instance that has its sequence begins the next. `has_slot`: that is all; else its sequence, or the
-    one before, has no slot.
+    """What a request of a sequence waits for. Requests stand for their batches. `before` are the running requests of
+    its sequence, or of the previous one with the same id; `instance` are in the batches that must end before its
+    instance begins the next. `has_slot`: it waits for nothing else; otherwise its sequence, or the one before, has no
+    slot.
     """
 
     before: tuple[bytes, ...] = ()
@@ -41,10 +37,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SlotGroup:
-    """An instance of a version with a sequence batcher, and the `size` slots it has.
-
-    `batches` has a request of each batch after which it begins the next, `running` of each sequence that has a slot the
-    request that runs. A sequence of which none runs may end by itself: it rests too long, if nothing else.
+    """An instance of a version with a sequence batcher, and its `size` slots. `batches` has a request of each batch
+    that must end before it begins the next, `running` the running request of each sequence with a slot. A sequence
+    without a running request may end by itself, at the latest when it has been idle too long.
     """
 
     executor: str
@@ -56,8 +51,8 @@ class SlotGroup:
 
 @dataclass(frozen=True, slots=True)
 class CalledRequest:
-    """A request that a model made. `ancestors` are the ids of those that wait for it. It waits in its queue unless it
-    is among the ids of a holder. `step` is for those of sequences that wait in their queue.
+    """A request that a model made. `ancestors` are the ids of the requests that wait for it. It waits in its queue
+    unless a holder has its id. `step` is set for requests of sequences that wait in their queue.
     """
 
     id: bytes
@@ -68,8 +63,8 @@ class CalledRequest:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """`instances` is how many a version has at each executor, where any of them takes any request, and `slots` what
-    there is of the others; `turns` is what executors told whose rates are limited.
+    """`instances` counts a version's instances at each executor, where any of them takes any request; `slots` describes
+    the others; `turns` are the reports of executors with rate limits.
     """
 
     instances: Mapping[Version, Mapping[str, int]] = field(default_factory=dict)
@@ -79,11 +74,11 @@ class Situation:
     turns: Mapping[str, TurnsNote] = field(default_factory=dict)
 
     def without(self, call_id: bytes) -> Situation:
-        """The same once a call has ended."""
+        """The same without a call that has ended."""
         return replace(self, calls={i: call for i, call in self.calls.items() if i != call_id})
 
     def joined(self, others: Iterable[Situation]) -> Situation:
-        """With what others know of other models and executors."""
+        """Merged with what others know of other models and executors."""
         parts = [self, *others]
         return Situation(
             {version: slots for part in parts for version, slots in part.instances.items()},
@@ -95,9 +90,8 @@ class Situation:
 
 
 def lasting(before: Situation, now: Situation) -> Situation:
-    """What held in both and so at all times between them: nothing of it comes back once it is over.
-
-    Of what is known of only one of them the most hopeful is said.
+    """The waits that existed in both, and so at all times between them: an ended wait does not come back. Where only
+    one of them has a fact, the most hopeful assumption is made.
     """
     held = set(before.holders)
     return Situation(

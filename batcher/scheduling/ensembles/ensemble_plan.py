@@ -1,4 +1,4 @@
-"""What some outputs of an ensemble need of its graph; made once for each choice of outputs (S51). Pure."""
+"""The part of an ensemble's graph that the wanted outputs need; made once for each choice of outputs (S51). Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from charonia.models.ensemble import ROOT, EnsembleGraph, Step, needs
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What some outputs need: the steps, what each gives, and the scope whose responses are the request's."""
+    """The plan for some outputs: the steps, the outputs of each, and the scope whose responses are the request's."""
 
     wanted: tuple[str, ...]
     steps: tuple[Step, ...]
@@ -20,7 +20,7 @@ class Plan:
     """By step, (output of its model, tensor)."""
     by_scope: dict[int, tuple[Step, ...]]
     chain: tuple[int, ...]
-    """Decoupled steps, outermost first, that lead to the responses; empty: there is one."""
+    """Decoupled steps, outermost first, that lead to the responses; empty: there is one response."""
 
 
 @lru_cache(maxsize=1024)
@@ -47,7 +47,7 @@ def _made(key: _Key) -> Plan:
 
 
 class _Key:
-    """A graph, by identity, and what is wanted of it."""
+    """Identifies a graph and the wanted outputs."""
 
     __slots__ = ("graph", "wanted")
 
@@ -63,5 +63,5 @@ class _Key:
 
 
 def plan_of(graph: EnsembleGraph, wanted: tuple[str, ...]) -> Plan:
-    """The plan for these outputs, empty for all of the graph's."""
+    """The plan for these outputs; empty means all outputs of the graph."""
     return _made(_Key(graph, wanted or graph.outputs))

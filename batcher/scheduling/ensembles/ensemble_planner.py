@@ -40,7 +40,7 @@ QUEUED, DISPATCHED, ENDED = RequestState.QUEUED, RequestState.DISPATCHED, Reques
 
 @dataclass(frozen=True, slots=True)
 class GraphKnown:
-    """The graph of a version, now that what it is composed of is known. It holds for requests begun from now on."""
+    """The graph of a version is complete. It applies to requests begun from now on."""
 
     version: int
     graph: EnsembleGraph
@@ -48,7 +48,7 @@ class GraphKnown:
 
 @dataclass(frozen=True, slots=True)
 class RequestBegun:
-    """What `BeginRequest` asked for is done: `inputs` are the request's tensors, `wanted` its outputs (empty: all)."""
+    """`BeginRequest` was carried out: `inputs` are the request's tensors, `wanted` its outputs (empty: all)."""
 
     id: bytes
     inputs: Mapping[str, Any]
@@ -57,12 +57,12 @@ class RequestBegun:
     window: int = 0
     """How many responses it may have before more are wanted, 0 for any number."""
     resumed: bool = False
-    """Whether a former owner may have sent responses of it."""
+    """Whether a former owner may have sent responses to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeginFailed:
-    """What `BeginRequest` asked for cannot be done."""
+    """`BeginRequest` could not be carried out."""
 
     id: bytes
     error: CharoniaError
@@ -70,7 +70,7 @@ class BeginFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepAnswered:
-    """A step gave a response. `index` counts those of a decoupled step, of which the last is `final`."""
+    """A step produced a response. `index` counts those of a decoupled step, of which the last is `final`."""
 
     id: bytes
     step: int
@@ -83,7 +83,7 @@ class StepAnswered:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """A step failed, or could not be asked; `error` is what its caller would have read."""
+    """A step failed, or could not be sent; `error` is the error for its caller."""
 
     id: bytes
     step: int
@@ -93,7 +93,7 @@ class StepFailed:
 
 @dataclass(frozen=True, slots=True)
 class ResponsesAllowed:
-    """Of a request with a window: its reader wants responses below index `count`."""
+    """For a request with a window: its reader wants responses below index `count`."""
 
     id: bytes
     count: int
@@ -106,7 +106,7 @@ EnsembleObservation = (
 
 @dataclass(frozen=True, slots=True)
 class BeginRequest:
-    """Get a request's tensors and record its beginning, then observe `RequestBegun`."""
+    """Load a request's tensors and record its beginning, then observe `RequestBegun`."""
 
     request: QueuedRequest
 
@@ -126,7 +126,7 @@ class SubmitStep:
 
 @dataclass(frozen=True, slots=True)
 class WantResponses:
-    """Let a step give responses below index `count` (S55)."""
+    """Allow a step to produce responses below index `count` (S55)."""
 
     request: QueuedRequest
     step: Step
@@ -168,13 +168,13 @@ EnsembleDecision = Decision | BeginRequest | SubmitStep | WantResponses | Cancel
 class _Request:
     request: QueuedRequest
     graph: EnsembleGraph | None = None
-    """The one it is run by, from its beginning on."""
+    """The graph it runs with, from its beginning on."""
     run: Run | None = None
     size_bytes: int = 0
 
 
 class EnsembleScheduler:
-    """Decides for one ensemble; see the module's head. `is_true` reads the value of a BOOL tensor."""
+    """Decides for one ensemble; see the module docstring. `is_true` reads the value of a BOOL tensor."""
 
     def __init__(self, name: str, is_true: Callable[[Any], bool], max_held_bytes: int) -> None:
         self._name = name
@@ -183,7 +183,7 @@ class EnsembleScheduler:
         self._graphs: dict[int, EnsembleGraph] = {}
         self._known: dict[bytes, _Request] = {}
         self._order: deque[_Request] = deque()
-        """Requests that are not begun, oldest first. Ended ones are passed over when it is their turn."""
+        """Requests that have not begun, oldest first. Ended ones are skipped when their turn comes."""
         self._deadlines: list[tuple[int, bytes]] = []
         self._begun = 0
         self._held_bytes = 0
@@ -219,16 +219,16 @@ class EnsembleScheduler:
 
     @property
     def held_bytes(self) -> int:
-        """Tensor bytes of the requests under way."""
+        """Tensor bytes of the running requests."""
         return self._held_bytes
 
     def find(self, request_id: bytes) -> QueuedRequest | None:
-        """A request that has not ended."""
+        """Returns a request that has not ended."""
         known = self._known.get(request_id)
         return known.request if known is not None else None
 
     def waiting(self) -> list[QueuedRequest]:
-        """Every request that has not ended: one that is under way can be stopped between its steps."""
+        """Every request that has not ended: a running one can be stopped between its steps."""
         return [known.request for known in self._known.values()]
 
     def unended(self) -> list[QueuedRequest]:
@@ -236,22 +236,22 @@ class EnsembleScheduler:
         return self.waiting()
 
     def unbegun(self) -> int:
-        """Requests that are not begun."""
+        """The number of requests that have not begun."""
         return len(self._known) - self._begun
 
     def queued_by_version(self) -> dict[int, int]:
-        """Nothing: an ensemble has no queue of its own (M2)."""
+        """Empty: an ensemble has no queue of its own (M2)."""
         return {}
 
     def pending_count(self) -> int:
         return 0
 
     def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
-        """No batches: an ensemble has no instances, the models of its steps have."""
+        """Empty: an ensemble has no instances; the models of its steps have."""
         return []
 
     def outstanding_requests(self) -> int:
-        """Requests that are under way."""
+        """The number of running requests."""
         return self._begun
 
     # -- facts --------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class EnsembleScheduler:
             case QueueHeld():
                 self._paused = event.held
             case _:
-                pass  # of instances and batches, which an ensemble does not have
+                pass  # observations about instances and batches, which an ensemble does not have
 
     def _enqueue(self, request: RequestQueued) -> None:
         if request.id in self._known:
@@ -301,7 +301,7 @@ class EnsembleScheduler:
             heapq.heappush(self._deadlines, (request.deadline_ns, request.id))
 
     def _begin(self, decisions: list[EnsembleDecision]) -> None:
-        """Begin what waits, in order; what waits for a graph does not hold up other versions."""
+        """Begin waiting requests in order; those that wait for a graph do not hold up other versions."""
         order = self._order
         if not order or self._paused:
             return
@@ -357,7 +357,7 @@ class EnsembleScheduler:
         self._end(known, decisions, but)
 
     def _of_step(self, error: CharoniaError) -> CharoniaError:
-        """A step's error as the ensemble's caller reads it; a cancellation has no text (G26)."""
+        """A step's error as the ensemble's client reads it; a cancellation has no text (G26)."""
         return CharoniaError.of(error.code, f"in ensemble '{self._name}', {error.message}" if error.message else "")
 
     def _reject(
@@ -374,7 +374,7 @@ class EnsembleScheduler:
             self._end(known, decisions)
 
     def _end(self, known: _Request, decisions: list[EnsembleDecision], but: Place | None = None) -> None:
-        """A request is over; what is under way for it is not wanted any more."""
+        """A request ended; its running steps are not wanted any more."""
         request = known.request
         del self._known[request.id]
         if request.state is DISPATCHED:
@@ -387,7 +387,7 @@ class EnsembleScheduler:
                     decisions.append(CancelStep(request, known.run.graph.steps[place[0]], place[1]))
 
     def _abandon(self, event: VersionsAbandoned, decisions: list[EnsembleDecision]) -> None:
-        """Versions that are gone: their graphs, and what waits for them (R27)."""
+        """Versions were removed: drop their graphs and the requests that wait for them (R27)."""
         for version in [version for version in self._graphs if version not in event.kept]:
             del self._graphs[version]
         for known in list(self._known.values()):

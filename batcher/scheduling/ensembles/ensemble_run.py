@@ -1,9 +1,9 @@
-"""How far one request has come through the graph of its ensemble (S50, S51, S54, S55). Pure.
+"""The progress of one request through the graph of its ensemble (S50, S51, S54, S55). Pure.
 
-A *place* is a step and a path: the indices of the responses of decoupled steps that it runs for, empty for what runs
-once for the request. A tensor is pending, present or absent; absent because of a condition that was false, directly or
-further up, or because a model left it out. Steps that need what is absent by condition are passed over. Of what a model
-left out its consumers are asked without it, which they may refuse. The answer has neither.
+A *place* is a step and a path: the indices of the responses of decoupled steps for which it runs, empty for a step that
+runs once per request. A tensor is pending, present or absent. It is absent if a condition was false, directly or
+further up, or if a model left it out. Steps that need a tensor that is absent by condition are skipped. If a model left
+a tensor out, its consumers are called without it, and may refuse. The answer has neither.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Run a step: `inputs` are its model's, `outputs` what is wanted of its model."""
+    """Run a step: `inputs` are its model's, `outputs` the outputs wanted of its model."""
 
     step: Step
     path: Path
@@ -38,9 +38,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Give an answer: response `index` of the request. The last one is `final`.
-
-    It has no outputs where nothing was under way any more only after the last response had gone (S54).
+    """Send response `index` of the request. The last one is `final`; it has no outputs if all work ended only after the
+    last response was sent (S54).
     """
 
     index: int
@@ -61,10 +60,9 @@ Moves = list[Start | Emit | Want]
 
 
 class Run:
-    """One request. `inputs` are the tensors it brought, `wanted` the outputs asked for (empty: all).
-
-    With a `window` it may itself give only so many responses, until more are `allowed`. Of one that is `resumed` a
-    former owner may have sent any response as one that others follow: its end is always a response of its own.
+    """One request. `inputs` are its tensors, `wanted` the requested outputs (empty: all). With a `window` it may itself
+    produce only this many responses, until more are `allowed`. If it is `resumed`, a former owner may have sent any
+    response as not the last: its end is then always a response of its own.
     """
 
     def __init__(
@@ -87,25 +85,25 @@ class Run:
         self._tensors: dict[Path, dict[str, Any]] = {(): {name: inputs.get(name, ABSENT) for name in graph.inputs}}
         self._open: dict[Path, list[Step]] = {}
         self._flying: dict[Place, None] = {}
-        """Steps under way, in the order they were started."""
+        """Running steps, in the order they were started."""
         self._seen: dict[Place, set[int]] = {}
         self._counts: dict[Place, int] = {}
-        """How many responses a decoupled step has given in all, once that is known."""
+        """How many responses a decoupled step produced in all, once known."""
         self._held: dict[Place, deque[tuple[int, Mapping[str, Any]]]] = {}
         self._running: dict[Place, set[Path]] = {}
-        """Of decoupled steps: the responses that are followed up."""
+        """For decoupled steps: the responses that are processed further."""
         self._load: dict[Path, int] = {}
-        """How many steps are open or under way at a path or below."""
+        """How many steps are open or running at a path or below."""
         self._quiet: dict[Path, Place] = {}
-        """Of those responses: where nothing is open or under way any more."""
+        """Those of these responses where no step is open or running any more."""
         self._changed: dict[Path, None] = {}
-        """Paths whose open steps are to be looked at again."""
+        """Paths whose open steps must be checked again."""
         self._cursor = [0] * len(self._plan.chain)
         self._emitted = 0
         self.ended = False
 
     def begin(self) -> Moves:
-        """What can be done at once."""
+        """The actions that are possible now."""
         moves: Moves = []
         self._enter(ROOT, ())
         self._settle(moves)
@@ -120,11 +118,11 @@ class Run:
         return moves
 
     def in_flight(self) -> list[Place]:
-        """The steps that were started and have not given their last response."""
+        """The steps that were started and have not sent their last response."""
         return list(self._flying)
 
     def answered(self, step: int, path: Path, index: int, outputs: Mapping[str, Any], final: bool) -> Moves:
-        """A step gave a response; one that is not awaited, or is seen again, changes nothing."""
+        """A step produced a response; one that is not awaited, or is repeated, changes nothing."""
         place = (step, path)
         moves: Moves = []
         if self.ended or place not in self._flying:
@@ -137,7 +135,7 @@ class Run:
             seen = self._seen.setdefault(place, set())
             if index not in seen:
                 seen.add(index)
-                if outputs or not final:  # a last one without outputs is the end alone
+                if outputs or not final:  # a last one without outputs only ends the step
                     self._held.setdefault(place, deque()).append((index, outputs))
                 if final:
                     self._counts[place] = index if not outputs else index + 1
@@ -159,7 +157,7 @@ class Run:
             self._weigh(path, 1)
 
     def _weigh(self, path: Path, change: int) -> None:
-        """A step more or less is open or under way there."""
+        """One step more or less is open or running there."""
         for depth in range(1, len(path) + 1):
             at = path[:depth]
             left = self._load.get(at, 0) + change
@@ -170,7 +168,7 @@ class Run:
                 self._rest(at)
 
     def _rest(self, path: Path) -> None:
-        """Nothing is open or under way there."""
+        """No step is open or running there."""
         for step in self._plan.steps:
             place = (step.index, path[:-1])
             if path in self._running.get(place, ()):
@@ -178,12 +176,12 @@ class Run:
                 return
 
     def _land(self, place: Place) -> None:
-        """A step has given its last response."""
+        """A step has sent its last response."""
         del self._flying[place]
         self._weigh(place[1], -1)
 
     def _look(self, moves: Moves) -> None:
-        """Start, or pass over, what can be decided now."""
+        """Start, or skip, every step that can be decided now."""
         while self._changed:
             path = next(iter(self._changed))
             del self._changed[path]
@@ -241,7 +239,9 @@ class Run:
         self._tensors.setdefault(path, {}).update(tensors)
 
     def _touch(self, path: Path) -> None:
-        """What a step of the request made may be awaited by every path, what a path's did by that path."""
+        """A path has new tensors: check its steps again. Those of the request concern every path, others only their
+        own.
+        """
         if path:
             self._changed[path] = None
         else:
@@ -255,9 +255,8 @@ class Run:
     # -- decoupled steps ----------------------------------------------------------------------------------------------
 
     def _let_in(self, place: Place) -> bool:
-        """Go on with responses of a decoupled step, as many at once as `max_inflight_requests` allows (S55).
-
-        Whether there was one.
+        """Process the next responses of a decoupled step, as many at once as `max_inflight_requests` allows (S55).
+        Returns whether there was one.
         """
         step, limit = self.graph.steps[place[0]], self._limit
         held = self._held.get(place)
@@ -274,14 +273,14 @@ class Run:
         return len(running) > before
 
     def _settle(self, moves: Moves) -> None:
-        """Let the next responses in where others are through, and give the answers that are complete."""
+        """Let the next responses in where others are done, and send the answers that are complete."""
         while not self.ended:
             self._look(moves)
             self._emit(moves)
             quiet, self._quiet = self._quiet, {}
             for path, place in quiet.items():
                 if self._busy(path):
-                    self._quiet[path] = place  # its answer is not given yet
+                    self._quiet[path] = place  # its answer was not sent yet
                 else:
                     self._running[place].discard(path)
             more = False
@@ -293,7 +292,7 @@ class Run:
             self._want(moves)
 
     def _want(self, moves: Moves) -> None:
-        """Of each decoupled step that goes on, as many more responses as were gone through (S55)."""
+        """Allow each decoupled step that goes on as many more responses as were processed (S55)."""
         for place, running in self._running.items():
             if place in self._flying:
                 through = len(self._seen.get(place, ())) - len(self._held.get(place, ())) - len(running)
@@ -333,7 +332,7 @@ class Run:
             self._drop(path)
 
     def _finish(self, moves: Moves) -> None:
-        """Nothing is under way any more: the last response says so, unless it has gone already."""
+        """No step is running any more: the last response says so, unless it was sent already."""
         self.ended = True
         at = max((at for at, move in enumerate(moves) if isinstance(move, Emit)), default=None)
         last = moves[at] if at is not None and not self._resumed else None
@@ -350,7 +349,7 @@ class Run:
             moves.append(Emit(0, outputs, True))
 
     def _complete(self, path: Path) -> dict[str, Any] | None:
-        """The wanted outputs of a path that there are; None while any is pending."""
+        """The wanted outputs of a path that exist; None while any is pending."""
         found: dict[str, Any] = {}
         for tensor in self._plan.wanted:
             value = self._value(tensor, path)
@@ -361,11 +360,11 @@ class Run:
         return found
 
     def _is_excluded(self, path: Path) -> bool:
-        """Whether conditions have left nothing of the outputs of a path."""
+        """Whether conditions removed all outputs of a path."""
         return all(self._value(tensor, path) is ABSENT_BY_CONDITION for tensor in self._plan.wanted)
 
     def _next_path(self) -> Path | None:
-        """The next path to answer for; None while it is not known, () when there is none any more."""
+        """The next path to answer; None while it is not known, () when there is no more."""
         chain, cursor = self._plan.chain, self._cursor
         level = 0
         while level < len(chain):

@@ -1,4 +1,3 @@
-"""Poison isolation: tries the requests of a batch that crashed apart, until the culprit is known.
-
-May import `queues` and the root of `scheduling`. Begin reading at `poison_isolation`.
+"""Poison isolation: splits the requests of a failed batch and runs them apart, until the culprit is known. May import
+`queues` and the root of `scheduling`. Begin reading at `poison_isolation`.
 """

@@ -1,4 +1,4 @@
-"""Poison isolation: what was aboard when an instance or an executor ended runs apart until the culprit is known. Pure.
+"""Poison isolation: requests that ran when an instance or executor failed run apart until the culprit is known. Pure.
 
 The rule, for the members of one batch that are unsettled:
 
@@ -14,7 +14,7 @@ The rule, for the members of one batch that are unsettled:
   so the run that could condemn is the first thing one of them does; where none comes there is no storm. Executors lost
   within `TOGETHER_NS` of each other were not ended by a request, which is with one of them only: these losses do not
   count (unless the second came only after the first was lost, and got what that one had). Nor do those of an executor
-  that is heard of again, as far as that is in time (`blame`).
+  that is heard of again, as far as that is in time (`Blame`).
 - A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
   ordinary one in the queue, a group as the same group.
 
@@ -38,17 +38,17 @@ PARTS_AFTER_LOSS = 8
 MAX_LOSSES_APART = 2
 FRESH_WAIT_NS = 10_000_000_000
 TOGETHER_NS = 600_000_000
-"""Longer than the leases of processes that end at once with their machine run out apart (an interval of 0.4 s). The end
-of one process is known in milliseconds, so a request that ends executors at once may cost one more: two of its losses
-are taken for one, and the next executor is a fresh one."""
+"""Longer than the time between lease expiries of processes that end together with their machine (an interval of 0.4 s).
+The end of a single process is known in milliseconds, so a request that ends executors at once may cost one more: two of
+its losses count as one, and the next executor is a fresh one.
+"""
 
 CULPRIT_OF_LOSSES = "Executors were lost while they ran this request alone"
 
 
 class Suspects:
-    """Requests that make one batch, in order of arrival.
-
-    `apart`: alone with an executor, as far as the model goes; `until_ns`: until then it has to be a fresh one.
+    """Requests that form one batch, in order of arrival. `apart`: its executor runs nothing else of the model; until
+    `until_ns` it must be a fresh executor.
     """
 
     __slots__ = ("apart", "requests", "until_ns")
@@ -68,7 +68,7 @@ class Suspects:
 
 
 class Isolation:
-    """The groups of one version that wait to be run, in order of service: most losses first, then the oldest."""
+    """The waiting groups of one version, in order of service: most losses first, then the oldest."""
 
     __slots__ = ("_groups", "size")
 
@@ -85,7 +85,7 @@ class Isolation:
         return any(group.apart for group in self._groups)
 
     def add(self, requests: list[QueuedRequest], *, apart: bool = False, until_ns: int = 0) -> None:
-        """A group waits."""
+        """Adds a waiting group."""
         if requests:
             for request in requests:
                 request.state = RequestState.SUSPECT
@@ -94,13 +94,13 @@ class Isolation:
             self.size += len(requests)
 
     def split(self, requests: list[QueuedRequest], parts: int, *, apart: bool = False) -> None:
-        """Divide what is left of a batch, in order of arrival, into groups that wait; `apart` if they are alone."""
+        """Divide the rest of a batch, in order of arrival, into waiting groups; `apart` if they run alone."""
         step = -(-len(requests) // parts)
         for at in range(0, len(requests), step or 1):
             self.add(requests[at : at + step], apart=apart and step == 1)
 
     def fit(self, rules: BatchRules) -> list[QueuedRequest]:
-        """Take apart groups that are too large for the rules of now; the requests too large by themselves."""
+        """Remove groups that exceed the current limits; returns the requests that exceed them by themselves."""
         for group in self:
             if len(group.requests) > 1 and (group.rows > rules.max_rows or not rules.dynamic):
                 self._groups.remove(group)
@@ -109,13 +109,13 @@ class Isolation:
         return [request for group in self for request in group.requests if request.rows > rules.max_rows]
 
     def take(self, group: Suspects) -> list[QueuedRequest]:
-        """Remove a group to run it; the state of its requests is the caller's to set."""
+        """Remove a group to run it; the caller sets the state of its requests."""
         self._groups.remove(group)
         self.size -= len(group.requests)
         return group.requests
 
     def remove(self, request: QueuedRequest, state: RequestState) -> None:
-        """Take out a request that will not run, or runs already; it becomes `state`."""
+        """Remove a request that will not run, or runs already, and set its state to `state`."""
         for group in self._groups:
             if request in group.requests:
                 group.requests.remove(request)
@@ -126,9 +126,42 @@ class Isolation:
         self.size -= 1
 
     def earliest_order(self) -> int:
-        """The smallest `order` that waits; `NO_BOUNDARY` when nothing does."""
+        """The smallest `order` that waits; `NO_BOUNDARY` when no group waits."""
         return min((group.first for group in self._groups), default=NO_BOUNDARY)
 
     def boundary(self, head: int) -> int:
         """The order that a batch starting with order `head` must not reach past (S6)."""
         return min((group.first for group in self._groups if group.first > head), default=NO_BOUNDARY)
+
+
+MAX_STALLS = 10
+_MOST_EXECUTORS = 64
+_MOST_REQUESTS = 1024
+
+
+class Blame:
+    """The counted losses of one model's requests, by executor."""
+
+    __slots__ = ("_counted", "_stalls")
+
+    def __init__(self) -> None:
+        self._counted: dict[str, list[QueuedRequest]] = {}
+        self._stalls: dict[bytes, int] = {}
+
+    def lost(self, executor: str, counted: list[QueuedRequest]) -> None:
+        """An executor was lost; returns the list for the requests that its loss counts against."""
+        self._counted.pop(executor, None)
+        self._counted[executor] = counted
+        if len(self._counted) > _MOST_EXECUTORS:
+            del self._counted[next(iter(self._counted))]
+
+    def returned(self, executor: str) -> None:
+        """The executor is alive: take its loss back."""
+        for request in self._counted.pop(executor, ()):
+            stalls = self._stalls.get(request.id, 0)
+            if stalls < MAX_STALLS:
+                request.losses_apart -= 1
+                self._stalls.pop(request.id, None)
+                self._stalls[request.id] = stalls + 1
+                if len(self._stalls) > _MOST_REQUESTS:
+                    del self._stalls[next(iter(self._stalls))]

@@ -1,15 +1,17 @@
-"""Chooses batch size and delay so that requests are done within a target at the least cost
-(`parameters: charonia.target_p99_ms`). Pure: told of batches and instants, it draws and waits for nothing.
+"""Chooses batch size and delay so that requests are done within a target at the least cost (`parameters:
+charonia.target_p99_ms`). Pure: it is given batches and instants, and never waits or draws random numbers.
 
-It measures what a batch of each size costs (from its start to its end) and how fast rows come, and picks, of the sizes
-whose requests would still be in time, the one with the least time per row. A size is in time when collecting it,
-waiting for an instance and running it stay below the target times a margin. The margin shrinks when more than 1 % of
-requests are late and grows back slowly, so that what is not modelled (other load, another host) is learned too.
+It measures the duration of batches of each size and the rate of arriving rows. Of the sizes whose requests would still
+be in time, it picks the one with the least time per row. A size is in time when collecting it, waiting for an instance
+and running it take less than the target times a margin. The margin shrinks when more than 1 % of requests are late and
+grows back slowly, which accounts for effects outside the model (other load, another host).
 
-Until enough is known nothing waits and nothing is limited, as with `dynamic_batching { }`. Sizes never run before are
-tried in steps of two, and only when they would be in time if rows cost what they cost now. A choice is looked at ten
-times a second and changed only for a reason, so that it does not swing. A delay is always below the target: no request
-starves. When no size is in time, nothing waits either: batches grow with the queue, which is what shortens it.
+Until enough is known it sets neither delay nor limit, as `dynamic_batching { }`. It tries new sizes in steps of two,
+and only when they would be in time at the current cost per row. It reviews the choice ten times a second and changes it
+only by a clear gain, to avoid oscillation.
+
+A delay is always below the target: no request starves. When no size is in time, it sets no delay either: batches grow
+with the queue, which shortens it.
 """
 
 from __future__ import annotations
@@ -25,32 +27,34 @@ State = Literal["learning", "in reach", "out of reach"]
 
 _REVIEW_NS = 100_000_000
 _RATE_TIME_NS = 1_000_000_000
-"""How long the past counts for the rate of arrivals."""
+"""The period over which the rate of arrivals is measured."""
 _FORGET_NS = 30_000_000_000
-"""What a size cost longer ago than this says nothing any more."""
+"""Measured durations older than this are dropped."""
 _FIRST_BATCHES = 4
 """Batches to be measured before anything is chosen."""
 _BUSY = 0.9
-"""Of the instances' time; beyond it queues grow."""
+"""Share of the instances' time; beyond it queues grow."""
 _WORTH = 0.03
 """A larger size must save this share of a row's cost."""
 _KEEP = 0.05
-"""A choice in time is kept unless another saves this share."""
+"""A choice in time stays unless another one saves this share of a row's cost."""
 _SLACK = 1.15
-"""The current size may need so much more time than there is, another one must be gathered in that much less."""
+"""Tolerances: the current size may exceed the available time by this share, another size must stay below it by this
+share.
+"""
 _FIRST_PATIENCE_NS = 1_000_000_000
 _LONGEST_PATIENCE_NS = 30_000_000_000
-"""How long waiting must look right before it begins; it grows each time that requests were late by it."""
+"""How long a delay must look useful before it begins; doubled each time that requests were late because of it."""
 _LEAST_MARGIN, _MOST_MARGIN = 0.3, 0.9
 _LATE = 0.01
 _JUDGED = 200
-"""Requests to be seen before their lateness says something."""
+"""Requests to observe before their lateness counts."""
 _JUDGE_NS = 1_000_000_000
 
 
 @dataclass(slots=True)
 class _Cost:
-    """What batches of about one size, `rows` in the mean, took."""
+    """Measured durations of batches of about one size, `rows` on average."""
 
     rows: float
     mean_ns: float
@@ -60,13 +64,13 @@ class _Cost:
 
     @property
     def high_ns(self) -> float:
-        """Hardly any batch takes longer."""
+        """A duration that hardly any batch exceeds."""
         return self.mean_ns + 3 * self.deviation_ns
 
     def add(self, rows: int, duration_ns: int, now_ns: int) -> None:
         weight = max(0.1, 1 / (self.count + 1))
         self.rows += weight * (rows - self.rows)
-        # One batch that took very long is an accident; were it none, others follow, and lateness is seen besides.
+        # One very long batch is an accident; otherwise others follow, and lateness shows it too.
         bound_ns = 5 * self.deviation_ns + 0.3 * self.mean_ns
         off = min(bound_ns, max(-bound_ns, duration_ns - self.mean_ns))
         self.deviation_ns += weight * (abs(off) - self.deviation_ns)
@@ -77,7 +81,7 @@ class _Cost:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What batches are made by: from `size` rows on at once, fewer after `delay_ns`, never more than `most`."""
+    """The rule for batches: dispatch `size` rows at once, fewer after `delay_ns`, never more than `most`."""
 
     state: State
     size: int
@@ -87,7 +91,7 @@ class Choice:
 
 
 class AdaptiveBatching:
-    """The choice for one model version. `rules` are the configured ones, with a target."""
+    """The choice for one model version. `rules` are its configured limits, with a target."""
 
     def __init__(self, rules: BatchRules) -> None:
         self._configured = rules
@@ -100,7 +104,7 @@ class AdaptiveBatching:
         self._reviewed_ns = 0
         self.margin = 0.8
         self._failed_margin = 1.0
-        """Where requests were late last; up to near it the margin grows faster."""
+        """The margin at which requests were late last; the margin grows faster up to near it."""
         self._missed = False
         self._patience_ns = _FIRST_PATIENCE_NS
         self._wanted_since_ns = 0
@@ -109,7 +113,7 @@ class AdaptiveBatching:
         self._judged_ns = 0
         self.choice = Choice("learning", 1, 0, rules.max_rows)
         self.rules = rules
-        """What batches are to be made by now."""
+        """The current choice."""
 
     @property
     def target_ns(self) -> int:
@@ -117,11 +121,11 @@ class AdaptiveBatching:
 
     @property
     def rate_per_s(self) -> float:
-        """Rows that came per second, lately."""
+        """Recent arrival rate in rows per second."""
         return self._rate * 1e9
 
     def adopt(self, rules: BatchRules) -> None:
-        """The model has another configuration; what was measured is kept."""
+        """The model has a new configuration; measurements are kept."""
         if rules != self._configured:
             self._configured = rules
             self.choice = Choice("learning", 1, 0, rules.max_rows)
@@ -129,13 +133,13 @@ class AdaptiveBatching:
             self._reviewed_ns = 0
 
     def dispatched(self, rows: int, now_ns: int) -> None:
-        """Rows left the queue; over a while as many as came."""
+        """Rows left the queue; over time as many arrived."""
         if not self._counted_from_ns:
             self._counted_from_ns = now_ns
         self._rows += rows
 
     def finished(self, rows: int, duration_ns: int, now_ns: int) -> None:
-        """A batch of so many rows took so long on its instance."""
+        """A batch of `rows` took `duration_ns` on its instance."""
         self._batches += 1
         size = _rounded(rows)
         cost = self._costs.get(size)
@@ -145,7 +149,7 @@ class AdaptiveBatching:
             cost.add(rows, duration_ns, now_ns)
 
     def answered(self, requests: int, late: int) -> None:
-        """So many requests ended, of which so many past the target."""
+        """`requests` ended, `late` of them after the target."""
         self._finished += requests
         self._late += late
 
@@ -153,7 +157,7 @@ class AdaptiveBatching:
         return now_ns - self._reviewed_ns >= _REVIEW_NS
 
     def review(self, slots: int, now_ns: int) -> None:
-        """Look at the choice again; `slots` batches can run at once."""
+        """Review the choice; `slots` batches can run at once."""
         elapsed_ns = now_ns - self._counted_from_ns
         if self._counted_from_ns and elapsed_ns >= _REVIEW_NS:
             kept = exp(-elapsed_ns / _RATE_TIME_NS)
@@ -170,7 +174,7 @@ class AdaptiveBatching:
         chosen = self._patient(self._choose(slots), now_ns)
         if chosen != self.choice:
             self.choice = chosen
-            # all that wait go together, once they are enough or the delay has passed
+            # all waiting requests go together, once they are enough or the delay has passed
             self.rules = replace(
                 self._configured,
                 preferred=frozenset(range(chosen.size, chosen.most + 1)),
@@ -180,7 +184,7 @@ class AdaptiveBatching:
             )
 
     def _patient(self, chosen: Choice, now_ns: int) -> Choice:
-        """Not to wait is decided at once, to wait when it has looked right for a while."""
+        """A delay is dropped at once, and begins only after it has looked useful for a while."""
         if not chosen.delay_ns:
             self._wanted_since_ns = self._waits_since_ns = 0
             return chosen
@@ -195,7 +199,7 @@ class AdaptiveBatching:
         return chosen
 
     def _judge(self, now_ns: int) -> None:
-        """Learn from what was late."""
+        """Adapt the margin to late requests."""
         if not self._judged_ns:
             self._judged_ns = now_ns
         if self._finished < _JUDGED and now_ns - self._judged_ns < 5 * _JUDGE_NS:
@@ -209,7 +213,7 @@ class AdaptiveBatching:
                 if share < _LATE / 3:
                     near = self.margin > 0.9 * self._failed_margin
                     self.margin = min(_MOST_MARGIN, self.margin * (1.01 if near else 1.05))
-            elif self.choice.delay_ns:  # without a delay it is not for waiting that they are late
+            elif self.choice.delay_ns:  # without a delay, waiting is not why they are late
                 self._failed_margin = self.margin
                 self._patience_ns = min(_LONGEST_PATIENCE_NS, 2 * self._patience_ns)
                 self._waits_since_ns = now_ns
@@ -229,7 +233,7 @@ class AdaptiveBatching:
         best: Choice | None = None
         held: Choice | None = None
         _, natural_ns = self._cost(known, natural)
-        if 2 * natural_ns <= budget_ns and natural <= most:  # what comes while a batch runs waits for it, then runs
+        if 2 * natural_ns <= budget_ns and natural <= most:  # arrivals during a batch wait for its end, then run
             state: State = "out of reach" if self._missed and not self.choice.delay_ns else "in reach"
             best = Choice(state, 1, 0, most, self._row_ns(known, natural))
             held = best if self.choice.size == 1 else None
@@ -252,16 +256,16 @@ class AdaptiveBatching:
         if held is not None and self._keeps(held, best):
             best = held
         if best.size == self.choice.size and abs(best.delay_ns - self.choice.delay_ns) < self.target_ns * 0.05:
-            best = replace(best, delay_ns=self.choice.delay_ns)  # a change too small to notice
+            best = replace(best, delay_ns=self.choice.delay_ns)  # a change too small to matter
         return best
 
     def _keeps(self, held: Choice, best: Choice) -> bool:
-        """Whether a choice that is still in time stays: a smaller one needs no saving, only not to cost more."""
+        """Whether a choice that is still in time stays: a smaller one need not save anything, only cost no more."""
         needed = -_WORTH / 2 if best.size < held.size else _KEEP
         return best.row_ns > held.row_ns * (1 - needed)
 
     def _natural(self, known: list[int], slots: int) -> int:
-        """The size batches grow to without a delay: what comes while as many are run."""
+        """The size that batches reach without a delay: the rows that arrive while one runs."""
         size = 1
         while size < self._configured.max_rows:
             coming = self._rate * self._cost(known, size)[0] / slots
@@ -271,19 +275,19 @@ class AdaptiveBatching:
         return size
 
     def _row_ns(self, known: list[int], size: int) -> float:
-        """Cost of a row; a size beyond those known is hoped to be cheaper, or it would never be tried."""
+        """Cost of a row; a size beyond the known ones is assumed to be cheaper, so that it is tried."""
         mean_ns, _ = self._cost(known, size)
         hope = 1.0 if _rounded(size) <= known[-1] else 0.9 if len(known) == 1 or self._still_falling(known) else 1.0
         return hope * mean_ns / size
 
     def _still_falling(self, known: list[int]) -> bool:
-        """Whether the largest size is cheaper for a row than the one before."""
+        """Whether the largest known size costs less per row than the one before."""
         last, before = known[-1], known[-2]
         last_ns, before_ns = (self._costs[size].mean_ns / self._costs[size].rows for size in (last, before))
         return last_ns < before_ns * (1 - _WORTH)
 
     def _cost(self, known: list[int], size: int) -> tuple[float, float]:
-        """(mean, high) of a batch: as measured, between two sizes by a line, beyond the largest in proportion."""
+        """(mean, high) duration of a batch: measured, interpolated between sizes, proportional beyond the largest."""
         cost = self._costs.get(_rounded(size))
         if cost is not None:
             return cost.mean_ns, cost.high_ns
@@ -304,13 +308,13 @@ class AdaptiveBatching:
 
 
 def _rounded(rows: int) -> int:
-    """Large sizes that cost about the same are one: eight of them between a power of two and the next."""
+    """Groups large sizes that cost about the same: eight groups between a power of two and the next."""
     step = 1 << max(0, rows.bit_length() - 4)
     return rows if rows <= 16 else rows // step * step
 
 
 def _candidates(limit: int, current: int) -> list[int]:
-    """Sizes to compare, ascending: all small ones, then ever sparser, the limit and the current one."""
+    """Sizes to compare, ascending: all small ones, then fewer and fewer, the limit and the current one."""
     sizes = set(range(1, min(limit, 16) + 1)) | {limit}
     size = 16
     while size < limit:

@@ -1,6 +1,6 @@
-"""Which requests at the head of a queue make the next batch, and when (S1-S5), and the order of answers (S6).
+"""Decides which requests at the head of a queue form the next batch, and when (S1-S5), and orders answers (S6). Pure.
 
-Knows sizes, signatures and ages; where the requests come from is `queueing`'s, who runs the batch `model_state`'s.
+Uses sizes, signatures and ages only; `queueing` supplies the requests, `model_state` picks the executor.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ NO_BOUNDARY = 1 << 127
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """What batch formation needs of a configuration; sizes in rows. Without `dynamic` each request is a batch (S1).
-
-    With a `target_p99_ns` the sizes and the delay are chosen again all the time (`adaptive_batching`). `several`:
-    requests may have several responses.
+    """The configuration of batch formation; sizes in rows. Without `dynamic` each request is a batch (S1). With a
+    `target_p99_ns`, `adaptive_batching` chooses the sizes and the delay continuously. `several`: requests may have
+    several responses.
     """
 
     dynamic: bool
@@ -36,11 +35,11 @@ class BatchRules:
     target_p99_ns: int = 0
     several: bool = False
     strategy: BatchStrategy | None = None
-    """Who may join besides (P22)."""
+    """The custom strategy, which may keep a request out of a batch (P22)."""
 
     @property
     def takes_waves(self) -> bool:
-        """Whether any requests that fit may share a batch, so that a wave of them may run as it is."""
+        """Whether any fitting requests may share a batch, so that a wave of them may run as it is."""
         return (
             self.dynamic
             and self.preferred == {self.max_rows}
@@ -72,11 +71,11 @@ class BatchRules:
 
 
 class Formation(NamedTuple):
-    """The verdict: send the first `size` requests, or, with `size` 0, look again.
+    """The result of batch formation: send the first `size` requests, or, with `size` 0, check again later.
 
-    `saturated`: no later arrival can change this batch (it may be sent ahead of a free instance). Look again at
-    `until_ns`, or when the queue holds `until_rows` rows, or when a request of another signature than `signature`, with
-    a higher priority, or accepted before `oldest_ns` comes.
+    `saturated`: no later arrival can change this batch (it may be sent ahead of a free instance). Check again at
+    `until_ns`, or when the queue holds `until_rows` rows, or when a request arrives with another signature than
+    `signature`, with a higher priority, or accepted before `oldest_ns`.
     """
 
     size: int
@@ -93,10 +92,8 @@ NOTHING = Formation(0, False, 0, 0, 0)
 def form_batch(
     requests: Iterable[QueuedRequest], rules: BatchRules, now_ns: int, boundary: int = NO_BOUNDARY
 ) -> Formation:
-    """The next batch from `requests`, in order of service, none of them expired (S3, S4).
-
-    Requests with `order` past `boundary` do not join one from before it: with preserve_ordering, a batch that is still
-    to be answered lies between them.
+    """The next batch from `requests`, in order of service, none of them expired (S3, S4). Requests with `order` past
+    `boundary` do not join one from before it: with preserve_ordering, an unanswered batch lies between them.
     """
     count = rows = best = signature = 0
     stopped = False
@@ -137,7 +134,7 @@ def form_batch(
 
 
 def _joins(joins: Joins, request: QueuedRequest) -> bool:
-    """Whether a strategy lets a request join the batch that is formed."""
+    """Whether the strategy lets a request join the current batch."""
     meta = request.meta
     if meta is None:
         return True
@@ -145,11 +142,11 @@ def _joins(joins: Joins, request: QueuedRequest) -> bool:
 
 
 class ReleaseOrder:
-    """Unanswered batches of one version, by the order of their first request, where `preserve_ordering` is set (S6).
+    """Unanswered batches of one version, by the order of their first request, for `preserve_ordering` (S6).
 
-    Batches run in parallel and finish in any order. One is answered once nothing accepted before its first request is
-    unanswered. Ranges of batches never interleave: `form_batch` ends a rerun at the next batch that is still open, so
-    comparing first requests is enough and no two batches wait for each other.
+    Batches run in parallel and finish in any order. A batch is answered once no request accepted before its first one
+    is unanswered. Ranges of batches never interleave: `form_batch` ends a rerun at the next open batch, so comparing
+    first requests is enough and no two batches wait for each other.
     """
 
     __slots__ = ("_finished", "_ids", "firsts")

@@ -1,10 +1,10 @@
-"""Whose turn it is where tenants share a priority level: deficit round robin over rows, new lanes first. Pure.
+"""Shares a priority level between tenants: deficit round robin over rows, new lanes first. Pure.
 
-Each lane may spend a quantum of rows (the largest batch, times its weight) before the next one's turn, so that a batch
-is mostly one tenant's and batching loses little. A lane that had nothing queued comes before those that had, with its
-first request; after that it takes turns with them. So a lane with one request waits for what runs and for the batch
-that is being formed, however much the others have queued; lanes that become active together wait for each other's
-first requests. A lane that was served is not new again before the others have had their turns.
+Each lane may send a quantum of rows (the largest batch, times its weight) before the next lane's turn, so that a batch
+mostly belongs to one tenant and batching loses little. The first request of a lane that was empty goes before the
+others; after that the lane takes turns with them. So a lane with one request waits only for running batches and the one
+being formed, however much the others have queued; lanes that become active together wait for each other's first
+requests. A served lane is new again only after the others have had their turns.
 
 Sources: Shreedhar and Varghese, "Efficient fair queuing using deficit round robin" (1996); RFC 8290 for the new lanes.
 """
@@ -18,7 +18,7 @@ _FIRST_ROWS = 1
 
 
 class TurnRules:
-    """How many rows a lane may spend in one turn. `quantum_rows` is the largest batch; `weights` by lane, 1 else."""
+    """The rows a lane may send in one turn. `quantum_rows` is the largest batch; `weights` by lane, 1 by default."""
 
     __slots__ = ("quantum_rows", "weights")
 
@@ -42,7 +42,7 @@ class Turns:
         self._credit: dict[int, int] = {}
 
     def copy(self) -> Turns:
-        """To look ahead without taking anything."""
+        """A copy, to look ahead without taking requests."""
         turns = Turns(self._rules)
         turns._new = self._new.copy()
         turns._old = self._old.copy()
@@ -50,12 +50,12 @@ class Turns:
         return turns
 
     def begin(self, lane: int) -> None:
-        """The lane that had the level for itself so far."""
+        """The lane that has had the level to itself."""
         self._credit[lane] = self._rules.rows(lane)
         self._old.append(lane)
 
     def join(self, lane: int) -> None:
-        """A lane has something queued."""
+        """A lane has queued requests."""
         if lane not in self._credit:
             self._credit[lane] = _FIRST_ROWS
             self._new.append(lane)
@@ -72,11 +72,13 @@ class Turns:
         return None
 
     def spend(self, lane: int, rows: int) -> None:
-        """The current lane was served; it may overdraw and pays with its next turns."""
+        """The current lane was served; it may exceed its quantum, which its next turns make up for."""
         self._credit[lane] -= rows
 
     def pass_on(self, lane: int) -> bool:
-        """The current lane has nothing; whether it is forgotten: not while it would be new again at once."""
+        """The current lane is empty; returns whether it is forgotten, which it is not while it would count as new at
+        once.
+        """
         if self._new:
             self._old.append(self._new.popleft())
             return False

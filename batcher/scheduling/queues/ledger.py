@@ -1,6 +1,5 @@
-"""The requests a scheduler answers for: which are known, how many wait on which level, when they are due, how they end.
-
-Counts are over all versions of the model (S7). The queues themselves are `queueing`'s.
+"""The unsettled requests of a scheduler: which are known, how many wait on each level, when they are due, how they end.
+Pure. Counts include all versions of the model (S7). `queueing` has the queues themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NEVER_NS = 1 << 127
 _MIN_STALE = 64
 """Fewer stale entries than this are not worth a sweep."""
 _MOST_ADMITTED = 4096
-"""Requests of a burst wave may end before they are read, so some are waited for in vain."""
+"""Requests of a burst wave may end before they are read, so some of these never arrive."""
 
 QUEUE_FULL = "Exceeds maximum queue size"
 TIMED_OUT = "Request timeout expired"
@@ -35,13 +34,18 @@ DEADLINE_PASSED = "Deadline exceeded before execution"
 DEADLINE_PASSED_RUNNING = "Deadline exceeded during execution"
 
 
-def cut_short(why: str) -> tuple[ErrorCode, str, RejectReason]:
-    """How a request ends that had responses and may not be run again."""
+Cut = tuple[ErrorCode, str, RejectReason]
+"""The error of a request that will not run."""
+CANCELLED: Cut = (ErrorCode.CANCELLED, "", "CANCELED")  # a code and no text (G26)
+
+
+def cut_short(why: str) -> Cut:
+    """The error of a request that had responses and may not be run again."""
     return (ErrorCode.UNAVAILABLE, StreamInterrupted(CUT_SHORT.format(why=why.rstrip("."))).message, "BACKEND")
 
 
-def abandoned(model: str, version: int, failures: Mapping[int, str]) -> tuple[ErrorCode, str, RejectReason]:
-    """How a request ends that waits for a version that will not be served."""
+def abandoned(model: str, version: int, failures: Mapping[int, str]) -> Cut:
+    """The error of a request whose version will not be served."""
     message = NOT_READY.format(model=model, version=version)
     if failure := failures.get(version):
         message = LOAD_FAILED.format(model=model, version=version, reason=failure)
@@ -57,9 +61,9 @@ class DueTimes:
         self._heap: list[tuple[int, int, QueuedRequest]] = []
         self._pushes = 0
         self.armed = 0
-        """Requests for which something is due."""
+        """Requests with a due time."""
         self.nearest_ns = NEVER_NS
-        """Nothing is due before; `next_ns` is exact."""
+        """Nothing is due before this; `next_ns` is exact."""
 
     def arm(self, request: QueuedRequest) -> None:
         """Set the request's `due_ns` from its time-out and deadline."""
@@ -74,13 +78,13 @@ class DueTimes:
                 self.nearest_ns = due_ns
 
     def disarm(self, request: QueuedRequest) -> None:
-        """Nothing is due for the request any more; entries that do not count are never more than those that do."""
+        """Cancel the request's due time; stale entries never outnumber the valid ones."""
         if request.due_ns:
             request.due_ns = 0
             self.armed -= 1
             heap = self._heap
             if len(heap) > _MIN_STALE and len(heap) > 2 * self.armed:
-                # Put back with the same deadline, a request may have several entries that look right.
+                # A request that is queued again with the same deadline may have several entries that look valid.
                 self._heap = list({entry[2]: entry for entry in heap if entry[2].due_ns == entry[0]}.values())
                 heapify(self._heap)
 
@@ -93,7 +97,7 @@ class DueTimes:
         return heap[0][0] if heap else 0
 
     def pop(self, now_ns: int) -> QueuedRequest | None:
-        """A request that is due, disarmed; None when there is none."""
+        """A request that is due, removed from the heap; None when there is none."""
         due_ns = self.next_ns()
         if not due_ns or due_ns > now_ns:
             return None
@@ -103,11 +107,10 @@ class DueTimes:
 
 
 class RequestLedger:
-    """Requests by id from their observation to their end, and the rules they are admitted and timed by."""
+    """Requests by id from their observation to their end, and their rules of admission and timing."""
 
     __slots__ = (
         "_admitted",
-        "_takes_waves",
         "batching",
         "due",
         "has_deadlines",
@@ -119,51 +122,45 @@ class RequestLedger:
         "queued",
         "queueing",
         "repeatable",
+        "takes_waves",
     )
 
     def __init__(self) -> None:
         self.model = ""
         self.batching: BatchRules | None = None
         """None until the first configuration is known."""
-        self._takes_waves = False
+        self.takes_waves = False
         self.queueing = QueueRules.of(None)
         self.repeatable = False
         self._admitted: dict[bytes, int] = {}
-        """How many requests of a burst wave are to come, by the prefix of their ids, where a bound was kept by it."""
+        """How many requests of a burst wave are still to arrive, by the prefix of their ids, where the queue has a
+        bound.
+        """
         self.known: dict[bytes, QueuedRequest] = {}
         self.levels: dict[int, int] = {}
         self.queued = 0
         self.due = DueTimes()
         self.has_deadlines = False
-        """A request with a deadline was seen; where there are none, they are not looked for."""
+        """A request with a deadline was seen; until then deadlines are not checked."""
         self.is_held = False
         """An operator holds the queue back."""
         self.has_waves = False
-        """A wave was seen: an item of a queue may stand for several requests."""
+        """A wave was seen: a queue item may stand for several requests."""
 
     def adopt_policy(self, interface: ModelInterface, strategy: BatchStrategy | None = None) -> bool:
-        """Whether the rules of this configuration differ from those before."""
+        """Whether the rules of this configuration differ from the previous ones."""
         batching, queueing = BatchRules.of(interface, strategy), QueueRules.of(interface)
         self.model = interface.name
         self.repeatable = interface.repeatable
         changed = batching != self.batching or queueing != self.queueing
         self.batching, self.queueing = batching, queueing
-        self._takes_waves = batching.takes_waves
+        self.takes_waves = batching.takes_waves
         return changed
-
-    def takes(self, wave: QueuedRequest, now_ns: int, limit: int) -> bool:
-        """Whether a wave may be queued as it is, on a level of at most `limit` requests (0: no bound)."""
-        rules = self.batching
-        if rules is None or self.is_held or wave.rows > rules.max_rows or 0 < wave.deadline_ns <= now_ns:
-            return False
-        if limit and self.levels.get(wave.queue_level, 0) + wave.count > limit:
-            return False
-        return self._takes_waves or (wave.count == 1 and not rules.dynamic)
 
     def burst(
         self, wave: QueuedRequest, decisions: list[Decision], *, suspect: bool = False, executor: str = ""
     ) -> None:
-        """A wave that was queued, and is no more, comes back as its requests: those are not refused for a bound."""
+        """A queued wave was removed and comes back as its requests: no bound applies to those."""
         self.known.pop(wave.id, None)
         wave.state = ENDED
         if self.queueing.place(wave.level)[1].max_queue_size:
@@ -173,7 +170,7 @@ class RequestLedger:
         decisions.append(BurstWave(wave, suspect, executor))
 
     def was_admitted(self, request: QueuedRequest) -> bool:
-        """Whether a request that is being queued was in the queue before: in a batch, or in a wave."""
+        """Whether a request was in the queue before: in a batch, or in a wave."""
         if request.attempt:
             return True
         prefix = request.id[:PREFIX_BYTES]
@@ -185,7 +182,7 @@ class RequestLedger:
         return left > 0
 
     def admit(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> bool:
-        """Whether a request that is in no queue may go into one; otherwise it ends here."""
+        """Whether a request that is in no queue may enter one; otherwise it ends here."""
         if request.settled:
             self.known.pop(request.id, None)
             request.state = ENDED
@@ -200,9 +197,8 @@ class RequestLedger:
         return False
 
     def count_again(self, request: QueuedRequest, *, timed: bool = True) -> None:
-        """Level, count and times of a request that goes back into a queue, by the rules of now.
-
-        Not `timed`: it has left the queue once and waits for a batch of its own, so only its deadline counts.
+        """Set level, count and times of a request that returns to a queue, by the current rules. Not `timed`: it has
+        left the queue once and waits for a batch of its own, so only its deadline counts.
         """
         level, policy = self.queueing.place(request.level)
         request.queue_level = level
@@ -227,7 +223,7 @@ class RequestLedger:
     def uncount_all(self, requests: list[QueuedRequest]) -> None:
         """These requests left their queue, in order of service; at least one."""
         if requests[0].queue_level == requests[-1].queue_level:
-            # In order of service, so all are of one level: the first stands for the rest.
+            # In order of service, so all have the same level as the first.
             level, others = requests[0].queue_level, len(requests) - 1
             if self.has_waves:
                 others = sum([request.count for request in requests[1:]])
@@ -244,7 +240,7 @@ class RequestLedger:
     def condemn(
         self, request: QueuedRequest, message: str, stderr: str, executor: str, decisions: list[Decision]
     ) -> None:
-        """A request that is in no queue ends as a dead letter."""
+        """A request that is in no queue becomes a dead letter."""
         request.state = ENDED
         self.known.pop(request.id, None)
         decisions.append(CondemnRequest(request, message, stderr, executor))

@@ -1,9 +1,9 @@
-"""The queue of one model version: priority levels (S8) and queue policies (S20-S22).
+"""The queue of one model version: priority levels (S8) and queue policies (S20-S22). Pure.
 
-Lanes share a level by turns (`fair_sharing`); a level that one lane has for itself is a plain queue.
-Levels may number 2^64-1, so only those that hold something exist. Removal is lazy: a request that left the queue keeps
-its place in a deque until it is reached or until such places outnumber the rest. Which requests go together is
-`dynamic_batching`'s, when they come due `ledger`'s, what a rejection says the scheduler's.
+Lanes share a level by turns (`fair_sharing`); a level with one lane is a plain queue. There may be 2^64-1 levels, so
+only those with requests exist. Removal is lazy: a request that left the queue keeps its place in a deque until it is
+reached or until such places outnumber the rest. `dynamic_batching` forms the batches, `ledger` tracks due times, the
+scheduler rejects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUEUED = RequestState.QUEUED
 DELAYED = RequestState.DELAYED
 
 SHARED = -1
-"""The `lane` of a level that is not one lane's."""
+"""The `lane` of a level that several lanes share."""
 _MIN_STALE = 64
 """Fewer stale places than this are not worth a sweep."""
 
@@ -44,7 +44,7 @@ class QueueRules:
         return QueueRules(block, block.queue_policy(0) if block.priority_levels == 0 else None)
 
     def place(self, priority: int) -> tuple[int, QueuePolicy]:
-        """The level that a request's `priority` lands on, and that level's policy."""
+        """The queue level of a request's `priority`, and that level's policy."""
         if self.only is not None:
             return 0, self.only
         level = self.block.level(priority)
@@ -57,7 +57,7 @@ def delays(policy: QueuePolicy) -> bool:
 
 
 class LevelQueue:
-    """One lane's requests of one level: `live`, those in time, then the `delayed` (S22); both with stale places."""
+    """One lane's requests of one level: `live` ones in time, then the `delayed` ones (S22); both with stale places."""
 
     __slots__ = ("_stale", "delayed", "lane", "live", "size")
 
@@ -78,19 +78,18 @@ class LevelQueue:
                 yield request
 
     def in_order(self) -> Iterable[QueuedRequest]:
-        """The same, without a step in between where there is nothing else."""
+        """The same, faster if none is delayed."""
         return self if self._stale or self.delayed else self.live
 
     def delay(self, request: QueuedRequest) -> None:
-        """A queued request's time-out passed: behind all others."""
+        """A queued request's time-out passed: it goes behind all others."""
         request.state = DELAYED
         self.delayed.append(request)
         self._went_stale()
 
     def put_back(self, request: QueuedRequest) -> None:
-        """A request that was dispatched returns to the front, behind those that came before it.
-
-        Only requests put back earlier can be in front of it, so the search is short.
+        """A dispatched request returns to the front, behind those that arrived before it. Only requests that returned
+        earlier can be in front of it, so the search is short.
         """
         self.size += 1
         if request.delayed:
@@ -110,7 +109,7 @@ class LevelQueue:
         live.extendleft(reversed(passed))
 
     def leave(self, _request: QueuedRequest) -> None:
-        """A queued request changed its state to something else in place."""
+        """A queued request's state was changed in place."""
         self.size -= 1
         self._went_stale()
 
@@ -142,7 +141,7 @@ class LevelQueue:
         return taken
 
     def sweep(self) -> None:
-        """Give up the places of requests that left."""
+        """Drop the places of requests that left."""
         self.live = deque(request for request in self.live if request.state is QUEUED)
         self.delayed = deque(request for request in self.delayed if request.state is DELAYED)
         self._stale = 0
@@ -154,7 +153,7 @@ class LevelQueue:
 
 
 class SharedLevel(LevelQueue):
-    """The requests of one level in several lanes, which take turns; `live` is unused, `delayed` are those of all."""
+    """The requests of one level in several lanes, which take turns; `live` is unused, `delayed` is for all lanes."""
 
     __slots__ = ("_lanes", "_turns")
 
@@ -196,13 +195,13 @@ class SharedLevel(LevelQueue):
         self.size += 1
 
     def delay(self, request: QueuedRequest) -> None:
-        """A queued request's time-out passed: behind all others, whosever they are."""
+        """A queued request's time-out passed: it goes behind all others, of every lane."""
         request.state = DELAYED
         self._lanes[request.lane].leave(request)
         self.delayed.append(request)
 
     def put_back(self, request: QueuedRequest) -> None:
-        """A request that was dispatched returns to the front of its lane."""
+        """A dispatched request returns to the front of its lane."""
         self.size += 1
         if request.delayed:
             request.state = DELAYED
@@ -211,7 +210,7 @@ class SharedLevel(LevelQueue):
             self._lane(request.lane).put_back(request)
 
     def leave(self, request: QueuedRequest) -> None:
-        """A queued request changed its state to something else in place."""
+        """A queued request's state was changed in place."""
         self.size -= 1
         if not request.delayed:
             self._lanes[request.lane].leave(request)
@@ -246,7 +245,7 @@ class SharedLevel(LevelQueue):
         return taken
 
     def sweep(self) -> None:
-        """Give up the places of requests that left."""
+        """Drop the places of requests that left."""
         for lane in self._lanes.values():
             lane.sweep()
         self._sweep_delayed()
@@ -272,7 +271,7 @@ class VersionQueue:
         self._turns = turns
         self._levels: dict[int, LevelQueue] = {}
         self._descending: list[int] = []
-        """Negated levels that hold something, so that the level served first is last and cheap to remove."""
+        """Negated levels that have requests, so that the level served first is last and cheap to remove."""
         self.rows = 0
         self.size = 0
 
@@ -282,18 +281,18 @@ class VersionQueue:
             yield from self._levels[-key]
 
     def in_order(self) -> Iterable[QueuedRequest]:
-        """The same; with one level in use, without a step in between."""
+        """The same, faster with one level in use."""
         return self._levels[-self._descending[0]].in_order() if len(self._descending) == 1 else self
 
     def last(self, number: int) -> Iterator[QueuedRequest]:
-        """The requests of a level that are in time, the last to be served first; none where lanes share it."""
+        """The requests of a level that are in time, the last to be served first; none if lanes share it."""
         level = self._levels.get(number)
         for request in reversed(level.live) if level is not None else ():
             if request.state is QUEUED:
                 yield request
 
     def append(self, request: QueuedRequest) -> bool:
-        """Queue a new request on its `queue_level`; whether it is now the last to be served."""
+        """Queue a new request on its `queue_level`; returns whether it is now the last to be served."""
         number = request.queue_level
         level = self._levels.get(number) or self._open(number, request.lane)
         request.state = QUEUED
@@ -323,7 +322,7 @@ class VersionQueue:
         return False
 
     def put_back(self, request: QueuedRequest) -> None:
-        """Queue a request again that had been dispatched, at the front of its level."""
+        """Queue a dispatched request again, at the front of its level."""
         number = request.queue_level
         level = self._open(number, request.lane)
         if level.lane != request.lane:
@@ -337,19 +336,19 @@ class VersionQueue:
         self._levels[request.queue_level].delay(request)
 
     def remove(self, request: QueuedRequest, state: RequestState) -> None:
-        """Take out a queued request; it becomes `state`."""
+        """Remove a queued request and set its state to `state`."""
         level = self._levels[request.queue_level]
         request.state = state
         level.leave(request)
         self._gone(request.queue_level, level, 1, request.rows)
 
     def sweep(self) -> None:
-        """Forget the places of requests that left: before one of them is put back beside its old place."""
+        """Drop the places of requests that left, before one of them returns beside its old place."""
         for level in self._levels.values():
             level.sweep()
 
     def take(self, count: int) -> list[QueuedRequest]:
-        """Remove the `count` requests served first; their state is the caller's to set."""
+        """Remove the `count` requests served first; the caller sets their state."""
         taken: list[QueuedRequest] = []
         while self.size and count > len(taken):
             number = -self._descending[-1]
@@ -360,11 +359,11 @@ class VersionQueue:
         return taken
 
     def earliest_order(self, none: int) -> int:
-        """The smallest `order` at the head of any level; `none` when nothing is queued."""
+        """The smallest `order` at the head of any level; `none` when the queue is empty."""
         return min((level.earliest_order() for level in self._levels.values()), default=none)
 
     def drain(self) -> list[QueuedRequest]:
-        """Remove everything; states stay as they are. In order of arrival, delayed ones last in order of delay."""
+        """Remove all requests; states stay as they are. In order of arrival, delayed ones last in order of delay."""
         everything = list(self)
         live = sorted((r for r in everything if r.state is QUEUED), key=lambda request: request.order)
         delayed = [r for r in everything if r.state is DELAYED]
@@ -381,7 +380,7 @@ class VersionQueue:
         return level
 
     def _share(self, number: int, level: LevelQueue) -> SharedLevel:
-        """The level, open to several lanes until it is empty."""
+        """Returns the level, shared by several lanes until it is empty."""
         if isinstance(level, SharedLevel):
             return level
         shared = self._levels[number] = SharedLevel(level, self._turns)

@@ -1,6 +1,6 @@
-"""What becomes of the batches of a model with sequences: finished, taken back, adopted from another owner. Pure.
+"""Handles batches of a model with sequences that are finished, returned, lost, or adopted from another owner. Pure.
 
-What was aboard when an instance or executor ended runs alone the next time; a request that ends one alone is condemned.
+Requests of a batch that failed run alone the next time; a request that ends an instance alone is condemned.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from batcher.scheduling.observations import (
     ResponsesSeen,
     SlotFreed,
 )
-from batcher.scheduling.poison.blame import Blame
-from batcher.scheduling.poison.poison_isolation import CULPRIT_OF_LOSSES
-from batcher.scheduling.queues.ledger import cut_short
+from batcher.scheduling.poison.poison_isolation import CULPRIT_OF_LOSSES, Blame
+from batcher.scheduling.queues.ledger import CANCELLED, cut_short
 
 from .sequence_instances import LiveSequence
 from .sequence_ledger import QUEUED, DispatchedBatch, SequenceLedger, mark_of
@@ -28,11 +27,11 @@ from .sequence_slots import SequenceSlots
 
 LOST = "its executor was lost"
 MAX_LOSSES_ALONE = 5
-"""Executors lost while they ran a request in a batch of its own, from which on it is the culprit."""
+"""How many executors are lost with a request alone in its batch until it is condemned."""
 
 
 class SequenceBatches:
-    """The batches of one model that executors have. Where an executor goes, so do its `slots`."""
+    """The dispatched batches of one model. When an executor is lost, its `slots` are removed."""
 
     __slots__ = ("_blame", "_ledger", "_slots")
 
@@ -42,7 +41,7 @@ class SequenceBatches:
         self._blame = Blame()
 
     def free_instance(self, event: SlotFreed) -> None:
-        """The instance takes the next batch; the sequences of this one still have a request that runs."""
+        """The instance takes the next batch; the sequences of this one still have a running request."""
         batch = self._ledger.batch_of(event.batch_id, event.executor)
         if batch is not None and not batch.alone:
             batch.freed = True
@@ -54,7 +53,7 @@ class SequenceBatches:
             request.responding |= request.id in event.ids
 
     def seen(self, event: ResponsesSeen, now_ns: int, decisions: list[Decision]) -> None:
-        """Of these a response is visible; the run of those that wait went with a predecessor."""
+        """Responses to these are visible; the run of those that wait was lost with a predecessor."""
         known = self._ledger.known
         for request, sequence in sorted([known[i] for i in event.ids if i in known], key=lambda one: one[0].order):
             request.responding = True
@@ -62,7 +61,7 @@ class SequenceBatches:
                 self._ledger.cut(sequence, request, cut_short(LOST), now_ns, decisions)
 
     def reschedule(self, event: RequestsRescheduled) -> None:
-        """The model wants another turn of some requests of a batch (S41)."""
+        """The model wants another turn for some requests of a batch (S41)."""
         batch = self._ledger.batch_of(event.batch_id, event.executor)
         if batch is not None:
             for request, sequence in zip(batch.requests, batch.sequences, strict=True):
@@ -73,7 +72,7 @@ class SequenceBatches:
         ledger = self._ledger
         if ledger.batch_of(event.batch_id, event.executor) is None:
             if event.replies_held and event.batch_id not in ledger.batches:
-                decisions.append(ReleaseReplies(event.batch_id))  # of a time when the model had another scheduler
+                decisions.append(ReleaseReplies(event.batch_id))  # from a time when the model had another scheduler
             return
         batch = self._close(event.batch_id)
         for request, sequence in zip(batch.requests, batch.sequences, strict=True):
@@ -87,7 +86,7 @@ class SequenceBatches:
                 sequence.former = ()
             ledger.forget(request)
             if sequence.rests and sequence.closed:
-                # an END that its executor settled has ended the record as well
+                # the executor that settled an END has deleted the record as well
                 ledger.end(sequence, decisions if request.settled or not mark_of(request).end else None)
             else:
                 ledger.touch(sequence, now_ns)
@@ -98,7 +97,7 @@ class SequenceBatches:
             self._take_back(event.batch_id, "its executor gave it back", now_ns, decisions)
 
     def die(self, event: BatchDied, now_ns: int, decisions: list[Decision]) -> None:
-        """A batch took its instance with it."""
+        """A batch ended its instance."""
         batch = self._ledger.batch_of(event.batch_id, event.executor)
         if batch is None:
             return
@@ -114,7 +113,7 @@ class SequenceBatches:
                 self._ledger.alone.add(request.id)
 
     def lose(self, event: ExecutorLost, now_ns: int, decisions: list[Decision]) -> None:
-        """An executor is gone, with its instances and batches."""
+        """An executor is lost, with its instances and batches."""
         ledger = self._ledger
         for version in ledger.versions.values():
             self._slots.withdraw(version, event.executor, now_ns, decisions)
@@ -132,11 +131,11 @@ class SequenceBatches:
                     self._condemn(CondemnRequest(request, CULPRIT_OF_LOSSES, "", event.executor), now_ns, decisions)
 
     def returned(self, executor: str) -> None:
-        """An executor is heard of, perhaps again."""
+        """An executor is heard of; it may have been presumed dead."""
         self._blame.returned(executor)
 
     def adopt(self, event: BatchRunning) -> None:
-        """A batch of a predecessor: its requests are at the heads of their sequences' queues."""
+        """Adopts a batch of a predecessor: its requests are at the heads of their sequences' queues."""
         ledger = self._ledger
         if event.batch_id in ledger.batches or event.sequences is None:
             return
@@ -161,7 +160,7 @@ class SequenceBatches:
         ledger.batches[event.batch_id] = DispatchedBatch(event.executor, event.version, instance, requests, sequences)
 
     def _close(self, batch_id: str) -> DispatchedBatch:
-        """A batch is over, one way or another; its instance is free."""
+        """A batch ended, finished or not; its instance is free."""
         batch = self._ledger.batches.pop(batch_id)
         self._release(batch_id, batch)
         for sequence in batch.sequences:
@@ -175,7 +174,7 @@ class SequenceBatches:
             instance.batch = ""
 
     def _take_back(self, batch_id: str, why: str, now_ns: int, decisions: list[Decision]) -> list[QueuedRequest]:
-        """A batch did not run, or not to its end, `why`: what is unsettled of it waits again. Returns what does."""
+        """A batch did not run to its end, because of `why`: queue its unsettled requests again, and return them."""
         ledger = self._ledger
         batch = self._close(batch_id)
         for request, sequence in zip(batch.requests, batch.sequences, strict=True):
@@ -186,10 +185,12 @@ class SequenceBatches:
             else:
                 ledger.put_back(request, sequence, now_ns)
                 ledger.cut_if_seen(sequence, request, why, now_ns, decisions)
+                if request.cancelled and request.state is QUEUED:
+                    ledger.cut(sequence, request, CANCELLED, now_ns, decisions)
         return [request for request in batch.requests if request.state is QUEUED]
 
     def _condemn(self, end: CondemnRequest, now_ns: int, decisions: list[Decision]) -> None:
-        """A request that waits ends as a dead letter, and what follows it with it."""
+        """A waiting request becomes a dead letter, and all that follow it end with it."""
         decisions.append(end)
         _, sequence = self._ledger.known[end.request.id]
         self._ledger.cut(sequence, end.request, None, now_ns, decisions)

@@ -1,6 +1,5 @@
-"""Which sequences of one instance go together, and when: the strategies direct and oldest (S34-S36). Pure functions.
-
-A batch has at most one request of a sequence. Who has which slot is `sequence_instances`'s.
+"""Chooses which sequences of one instance form a batch, and when: the strategies direct and oldest (S34-S36). Pure. A
+batch has at most one request of each sequence. `sequence_instances` has the slots.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class SequenceRules:
 
 
 def choose(instance: SequenceInstance, rules: SequenceRules, now_ns: int) -> tuple[list[LiveSequence], int]:
-    """The sequences whose next requests make the instance's next batch; none, and when to look again, to wait."""
+    """The sequences whose next requests form the instance's next batch; none, and when to check again, to wait."""
     ready = sorted(instance.ready, key=lambda sequence: sequence.queue[0].order)
     if not ready:
         return [], NEVER_NS

@@ -1,6 +1,5 @@
-"""From ready sequences and free instances to batches: what a `SequenceScheduler` decides once facts are folded. Pure.
-
-Which sequences go together is `sequence_batching`'s.
+"""Forms batches from ready sequences for free instances, once the facts are folded. Pure. `sequence_batching` chooses
+which sequences form a batch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .sequence_ledger import DispatchedBatch, SequenceLedger, mark_of
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """For tests (S43): nothing is dispatched before so many requests wait in slots and, of them, in the backlog."""
+    """For tests (S43): nothing is dispatched before this many requests wait in slots and, of them, in the backlog."""
 
     requests: int = 0
     backlog_requests: int = 0
@@ -44,7 +43,7 @@ class SequenceDispatching:
         self.next_check_ns = NEVER_NS
 
     def decide(self, now_ns: int, decisions: list[Decision]) -> None:
-        """Give each free instance a batch, where one is due."""
+        """Give each free instance a batch, if one is due."""
         self.next_check_ns = NEVER_NS
         rules = self._ledger.rules
         if self.is_held or rules is None or self._delayed():
@@ -73,7 +72,7 @@ class SequenceDispatching:
         suspects = [sequence for sequence in instance.ready if sequence.queue[0].id in alone] if alone else []
         if suspects:
             if any(instance is ledger.instance_of(batch) for batch in ledger.batches.values()):
-                return  # what ends an instance now must have been this
+                return  # if the instance fails now, this request is the cause
             chosen = [min(suspects, key=lambda sequence: sequence.queue[0].order)]
         else:
             chosen, until_ns = choose(instance, rules, now_ns)

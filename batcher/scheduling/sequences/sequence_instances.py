@@ -1,7 +1,5 @@
-"""The live sequences of one model version, and which slots of which instances they have (S34, S36).
-
-Who gets a slot and when is the scheduler's; here is only who has one. A sequence keeps its slot until it is released or
-its instance goes.
+"""The live sequences of one model version, and the instance slots they have (S34, S36). Pure. `sequence_slots` decides
+who gets a slot and when. A sequence keeps its slot until it is released or its instance is removed.
 """
 
 from __future__ import annotations
@@ -14,13 +12,12 @@ from charonia.facts.sequence_states import SequenceAbout, sequence_key
 
 
 class LiveSequence:
-    """From its START to its end. Of its requests one runs at a time, the others wait in `queue`, in order.
+    """A sequence, from its START to its end. One of its requests runs at a time, the others wait in `queue`, in order.
 
-    `run` is the id of the request that started it, b"" before that was dispatched; `former` those that the log may
-    know instead, because the request that began the present run has not been answered. `closed`: its END has come, so
-    that the id is free for another. `predecessor` is the sequence of the same id that has to be over before.
-    `binding` is the number of its present place; `wanted` where a new owner found it: executor, instance, slot,
-    content hash.
+    `run` is the id of the request that started it, b"" before that was dispatched; `former` are ids that the log may
+    have instead, because the first request of the current run has not been answered. `closed`: its END has arrived, so
+    that the id is free for another. `predecessor` is the sequence of the same id that must end before. `binding` is the
+    number of its current slot; `wanted` is where a new owner found it: executor, instance, slot, content hash.
     """
 
     __slots__ = (
@@ -47,7 +44,7 @@ class LiveSequence:
         self.queue: deque[QueuedRequest] = deque()
         self.running: QueuedRequest | None = None
         self.again: QueuedRequest | None = None
-        """The request at the head of the queue that has had a turn and wants another (S41)."""
+        """The request at the head of the queue that had a turn and wants another (S41)."""
         self.run = b""
         self.former: tuple[bytes, ...] = ()
         self.closed = False
@@ -59,7 +56,7 @@ class LiveSequence:
 
     @staticmethod
     def found(about: SequenceAbout, key: bytes) -> LiveSequence:
-        """Of a predecessor's owner."""
+        """A live sequence of a predecessor's owner."""
         sequence = LiveSequence(about.version, key)
         sequence.run, sequence.binding = about.run, about.binding
         sequence.wanted = (about.executor, about.instance, about.slot, about.content_hash)
@@ -73,13 +70,13 @@ class LiveSequence:
             self.run = run
 
     def unbegin(self) -> None:
-        """The request that began the present run ended without having run, as far as is known."""
+        """The request that began the current run ended without having run, as far as is known."""
         last_known = self.former[0] if self.former else b""
         self.former = (*self.former[1:], self.run)
         self.run = last_known
 
     def waits_for(self) -> LiveSequence | None:
-        """The sequence of the same id that has to be over before; those before it that were given up do not count."""
+        """The sequence of the same id that must end before this one; earlier ones that were given up do not count."""
         before = self.predecessor
         while before is not None and before.done:
             before = before.predecessor
@@ -98,12 +95,12 @@ class LiveSequence:
 
     @property
     def rests(self) -> bool:
-        """Whether nothing of it waits or runs."""
+        """Whether none of its requests waits or runs."""
         return self.running is None and not self.queue
 
 
 class SequenceInstance:
-    """One instance of an executor. `batch` is the id of the batch it has, "" for none; `ready` may be in the next."""
+    """One instance of an executor. `batch` is the id of its batch, "" for none; `ready` may be in the next."""
 
     __slots__ = ("_free", "_untouched", "batch", "content_hash", "executor", "index", "ready", "size", "slots")
 
@@ -115,12 +112,12 @@ class SequenceInstance:
         self.ready: dict[LiveSequence, None] = {}
         self.batch = ""
         self.size = slots
-        self._free: list[int] = []  # below `_untouched`, from which on no sequence has had one: there may be billions
+        self._free: list[int] = []  # below `_untouched`; no sequence has had one from there on: there may be billions
         self._untouched = 0
 
     @property
     def room(self) -> int:
-        """Slots that no sequence has."""
+        """The number of slots without a sequence."""
         return self.size - len(self.slots)
 
     @property
@@ -129,7 +126,7 @@ class SequenceInstance:
         return max(self.slots, default=-1) + 1
 
     def take(self, sequence: LiveSequence, slot: int = -1) -> bool:
-        """Give a sequence the lowest free slot, or the one it asks for; False when that is not free."""
+        """Allocate a sequence the lowest free slot, or the one it asks for; False when that is not free."""
         if slot < 0:
             slot = heappop(self._free) if self._free else self._untouched
         elif slot in self.slots or slot >= self.size:
@@ -138,7 +135,7 @@ class SequenceInstance:
             self._free.remove(slot)
             heapify(self._free)
         else:
-            self._free.extend(range(self._untouched, slot))  # above all that are there: a heap still
+            self._free.extend(range(self._untouched, slot))  # greater than all others: the list remains a heap
         self._untouched = max(self._untouched, slot + 1)
         self.slots[slot] = sequence
         sequence.instance, sequence.slot, sequence.wanted = self, slot, None
@@ -146,14 +143,14 @@ class SequenceInstance:
         return True
 
     def release(self, sequence: LiveSequence) -> None:
-        """A sequence gives its slot up."""
+        """A sequence releases its slot."""
         del self.slots[sequence.slot]
         heappush(self._free, sequence.slot)
         self.ready.pop(sequence, None)
         sequence.instance = None
 
     def refresh(self, sequence: LiveSequence) -> None:
-        """A sequence's queue changed, or what it runs."""
+        """A sequence's queue or running request has changed."""
         if sequence.is_ready:
             self.ready[sequence] = None
         else:
@@ -175,16 +172,15 @@ class SequenceInstances:
         return self._by_place.get((executor, index))
 
     def roomiest(self) -> SequenceInstance | None:
-        """The instance with most free slots, None when all are taken: sequences spread."""
+        """The instance with most free slots, None when all are taken: sequences are spread."""
         best = max(self._by_place.values(), key=lambda instance: instance.room, default=None)
         return best if best is not None and best.room else None
 
     def serve(
         self, executor: str, content_hash: str, count: int, slots: int
     ) -> tuple[list[SequenceInstance], list[LiveSequence]]:
-        """An executor has `count` instances of `slots` each, in this incarnation.
-
-        Returns those that are new, and who has to go. Sequences keep their place when an incarnation follows another.
+        """An executor has `count` instances of `slots` each, in this incarnation of the version. Returns new instances,
+        and sequences that lost their slot. Sequences keep their slots when one incarnation follows another.
         """
         new: list[SequenceInstance] = []
         displaced: list[LiveSequence] = []
@@ -206,7 +202,7 @@ class SequenceInstances:
         return new, displaced
 
     def withdraw(self, executor: str) -> list[LiveSequence]:
-        """The executor's instances are no more; the sequences that had slots there."""
+        """The executor's instances are gone; returns the sequences that had slots there."""
         return [s for place in [p for p in self._by_place if p[0] == executor] for s in self._drop(place)]
 
     def _drop(self, place: tuple[str, int]) -> list[LiveSequence]:

@@ -1,7 +1,7 @@
-"""The sequences and requests of one model, the batches it has out, and the moves that keep them in agreement. Pure.
+"""The sequences, requests and batches of one model, and the operations that keep them consistent. Pure.
 
-No rules of its own: who gets a slot is `sequence_slots`', what runs next `sequence_dispatch`'s, what becomes of batches
-`sequence_batches`', how requests end that do not run `sequence_endings`'.
+Decides nothing: `sequence_slots` allocates slots, `sequence_dispatch` chooses what runs next, `sequence_batches`
+handles batches, `sequence_scheduler` ends requests without a run.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from batcher.scheduling.decisions import Decision, ForgetSequences, RejectReason, RejectRequest
+from batcher.scheduling.decisions import Decision, ForgetSequences, RejectRequest
 from batcher.scheduling.observations import QueuedRequest, RequestState
-from batcher.scheduling.queues.ledger import DueTimes, cut_short
-from charonia.errors import ErrorCode
+from batcher.scheduling.queues.ledger import CANCELLED, Cut, DueTimes, cut_short
 from charonia.wire import SequenceMark
 
 from .sequence_batching import SequenceRules
@@ -22,17 +21,11 @@ QUEUED = RequestState.QUEUED
 DISPATCHED = RequestState.DISPATCHED
 ENDED = RequestState.ENDED
 
-Cut = tuple[ErrorCode, str, RejectReason]
-"""How a request ends that will not run."""
-CANCELLED: Cut = (ErrorCode.CANCELLED, "", "CANCELED")  # a code and no text (G26)
-
 
 @dataclass(slots=True)
 class DispatchedBatch:
-    """A batch an executor has; `sequences` are those of `requests`.
-
-    `freed`: its instance takes the next one, while responses of this one are still to come. `alone`: it is suspected,
-    and gets no company.
+    """A batch at an executor; `sequences` are those of `requests`. `freed`: its instance takes the next one, while this
+    one still produces responses. `alone`: it is suspected, and no request joins it.
     """
 
     executor: str
@@ -57,9 +50,8 @@ class VersionSequences:
 
 
 class SequenceLedger:
-    """`known` are the requests that have not ended, each with its sequence, `queued` is how many of them wait.
-
-    `rules` is None until the first configuration is known. The requests in `alone` run in batches of their own.
+    """`known` are the unsettled requests, each with its sequence; `queued` counts those that wait. `rules` is None
+    until the first configuration is known. The requests in `alone` run in batches of their own.
     """
 
     __slots__ = ("alone", "batches", "due", "idle", "known", "model", "queued", "repeatable", "rules", "versions")
@@ -75,7 +67,7 @@ class SequenceLedger:
         self.alone: set[bytes] = set()
         self.due = DueTimes()
         self.idle: dict[LiveSequence, int] = {}
-        """When each sequence that rests has rested too long; one idle time holds for all, so the first is due first."""
+        """When each resting sequence has been idle too long; all have the same idle time, so the first is due first."""
 
     def version(self, number: int) -> VersionSequences:
         version = self.versions.get(number)
@@ -94,7 +86,7 @@ class SequenceLedger:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def queue(self, request: QueuedRequest, sequence: LiveSequence) -> None:
-        """A new request is the last of its sequence."""
+        """Append a new request to its sequence."""
         sequence.queue.append(request)
         request.state = QUEUED
         self.known[request.id] = (request, sequence)
@@ -102,8 +94,8 @@ class SequenceLedger:
         self.time(request, sequence)
 
     def time(self, request: QueuedRequest, sequence: LiveSequence) -> None:
-        """Arm what may come due; without a slot a request waits no longer than its time-out (S37)."""
-        # until the model is known, what runs and what is bound is not known either (recovery)
+        """Set its due times; without a slot a request waits no longer than its time-out (S37)."""
+        # until the model is known, running batches and slots are not known either (recovery)
         waits = self.rules is not None and sequence.instance is None and sequence.wanted is None
         if request.timeout_us and waits:
             request.timeout_ns = request.enqueued_ns + request.timeout_us * 1000
@@ -111,7 +103,7 @@ class SequenceLedger:
             self.due.arm(request)
 
     def dispatch(self, request: QueuedRequest, sequence: LiveSequence) -> None:
-        """The next request of a sequence runs."""
+        """Take the next request of a sequence, which runs."""
         sequence.queue.popleft()
         sequence.running = request
         self._unqueue(request)
@@ -121,7 +113,7 @@ class SequenceLedger:
         self.idle.pop(sequence, None)
 
     def put_back(self, request: QueuedRequest, sequence: LiveSequence, now_ns: int) -> None:
-        """A request that was dispatched is the next of its sequence again."""
+        """A dispatched request is the next of its sequence again."""
         self.due.disarm(request)
         sequence.queue.appendleft(request)
         request.state = QUEUED
@@ -143,7 +135,7 @@ class SequenceLedger:
         decisions.append(RejectRequest(request, *how, bare))
 
     def refuse_all(self, sequence: LiveSequence, how: Cut, decisions: list[Decision], *, bare: bool = False) -> None:
-        """What waits of a sequence ends with an error."""
+        """Ends the waiting requests of a sequence with an error."""
         for request in sequence.queue:
             self._unqueue(request)
             self.refuse(request, how, decisions, bare=bare)
@@ -152,7 +144,7 @@ class SequenceLedger:
     def cut(
         self, sequence: LiveSequence, request: QueuedRequest, how: Cut | None, now_ns: int, decisions: list[Decision]
     ) -> None:
-        """A waiting request ends (`how` None: it is settled), and with it what follows until the next START."""
+        """Ends a waiting request (`how` None: it is settled), and all that follow it until the next START."""
         queue = list(sequence.queue)
         at = queue.index(request)
         last = at + 1
@@ -169,14 +161,14 @@ class SequenceLedger:
                 self.forget(one)
         if sequence.again is request:
             sequence.again = None
-        if request.id == sequence.run:  # it had been dispatched, and began nothing
+        if request.id == sequence.run:  # it had been dispatched, and began no run
             sequence.unbegin()
         self.settle_down(sequence, now_ns, decisions)
 
     def cut_if_seen(
         self, sequence: LiveSequence, request: QueuedRequest, why: str, now_ns: int, decisions: list[Decision]
     ) -> None:
-        """The run of a request that waits again was lost: it is run from its start, unless responses were seen."""
+        """A request waits again and its run was lost: run it from its start, unless responses were visible."""
         if request.responding and not self.repeatable:
             self.cut(sequence, request, cut_short(why), now_ns, decisions)
 
@@ -188,7 +180,7 @@ class SequenceLedger:
     # -- sequences -----------------------------------------------------------------------------------------------------
 
     def touch(self, sequence: LiveSequence, now_ns: int) -> None:
-        """Something changed for a sequence: is it ready, does it rest?"""
+        """A sequence has changed: update whether it is ready, and whether it rests."""
         if sequence.instance is not None:
             sequence.instance.refresh(sequence)
         self.idle.pop(sequence, None)
@@ -196,14 +188,14 @@ class SequenceLedger:
             self.idle[sequence] = now_ns + self.rules.block.max_idle_us * 1000
 
     def settle_down(self, sequence: LiveSequence, now_ns: int, decisions: list[Decision]) -> None:
-        """Requests of a sequence are gone: it ends when it was closed or never began, and nothing is left of it."""
+        """Requests of a sequence ended: it ends too if it was closed or never began, and none is left."""
         if sequence.rests and (sequence.closed or not sequence.run):
             self.end(sequence, decisions)
         else:
             self.touch(sequence, now_ns)
 
     def end(self, sequence: LiveSequence, decisions: list[Decision] | None) -> None:
-        """A sequence is over. With `decisions` it ended without a last request: the log may know it still."""
+        """A sequence ended. With `decisions` it ended without a last request: the log may still have its record."""
         sequence.done = True
         before = sequence.waits_for()
         self.idle.pop(sequence, None)
@@ -213,7 +205,7 @@ class SequenceLedger:
         else:
             version.backlog.pop(sequence, None)
         if version.live.get(sequence.key) is sequence:
-            if before is not None:  # which has had its END, and which the next one of this id has to wait for
+            if before is not None:  # its END has arrived, and the next sequence of this id waits for it
                 version.live[sequence.key] = before
             else:
                 del version.live[sequence.key]
@@ -223,6 +215,6 @@ class SequenceLedger:
 
 
 def mark_of(request: QueuedRequest) -> SequenceMark:
-    """A request that is in a queue here has one."""
+    """The sequence mark of a request; every request queued here has one."""
     assert request.sequence is not None
     return request.sequence

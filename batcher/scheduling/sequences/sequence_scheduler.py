@@ -7,7 +7,7 @@
   executor that gets it finds out whether its state can follow (`charonia.facts.sequence_states`).
 - A request that is taken out of the middle takes the rest of its sequence's queue with it (I10): what follows was
   meant to come after it.
-- What was aboard when an instance or executor ended runs alone the next time; a request that ends one alone is
+- Requests that ran when an instance or executor failed run alone the next time; a request that ends one alone is
   condemned.
 
 The parts share one `SequenceLedger`: `SequenceSlots` says who has a slot, `SequenceDispatching` what runs next,
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from batcher.scheduling.deadlock.waits import SlotGroup, Step
-from batcher.scheduling.decisions import Decision
+from batcher.scheduling.decisions import Decision, RejectRequest, StopExecution
 from batcher.scheduling.observations import (
     BatchDied,
     BatchFinished,
@@ -45,16 +45,22 @@ from batcher.scheduling.observations import (
     VersionServed,
     VersionWithdrawn,
 )
-from batcher.scheduling.queues.ledger import NEVER_NS
+from batcher.scheduling.queues.ledger import (
+    CANCELLED,
+    DEADLINE_PASSED,
+    DEADLINE_PASSED_RUNNING,
+    NEVER_NS,
+    Cut,
+    abandoned,
+)
 from charonia.errors import ErrorCode
 from charonia.models.interface import ModelInterface
 
 from .sequence_batches import SequenceBatches
 from .sequence_batching import SequenceRules
 from .sequence_dispatch import NO_DELAYS, Delays, SequenceDispatching
-from .sequence_endings import SequenceEndings
 from .sequence_instances import LiveSequence, SequenceInstance
-from .sequence_ledger import CANCELLED, QUEUED, Cut, SequenceLedger
+from .sequence_ledger import DISPATCHED, QUEUED, SequenceLedger
 from .sequence_slots import SequenceSlots
 
 NOT_STARTED = (
@@ -69,9 +75,9 @@ NO_ID = "inference request to model '{model}' must specify a non-zero or non-emp
 
 
 class SequenceScheduler:
-    """Decides for one model with a sequence batcher; see the module's head.
+    """Decides for one model with a sequence batcher; see the module docstring.
 
-    `batch_prefix` makes batch ids unique over owners, `first_binding` the numbers of places. `delays` are for tests.
+    `batch_prefix` makes batch ids unique over owners, `first_binding` the numbers of bindings. `delays` are for tests.
     """
 
     def __init__(self, batch_prefix: str, first_binding: int = 0, delays: Delays = NO_DELAYS) -> None:
@@ -82,7 +88,7 @@ class SequenceScheduler:
         self._endings = SequenceEndings(self._ledger)
         self._next_order = 0
         self.on_conflict: Callable[[str], None] | None = None
-        """Called with the words to log when a sequence is started again before it has ended (S33)."""
+        """Called with a message to log when a sequence is started again before it has ended (S33)."""
 
     # -- the verbs -----------------------------------------------------------------------------------------------------
 
@@ -113,23 +119,23 @@ class SequenceScheduler:
     # -- what statistics ask -------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        """Requests that wait, not those dispatched (M2)."""
+        """The number of waiting requests, without dispatched ones (M2)."""
         return self._ledger.queued
 
     def queued_by_version(self) -> dict[int, int]:
-        """The waiting requests of each version that has any."""
+        """The number of waiting requests of each version that has any."""
         counts: dict[int, int] = {}
         for request in self.waiting():
             counts[request.version] = counts.get(request.version, 0) + 1
         return counts
 
     def find(self, request_id: bytes) -> QueuedRequest | None:
-        """A request that has not ended."""
+        """Returns a request that has not ended."""
         found = self._ledger.known.get(request_id)
         return found[0] if found is not None else None
 
     def waiting(self) -> list[QueuedRequest]:
-        """The requests that wait, in no particular order."""
+        """The waiting requests, in no particular order."""
         return [request for request, _ in self._ledger.known.values() if request.state is QUEUED]
 
     def unended(self) -> list[QueuedRequest]:
@@ -137,7 +143,9 @@ class SequenceScheduler:
         return [request for request, _ in self._ledger.known.values()]
 
     def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
-        """(executor, version, requests) of the batches that hold an instance; no executor with those that let it go."""
+        """(executor, version, requests) of the batches that hold an instance; without executor those that have freed
+        theirs.
+        """
         return [("" if b.freed else b.executor, b.version, b.requests) for b in self._ledger.batches.values()]
 
     def step(self, request_id: bytes) -> Step | None:
@@ -151,7 +159,7 @@ class SequenceScheduler:
         while sequence is not None:
             if sequence.running is not None:
                 before.append(sequence.running.id)
-            if sequence.queue:  # else its last request runs, and it needs neither a slot nor its instance any more
+            if sequence.queue:  # otherwise its last request runs, and it needs neither a slot nor its instance any more
                 if sequence.instance is None:
                     has_slot = False
                 else:
@@ -160,7 +168,7 @@ class SequenceScheduler:
         return Step(tuple(before), tuple(instance), has_slot)
 
     def slot_groups(self, number: int) -> tuple[SlotGroup, ...]:
-        """The instances of a version and who has their slots."""
+        """The instances of a version and the sequences that have their slots."""
         version = self._ledger.versions.get(number)
         return tuple(
             [
@@ -176,7 +184,7 @@ class SequenceScheduler:
         )
 
     def _keep_busy(self, instance: SequenceInstance) -> tuple[bytes, ...]:
-        """A request of each batch that has to end before the instance gets another."""
+        """A request of each batch that must end before the instance gets another."""
         ledger = self._ledger
         batches = [ledger.batches[instance.batch]] if instance.batch in ledger.batches else []
         if ledger.alone and any(sequence.queue[0].id in ledger.alone for sequence in instance.ready):
@@ -185,11 +193,11 @@ class SequenceScheduler:
         return tuple([batch.requests[0].id for batch in batches if batch.requests])
 
     def outstanding_requests(self) -> int:
-        """Requests in batches that executors were given and have not finished or returned."""
+        """The number of requests in batches that executors have and did not finish or return."""
         return len(self._ledger.known) - self._ledger.queued
 
     def live_sequences(self) -> int:
-        """Sequences that have begun or wait to, and have not ended."""
+        """The number of sequences that have begun or wait to, and have not ended."""
         return sum(len(version.live) for version in self._ledger.versions.values())
 
     # -- facts ---------------------------------------------------------------------------------------------------------
@@ -213,7 +221,7 @@ class SequenceScheduler:
             case BatchDied():
                 self._batches.die(event, now_ns, decisions)
             case RequestCancelled():
-                self._endings.end_one(event.id, CANCELLED, now_ns, decisions)
+                self._endings.cancel(event, now_ns, decisions)
             case CallRefused():
                 refused: Cut = (ErrorCode.UNAVAILABLE, event.message, "REJECTED")
                 self._endings.end_one(event.id, refused, now_ns, decisions)
@@ -263,7 +271,7 @@ class SequenceScheduler:
             return
         elif mark.start and self.on_conflict is not None:
             self.on_conflict(CONFLICT.format(id=mark.correlation_id, model=ledger.model))
-        # S33: a START on a live sequence ends what was before and goes on in its place
+        # S33: a START on a live sequence ends its present run; the new one keeps its slot
         sequence.closed = mark.end
         ledger.queue(request, sequence)
         ledger.touch(sequence, now_ns)
@@ -286,3 +294,91 @@ class SequenceScheduler:
 
 
 __all__ = ["NO_DELAYS", "Delays", "SequenceScheduler"]
+
+
+TIMED_OUT = "timeout of the corresponding sequence has been expired"
+
+
+class SequenceEndings:
+    """Ends requests and sequences of one model."""
+
+    __slots__ = ("_ledger",)
+
+    def __init__(self, ledger: SequenceLedger) -> None:
+        self._ledger = ledger
+
+    def cancel(self, event: RequestCancelled, now_ns: int, decisions: list[Decision]) -> None:
+        """End a request, or have the model that runs it notified."""
+        request, _ = self._ledger.known.get(event.id, (None, None))
+        if event.gentle and request is not None and request.state is DISPATCHED:
+            if not request.settled:
+                request.cancelled = True
+                decisions.append(self._stopped(request, gentle=True))
+            return
+        self.end_one(event.id, CANCELLED, now_ns, decisions)
+
+    def end_one(self, request_id: bytes, how: Cut | None, now_ns: int, decisions: list[Decision]) -> None:
+        """End a request wherever it is (`how` None: it was settled from outside)."""
+        request, sequence = self._ledger.known.get(request_id, (None, None))
+        if request is None or sequence is None:
+            return
+        if request.state is DISPATCHED:
+            self._end_running(request, how, decisions)
+        else:
+            self._ledger.cut(sequence, request, how, now_ns, decisions)
+
+    def abandon(self, event: VersionsAbandoned, decisions: list[Decision]) -> None:
+        """Refuse requests for versions that no executor serves any more."""
+        ledger = self._ledger
+        for number in [number for number in ledger.versions if number not in event.kept]:
+            version = ledger.versions[number]
+            how = abandoned(ledger.model, number, event.failures)
+            bound = [sequence for instance in version.instances.all() for sequence in instance.slots.values()]
+            for sequence in dict.fromkeys((*version.live.values(), *version.backlog, *bound)):
+                ledger.refuse_all(sequence, how, decisions)
+                if sequence.running is None:
+                    ledger.end(sequence, decisions)
+                else:
+                    sequence.closed = True
+
+    def next_ns(self) -> int:
+        """When `expire` is due next."""
+        return min(self._ledger.due.next_ns() or NEVER_NS, next(iter(self._ledger.idle.values()), NEVER_NS))
+
+    def expire(self, now_ns: int, decisions: list[Decision]) -> None:
+        """End requests past their deadline, and sequences that waited for a slot (S37) or were idle (S38) too long."""
+        ledger = self._ledger
+        while (request := ledger.due.pop(now_ns)) is not None:
+            _, sequence = ledger.known[request.id]
+            if request.state is DISPATCHED:
+                self._end_running(request, (ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED_RUNNING, "OTHER"), decisions)
+            elif 0 < request.deadline_ns <= now_ns:
+                how: Cut = (ErrorCode.DEADLINE_EXCEEDED, DEADLINE_PASSED, "REJECTED")
+                ledger.cut(sequence, request, how, now_ns, decisions)
+            elif sequence.instance is None and sequence.running is None:
+                ledger.refuse_all(sequence, (ErrorCode.UNAVAILABLE, TIMED_OUT, "REJECTED"), decisions, bare=True)
+                ledger.end(sequence, decisions)
+            else:  # it has its slot by now
+                request.timeout_ns = 0
+                ledger.due.arm(request)
+        while (resting := self._rested_until(now_ns)) is not None:
+            ledger.end(resting, decisions)
+
+    def _rested_until(self, now_ns: int) -> LiveSequence | None:
+        """Ends a sequence that has been idle too long by now."""
+        sequence, due_ns = next(iter(self._ledger.idle.items()), (None, NEVER_NS))
+        return sequence if due_ns <= now_ns else None
+
+    def _end_running(self, request: QueuedRequest, how: Cut | None, decisions: list[Decision]) -> None:
+        """End a request that an executor has: the first settlement wins, and it is not run again."""
+        if request.settled:
+            return
+        if how is not None:
+            decisions.append(RejectRequest(request, *how))
+        request.settled = True
+        self._ledger.due.disarm(request)
+        decisions.append(self._stopped(request))
+
+    def _stopped(self, request: QueuedRequest, *, gentle: bool = False) -> StopExecution:
+        batch_id, batch = next((i, b) for i, b in self._ledger.batches.items() if request in b.requests)
+        return StopExecution(request, batch_id, batch.executor, gentle)

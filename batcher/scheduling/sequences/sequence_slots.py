@@ -13,7 +13,7 @@ from .sequence_ledger import QUEUED, SequenceLedger, VersionSequences
 
 
 class SequenceSlots:
-    """The slots of all instances of one model. `first_binding` makes the numbers of places unique over owners."""
+    """The slots of all instances of one model. `first_binding` makes the numbers of bindings unique over owners."""
 
     __slots__ = ("_binding", "_ledger")
 
@@ -22,7 +22,7 @@ class SequenceSlots:
         self._binding = first_binding
 
     def fill(self, version: VersionSequences) -> None:
-        """Give free slots to the sequences that wait, in order (S37)."""
+        """Allocate free slots to the waiting sequences, in order (S37)."""
         if not version.backlog or version.instances.roomiest() is None:
             return
         placed: list[LiveSequence] = []
@@ -38,7 +38,7 @@ class SequenceSlots:
             del version.backlog[sequence]
 
     def serve(self, event: VersionServed, now_ns: int, decisions: list[Decision]) -> None:
-        """An executor has instances of a version, perhaps others than before."""
+        """An executor has instances of a version; they may have changed."""
         ledger = self._ledger
         version = ledger.version(event.version)
         slots = ledger.rules.slots if ledger.rules is not None else 0
@@ -50,14 +50,14 @@ class SequenceSlots:
         }
         for instance in new:
             instance.batch = running.get((instance.executor, instance.index), "")
-            for sequence in list(instance.slots.values()):  # another incarnation remembers nothing of them
+            for sequence in list(instance.slots.values()):  # another incarnation has no state of them
                 self._renumber(sequence)
                 self._lose_turn(sequence, now_ns, decisions)
             self._reclaim(version, instance)
         self._displace(version, displaced, now_ns, decisions)
 
     def resize(self, now_ns: int, decisions: list[Decision]) -> None:
-        """Instances may have another number of slots, by the rules of now."""
+        """The rules changed, so instances may have another number of slots."""
         for version in self._ledger.versions.values():
             for executor in dict.fromkeys(instance.executor for instance in version.instances.all()):
                 mine = [i for i in version.instances.all() if i.executor == executor]
@@ -65,7 +65,7 @@ class SequenceSlots:
                 self.serve(event, now_ns, decisions)
 
     def withdraw(self, version: VersionSequences, executor: str, now_ns: int, decisions: list[Decision]) -> None:
-        """An executor's instances of a version are no more."""
+        """An executor's instances of a version are gone."""
         self._displace(version, version.instances.withdraw(executor), now_ns, decisions)
 
     def found(self, event: SequenceFound, now_ns: int) -> None:
@@ -79,12 +79,12 @@ class SequenceSlots:
             self._ledger.touch(sequence, now_ns)
 
     def _renumber(self, sequence: LiveSequence) -> None:
-        """A sequence has a new place; what it had elsewhere is stale from now on."""
+        """A sequence has a new binding; its state elsewhere is stale from now on."""
         self._binding += 1
         sequence.binding = self._binding
 
     def _reclaim(self, version: VersionSequences, instance: SequenceInstance) -> None:
-        """What a predecessor had bound to this instance stays there."""
+        """Sequences that a predecessor had bound to this instance stay there."""
         here = (instance.executor, instance.index)
         placed: list[LiveSequence] = []
         for sequence in version.backlog:
@@ -109,8 +109,8 @@ class SequenceSlots:
             self._ledger.touch(sequence, now_ns)
 
     def _lose_turn(self, sequence: LiveSequence, now_ns: int, decisions: list[Decision]) -> None:
-        """What a request that waits for another turn (S41) had done was in the instance: it is run from its start."""
+        """The progress of a request that waits for another turn (S41) was in the instance: run it from its start."""
         request, sequence.again = sequence.again, None
         if request is not None and request.state is QUEUED:
-            request.attempt += 1  # the one that goes on no more
+            request.attempt += 1  # the present attempt does not continue
             self._ledger.cut_if_seen(sequence, request, "its instance is gone", now_ns, decisions)

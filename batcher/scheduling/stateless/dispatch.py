@@ -1,6 +1,5 @@
-"""From accepted requests to batches: what a `ModelScheduler` queues, and what it dispatches once the facts are folded.
-
-Pure. Which requests go together is `dynamic_batching`'s, who may take them `model_state`'s.
+"""Turns accepted requests into batches: queues them, and dispatches batches once the facts are folded. Pure.
+`dynamic_batching` decides which requests go together, `model_state` which executors may take them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from batcher.scheduling.decisions import BurstWave, Decision, DispatchBatch, Rel
 from batcher.scheduling.observations import Observation, QueuedRequest, RequestQueued, RequestState
 from batcher.scheduling.poison.poison_isolation import Suspects
 from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
-from batcher.scheduling.queues.ledger import NEVER_NS, QUEUE_FULL
+from batcher.scheduling.queues.ledger import NEVER_NS, QUEUE_FULL, RequestLedger
 from charonia.errors import ErrorCode
 
 from .model_state import Batch, ModelState, ModelVersion, Seat
@@ -21,20 +20,19 @@ DISPATCHED = RequestState.DISPATCHED
 
 
 class Dispatching:
-    """Dispatches the batches of one model; `batch_prefix` as the scheduler has it. `is_held`: it dispatches none."""
+    """Dispatches the batches of one model; `batch_prefix` as the scheduler has it."""
 
-    __slots__ = ("_batch_prefix", "_next_batch", "_state", "is_held", "waits_for")
+    __slots__ = ("_batch_prefix", "_next_batch", "_state", "waits_for")
 
     def __init__(self, state: ModelState, batch_prefix: str) -> None:
         self._state = state
         self._batch_prefix = batch_prefix
         self._next_batch = 0
-        self.is_held = False
         self.waits_for = 0
-        """For tests (S43): nothing is dispatched before so many requests wait."""
+        """For tests (S43): no batch is dispatched before this many requests wait."""
 
     def decide(self, now_ns: int, decisions: list[Decision]) -> None:
-        """Look at every version that changed: answer what may be answered, dispatch what is due."""
+        """Process every version that changed: release answers, dispatch batches that are due."""
         while self._state.changed:
             number = self._state.changed.popitem()[0]
             version = self._state.versions.get(number)
@@ -45,17 +43,17 @@ class Dispatching:
                 for batch_id in version.releases.release(earliest):
                     self._state.held.discard(batch_id)
                     decisions.append(ReleaseReplies(batch_id))
-            if self._state.ledger.batching is not None and not self.is_held and not (self.waits_for and self._waits()):
+            ledger = self._state.ledger
+            if ledger.batching is not None and not ledger.is_held and not (self.waits_for and self._waits()):
                 if version.isolation.size or self._state.kept or self._state.fresh_waits:
-                    self._dispatch_suspects(version, self._state.ledger.batching, now_ns, decisions)
-                self._dispatch(version, self._state.ledger.batching, now_ns, decisions)
+                    self._dispatch_suspects(version, ledger.batching, now_ns, decisions)
+                self._dispatch(version, ledger.batching, now_ns, decisions)
             if version.is_idle():
                 del self._state.versions[number]
 
     def dispatch_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
-        """Dispatch waves that have just arrived to a free instance, where nothing waits and they make one batch.
-
-        None where more has to be looked at: then they are queued like any request; they skip the queue and no more.
+        """Dispatch newly arrived waves to a free instance without queueing them, if none waits and they form one batch.
+        None in any other case: then they are queued like any request.
         """
         state, first = self._state, arrived[0]
         assert type(first) is RequestQueued
@@ -77,7 +75,7 @@ class Dispatching:
             queueing = ledger.queueing
             level, policy = (0, queueing.only) if queueing.only is not None else queueing.place(wave.level)
             wave.queue_level = level
-            if not ledger.takes(wave, now_ns, policy.max_queue_size) or (several and policy.max_queue_size):
+            if not _may_queue(ledger, wave, now_ns, policy.max_queue_size) or (several and policy.max_queue_size):
                 return None
             if wave.id in ledger.known:
                 return None
@@ -94,7 +92,7 @@ class Dispatching:
             ledger.known[wave.id] = wave
             wave.order = state.next_order
             state.next_order += 1
-            wave.deadline_ns = 0  # its gateway tells callers when their deadline comes
+            wave.deadline_ns = 0  # the gateway ends them at their deadline
         return self._batch_of(version, seat, waves, rules, now_ns)
 
     def _waits(self) -> bool:
@@ -103,7 +101,7 @@ class Dispatching:
         return self.waits_for > 0
 
     def _dispatch(self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]) -> None:
-        """Send batches as long as there is an executor to take one and the rules do not say to wait."""
+        """Send batches while an executor can take one and the rules do not delay them."""
         queue, instances, releases, isolation = version.queue, version.instances, version.releases, version.isolation
         if rules.target_p99_ns or version.adaptive is not None:
             rules = version.rules(rules, now_ns)
@@ -131,7 +129,7 @@ class Dispatching:
     def _dispatch_suspects(
         self, version: ModelVersion, rules: BatchRules, now_ns: int, decisions: list[Decision]
     ) -> None:
-        """Send the groups that run by themselves, before all else: they are older, and few."""
+        """Send the groups that run by themselves first: they are older, and few."""
         isolation, state = version.isolation, self._state
         state.fresh_waits.pop(version.number, None)
         for group in isolation:
@@ -153,7 +151,7 @@ class Dispatching:
             state.refresh()
 
     def _is_running(self, version: ModelVersion) -> bool:
-        """Responses that are seen as they come, and in order (S6), are those of one batch at a time."""
+        """Responses that are visible as they are made, and in order (S6), belong to one batch at a time."""
         return any(batch.version == version.number for batch in self._state.batches.values())
 
     def _batch_of(
@@ -166,7 +164,7 @@ class Dispatching:
         *,
         suspects: Suspects | None = None,
     ) -> DispatchBatch:
-        """These requests, which have left the queue, go to an executor."""
+        """Dispatch requests that have left the queue to an executor."""
         self._next_batch += 1
         batch_id = f"{self._batch_prefix}-{self._next_batch}"
         attempts: list[int] = []
@@ -178,7 +176,7 @@ class Dispatching:
             for request in requests:
                 request.timeout_ns = 0
                 if request.wave:
-                    request.deadline_ns = 0  # its gateway tells callers when their deadline comes
+                    request.deadline_ns = 0  # the gateway ends them at their deadline
                 self._state.ledger.due.arm(request)
         first = requests[0].order
         via_owner = rules.preserve_ordering and not rules.several
@@ -198,11 +196,20 @@ class Dispatching:
         )
 
 
-class Arrivals:
-    """Queues the accepted requests of one model, in order: bounds, levels, time-outs (S7, S8, S20-S23).
+def _may_queue(ledger: RequestLedger, wave: QueuedRequest, now_ns: int, limit: int) -> bool:
+    """Whether a wave may be queued as it is, on a level of at most `limit` requests (0: no bound)."""
+    rules = ledger.batching
+    if rules is None or ledger.is_held or wave.rows > rules.max_rows or 0 < wave.deadline_ns <= now_ns:
+        return False
+    if limit and ledger.levels.get(wave.queue_level, 0) + wave.count > limit:
+        return False
+    return ledger.takes_waves or (wave.count == 1 and not rules.dynamic)
 
-    `decide(now_ns, decisions)` dispatches what may be. Most of what shares a log entry is alike, and is queued together
-    without a look at each.
+
+class Arrivals:
+    """Queues the accepted requests of one model, in order: bounds, levels, time-outs (S7, S8, S20-S23). `decide(now_ns,
+    decisions)` dispatches batches. Most requests of a log entry are alike, and are queued together without a check of
+    each.
     """
 
     __slots__ = ("_decide", "_state")
@@ -212,7 +219,7 @@ class Arrivals:
         self._decide = decide
 
     def enqueue(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> None:
-        """Queue one request, or end it where it may not be queued."""
+        """Queue one request, or end it if it may not be queued."""
         ledger = self._state.ledger
         if request.id in ledger.known:
             return
@@ -222,12 +229,12 @@ class Arrivals:
         limit = policy.max_queue_size
         if request.wave:
             ledger.has_waves = True
-            if not ledger.takes(request, now_ns, limit):
+            if not _may_queue(ledger, request, now_ns, limit):
                 self._burst(request, decisions)
                 return
-        # A request that was admitted once, perhaps by another owner, is so again: the limit is for new ones.
+        # A request that was admitted once, perhaps by another owner, stays admitted: the limit is for new ones.
         elif limit and not ledger.was_admitted(request) and ledger.levels.get(level, 0) >= limit:
-            self._decide(now_ns, decisions)  # what came with it may leave room
+            self._decide(now_ns, decisions)  # dispatching earlier requests may free capacity
             if ledger.levels.get(level, 0) >= limit:
                 ledger.reject(request, ErrorCode.UNAVAILABLE, QUEUE_FULL, "REJECTED", decisions)
                 return
@@ -260,10 +267,9 @@ class Arrivals:
         decisions.append(BurstWave(wave))
 
     def _meets_others(self, request: QueuedRequest, decisions: list[Decision]) -> bool:
-        """Burst waves that would share a batch with single requests if they were such; whether this one was burst.
-
-        Those are waves that wait for company while the configuration delays them, and waves of one behind an execution:
-        a burst costs them nothing, as they wait all the same.
+        """Burst waves that would share a batch with single requests if they were single; returns whether this one was
+        burst. Those are waves that a configured delay holds for more requests, and waves of one that wait for a running
+        batch: bursting costs them no time.
         """
         rules = self._state.ledger.batching
         version = self._state.versions.get(request.version)
@@ -286,7 +292,7 @@ class Arrivals:
     def _meets_neighbours(
         self, request: QueuedRequest, version: ModelVersion, rules: BatchRules, decisions: list[Decision]
     ) -> bool:
-        """The same where nothing waits for company: of the requests before it, the last ones may share its batch."""
+        """The same if no request is delayed: the last of the waiting requests may share its batch."""
         if request.wave and request.count > 1:
             return False
         seat = version.instances.best
@@ -308,9 +314,8 @@ class Arrivals:
         return False
 
     def enqueue_alike(self, events: list[Observation], decisions: list[Decision]) -> int:
-        """`enqueue` of as many of the first events as are requests like the first and may all be queued; how many.
-
-        That is where one level has neither bound nor time-out, and they have one row and no deadline.
+        """`enqueue` for the leading events that are requests like the first and may all be queued; returns how many.
+        Only with one level that has neither bound nor time-out, and for requests of one row without deadline.
         """
         ledger = self._state.ledger
         policy = ledger.queueing.only
@@ -334,7 +339,7 @@ class Arrivals:
         by_id = {request.id: request for request in queued}
         known = ledger.known
         if not queued or len(by_id) < count or not known.keys().isdisjoint(by_id):
-            return 0  # what was seen before is told apart one by one
+            return 0  # known requests are handled one by one
         if ledger.has_waves:
             self._meets_others(queued[0], decisions)
         known |= by_id
@@ -353,7 +358,7 @@ class Arrivals:
         return count
 
     def _grown(self, version: ModelVersion, signature: int, is_last: bool, enqueued_ns: int) -> None:
-        """Look at the queue of a version if what was queued, with this signature, may make a batch."""
+        """Try to form a batch if the newly queued requests, with this signature, may complete one."""
         pause = version.pause
         if pause is None:
             if version.instances.best is not None:

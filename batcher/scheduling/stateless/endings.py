@@ -1,13 +1,20 @@
-"""Requests of one model that end without a batch: cancelled, due, settled by others, or their version is gone. Pure.
+"""Ends requests of one model without a batch: cancelled, due, settled by others, or their version is gone. Pure.
 
-One that is with an executor is told to stop, and the first settlement wins; one that waits leaves its queue.
+An executor that has the request is notified to stop, and the first settlement wins; a waiting request leaves its queue.
 """
 
 from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision, RejectReason, RejectRequest, StopExecution
-from batcher.scheduling.observations import QueuedRequest, RequestState, ResponsesSeen, VersionsAbandoned
+from batcher.scheduling.observations import (
+    QueuedRequest,
+    RequestCancelled,
+    RequestState,
+    ResponsesSeen,
+    VersionsAbandoned,
+)
 from batcher.scheduling.queues.ledger import (
+    CANCELLED,
     DEADLINE_PASSED,
     DEADLINE_PASSED_RUNNING,
     NEVER_NS,
@@ -35,12 +42,22 @@ class Endings:
         self._state = state
 
     def seen(self, event: ResponsesSeen, decisions: list[Decision]) -> None:
-        """Responses of these were visible before; those that wait are not run again."""
+        """Responses to these were visible before; those that wait are not run again."""
         known = self._state.ledger.known
         for request in sorted([known[i] for i in event.ids if i in known], key=lambda request: request.order):
             request.responding = True
             if request.state is not DISPATCHED:
                 self.end_one(request.id, *cut_short("its executor was lost"), decisions)
+
+    def cancel(self, event: RequestCancelled, decisions: list[Decision]) -> None:
+        """End a request, or have the model that runs it notified."""
+        request = self._state.ledger.known.get(event.id)
+        if event.gentle and request is not None and request.state is DISPATCHED:
+            if not request.settled:
+                request.cancelled = True
+                decisions.append(self._stopped(request, gentle=True))
+            return
+        self.end_one(event.id, *CANCELLED, decisions)
 
     def end_one(
         self, request_id: bytes, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
@@ -56,13 +73,13 @@ class Endings:
         self._state.ledger.reject(request, code, message, reason, decisions)
 
     def open_wave(self, wave_id: bytes, decisions: list[Decision]) -> None:
-        """A request of a queued wave has to be treated by itself; a wave that runs goes on as it is."""
+        """A request of a queued wave must be handled alone; a running wave goes on as it is."""
         wave = self._state.ledger.known.get(wave_id)
         if wave is not None and wave.wave and wave.state is not DISPATCHED:
             self._burst(wave, decisions)
 
     def open_waves(self, decisions: list[Decision]) -> None:
-        """The queue is held back: who looks into it meanwhile finds requests."""
+        """Burst the queued waves: the queue is held back, and an operator who lists it should see single requests."""
         if self._state.ledger.has_waves:
             for request in [r for r in self._state.ledger.known.values() if r.wave]:
                 self.open_wave(request.id, decisions)
@@ -84,7 +101,7 @@ class Endings:
     def _end_running(
         self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
     ) -> None:
-        """End a request while it is with an executor: the first settlement wins, and it is not run again."""
+        """End a request that an executor has: the first settlement wins, and it is not run again."""
         if not request.settled:
             decisions.append(RejectRequest(request, code, message, reason))
             self._stop(request, decisions)
@@ -94,11 +111,14 @@ class Endings:
             request.settled = True
             if request.due_ns:
                 self._state.ledger.due.disarm(request)
-            batch_id, batch = next((i, b) for i, b in self._state.batches.items() if request in b.requests)
-            decisions.append(StopExecution(request, batch_id, batch.executor))
+            decisions.append(self._stopped(request))
+
+    def _stopped(self, request: QueuedRequest, *, gentle: bool = False) -> StopExecution:
+        batch_id, batch = next((i, b) for i, b in self._state.batches.items() if request in b.requests)
+        return StopExecution(request, batch_id, batch.executor, gentle)
 
     def abandon(self, event: VersionsAbandoned, decisions: list[Decision]) -> None:
-        """Refuse what waits for versions that no executor serves any more."""
+        """Refuse requests for versions that no executor serves any more."""
         waiting = [
             r
             for r in self._state.ledger.known.values()

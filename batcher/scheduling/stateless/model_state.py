@@ -1,7 +1,7 @@
-"""What the scheduler of one model knows, and the moves that keep its parts in agreement. No rules of its own. Pure.
+"""The state of one model's scheduler, and the operations that keep its parts consistent. Decides nothing. Pure.
 
-The state of the model, below it that of each version, its batches, and the executors that can take one. Which requests
-go together is `dynamic_batching`'s; what becomes of a lost executor's batches, `recalls`'.
+It has the state of the model, of each version, its batches, and the executors that can take one. `dynamic_batching`
+decides which requests go together, `recalls` what becomes of a lost executor's batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from batcher.scheduling.poison.poison_isolation import Isolation, Suspects
 from batcher.scheduling.queues.adaptive_batching import AdaptiveBatching
 from batcher.scheduling.queues.dynamic_batching import BatchRules, Formation, ReleaseOrder
 from batcher.scheduling.queues.fair_sharing import TurnRules
-from batcher.scheduling.queues.ledger import RequestLedger, cut_short
+from batcher.scheduling.queues.ledger import CANCELLED, RequestLedger, cut_short
 from batcher.scheduling.queues.queueing import VersionQueue
 
 ENDED = RequestState.ENDED
@@ -36,14 +36,15 @@ class Seat:
 
     @property
     def free_slots(self) -> int:
-        """Instances that would start a batch at once; negative by the batches that wait there."""
+        """Instances that would start a batch at once; negative if batches wait there."""
         return self.slots - self.outstanding
 
 
 class InstanceGroup:
-    """Who can take a batch of one version. An executor takes at most its slots and `prefetch` batches that wait there.
+    """The executors that can take a batch of one version.
 
-    `kept` are executors that are kept free of ordinary batches; `refresh` when it changed.
+    An executor takes at most its slots and `prefetch` batches that wait there. `kept` are executors that are kept free
+    of ordinary batches; call `refresh` when it changed.
     """
 
     __slots__ = ("_kept", "_prefetch", "_uses", "best", "seats")
@@ -64,7 +65,7 @@ class InstanceGroup:
         self._choose()
 
     def withdraw(self, executor: str) -> None:
-        """No more batches for the executor; what it has still counts until it is released."""
+        """Send no more batches to the executor; unfinished ones count until they are released."""
         seat = self.seats.get(executor)
         if seat is not None:
             seat.slots = 0
@@ -73,12 +74,12 @@ class InstanceGroup:
             self._choose()
 
     def lose(self, executor: str) -> None:
-        """The executor and all it had are gone."""
+        """The executor and all its batches are lost."""
         if self.seats.pop(executor, None) is not None:
             self._choose()
 
     def occupy(self, executor: str) -> None:
-        """The executor has one more batch; one that is not known to serve the version gets a seat without slots."""
+        """The executor has one more batch; if it is not known to serve the version, it gets a seat without slots."""
         seat = self.seats.get(executor) or self.seats.setdefault(executor, Seat(executor))
         seat.outstanding += 1
         self._uses += 1
@@ -95,7 +96,7 @@ class InstanceGroup:
             self._choose()
 
     def refresh(self) -> bool:
-        """Choose again; whether the choice is another one."""
+        """Choose the best seat again; returns whether it changed."""
         before = self.best
         self._choose()
         return self.best is not before
@@ -103,7 +104,7 @@ class InstanceGroup:
     def _choose(self) -> None:
         best: Seat | None = None
         for seat in self.seats.values():
-            # Without slots there is no instance that could ever get to a batch that waits there.
+            # Without slots no instance could ever run a batch that waits there.
             if not seat.slots or seat.outstanding >= seat.slots + self._prefetch or seat.executor in self._kept:
                 continue
             if (
@@ -130,16 +131,16 @@ class Batch:
     freed: bool = False
     """Its instance takes other batches although it is not finished."""
     started_ns: int = 0
-    """When an instance was free for it, as far as is known here; 0: not yet, or not needed (`adaptive_batching`)."""
+    """When an instance became free for it, as far as is known here; 0: not yet, or not needed (`adaptive_batching`)."""
 
     @property
     def apart(self) -> bool:
-        """Its executor has nothing else of the model."""
+        """Its executor has no other batch of the model."""
         return self.suspects is not None and self.suspects.apart
 
 
 class ModelVersion:
-    """What is kept for one version of the model."""
+    """The state of one version."""
 
     __slots__ = ("adaptive", "instances", "isolation", "number", "pause", "queue", "releases")
 
@@ -152,17 +153,17 @@ class ModelVersion:
         self.adaptive: AdaptiveBatching | None = None
         """Set while the configuration has a target."""
         self.pause: Formation | None = None
-        """The queue was looked at and nothing is to be done before one of these conditions holds."""
+        """The queue was checked, and no batch is due before one of these conditions holds."""
 
     def is_quiet(self) -> bool:
-        """Whether a free instance changes nothing: nothing waits, and the version is still served."""
+        """Whether a free instance makes no difference: no request waits, and the version is still served."""
         return bool(self.instances.seats) and not (self.queue.size or self.isolation.size or self.releases.firsts)
 
     def is_idle(self) -> bool:
         return not (self.queue.size or self.isolation.size or self.instances.seats or self.releases.firsts)
 
     def rules(self, configured: BatchRules, now_ns: int) -> BatchRules:
-        """What batches are made by now: as configured, or as chosen to meet the configured target."""
+        """The current rules for batches: as configured, or as chosen to meet the configured target."""
         if not configured.target_p99_ns:
             self.adaptive = None
             return configured
@@ -175,18 +176,17 @@ class ModelVersion:
 
 
 class KeptExecutors(dict[str, int]):
-    """Executors that the model keeps free of ordinary batches, so that a suspect runs there apart (`poison_isolation`).
+    """Executors that the model keeps free of ordinary batches, to run a suspect alone there (`poison_isolation`).
 
-    Each with the number of the version whose suspect it is kept for. One that has nothing of the model is used at once;
-    else the one that has least takes no more until it has nothing.
+    Each has the number of the version whose suspect it is kept for. An executor without batches of the model is used at
+    once; otherwise the one with fewest takes no more until it has none.
     """
 
     __slots__ = ()
 
     def choose(self, version: ModelVersion, batches: Iterable[Batch], *, fresh: bool) -> Seat | None:
-        """An executor with nothing of the model, kept from now on; without one, one is kept for later.
-
-        `fresh`: only one that has run nothing of the version.
+        """A kept executor without batches of the model; if there is none, one is kept for later. `fresh`: only an
+        executor that has run no batch of the version.
         """
         apart: dict[str, bool] = {}
         for batch in batches:
@@ -204,11 +204,11 @@ class KeptExecutors(dict[str, int]):
         return None
 
     def give_up(self, executor: str) -> bool:
-        """The executor takes ordinary batches again; whether it did not."""
+        """The executor takes ordinary batches again; returns whether it was kept."""
         return self.pop(executor, None) is not None
 
     def give_up_idle(self, version: ModelVersion, batches: Iterable[Batch]) -> bool:
-        """No suspect of a version waits for an executor any more; whether one was kept for that."""
+        """No suspect of a version waits for an executor any more; returns whether one was kept for that."""
         used = {batch.executor for batch in batches if batch.apart}
         idle = [e for e, number in self.items() if number == version.number and e not in used]
         for executor in idle:
@@ -217,10 +217,10 @@ class KeptExecutors(dict[str, int]):
 
 
 class ModelState:
-    """Requests (`ledger`), their queues by version, the dispatched batches, and what is to be looked at again.
+    """Requests (`ledger`), their queues by version, the dispatched batches, and the versions to process.
 
-    `held` are finished batches whose answers wait for their order, `changed` the versions to look at, `paused` those
-    that wait for an instant to batch, `fresh_waits` those whose suspects wait for a fresh executor until then.
+    `held` are finished batches whose answers wait for their order, `changed` the versions to process, `paused` those
+    that delay a batch until an instant, `fresh_waits` those whose suspects wait for a fresh executor until then.
     """
 
     __slots__ = (
@@ -249,7 +249,7 @@ class ModelState:
         self.paused: dict[int, int] = {}
         self.fresh_waits: dict[int, int] = {}
         self.next_order = 0
-        """The place of the next request in the order of arrival."""
+        """The next position in the order of arrival."""
 
     def version(self, number: int) -> ModelVersion:
         version = self.versions.get(number)
@@ -258,7 +258,7 @@ class ModelState:
         return version
 
     def touch(self, number: int) -> None:
-        """Something changed for a version: look at its queue again."""
+        """A version has changed: process its queue again."""
         self.changed[number] = None
         version = self.versions.get(number)
         if version is not None and version.pause is not None:
@@ -266,35 +266,34 @@ class ModelState:
             self.paused.pop(number, None)
 
     def touch_due(self, now_ns: int) -> None:
-        """Look again at what waited for an instant that has come."""
+        """Process the versions whose instant has come."""
         for waits in (self.paused, self.fresh_waits):
             for number in [number for number, until_ns in waits.items() if until_ns <= now_ns]:
                 self.touch(number)
 
     def measure(self, adaptive: AdaptiveBatching, batch: Batch, was_freed: bool, now_ns: int) -> None:
-        """What a finished batch and its requests took, where batching adapts to it."""
+        """Record the duration and lateness of a finished batch, if batching adapts to them."""
         requests = batch.requests
         if batch.started_ns and batch.suspects is None and not was_freed:
             adaptive.finished(sum(request.rows for request in requests), now_ns - batch.started_ns, now_ns)
         in_time_since_ns = now_ns - adaptive.target_ns
         adaptive.answered(len(requests), sum(request.enqueued_ns < in_time_since_ns for request in requests))
         for other in self.batches.values():
-            # the instance begins with the next of those that waited behind
+            # the instance begins the next of the batches that waited behind
             if not other.started_ns and other.executor == batch.executor and other.version == batch.version:
                 other.started_ns = now_ns
                 break
 
     def set_lane(self, request: QueuedRequest) -> None:
-        """Answers in order of arrival leave no turns to take (S6)."""
+        """No turns where answers keep the order of arrival (S6)."""
         if self.ledger.batching is not None and self.ledger.batching.preserve_ordering:
             request.lane = 0
 
     def recall(
         self, batch_id: str, why: str, now_ns: int, decisions: list[Decision], *, suspect: bool = False
     ) -> tuple[Batch, list[QueuedRequest]]:
-        """A batch will not finish, `why`: it, and what is left of its requests. Waves are burst, perhaps as suspects.
-
-        A request that had responses ends here, unless its model is repeatable.
+        """A batch will not finish, because of `why`: returns it with its unsettled requests. Waves are burst, perhaps
+        as suspects. A request that had responses ends here, unless its model is repeatable.
         """
         batch = self.batches.pop(batch_id)
         version = self.free_slot(batch)
@@ -313,6 +312,8 @@ class ModelState:
                 self.ledger.due.disarm(request)
             if request.responding and not request.settled and not self.ledger.repeatable:
                 self.ledger.reject(request, *cut_short(why), decisions)
+            elif request.cancelled and not request.settled:
+                self.ledger.reject(request, *CANCELLED, decisions)
             elif self.ledger.admit(request, now_ns, decisions):
                 left.append(request)
         return batch, left
@@ -326,7 +327,7 @@ class ModelState:
         return version
 
     def remove(self, request: QueuedRequest, state: RequestState = ENDED) -> None:
-        """Take a request out of the queue; when that ends it, it is forgotten."""
+        """Remove a request from the queue; if that ends it, it is forgotten."""
         version = self.versions[request.version]
         (version.isolation if request.state is SUSPECT else version.queue).remove(request, state)
         self.ledger.uncount(request)
@@ -335,14 +336,14 @@ class ModelState:
         self.touch(request.version)
 
     def released(self, batch: Batch) -> None:
-        """An executor has one batch less, perhaps the one it was kept free for."""
+        """An executor has one batch less; it may be the one that it was kept free for."""
         if batch.apart and self.kept.give_up(batch.executor):
             self.refresh()
         elif (waiting := self.kept.get(batch.executor)) is not None:
             self.touch(waiting)
 
     def refresh(self) -> None:
-        """Other executors are kept free now."""
+        """The set of kept executors has changed."""
         for number, version in self.versions.items():
             if version.instances.refresh():
                 self.touch(number)

@@ -1,13 +1,11 @@
-"""What becomes of the requests of batches that do not finish: back into the queue, or isolated. Pure.
-
-The rule is `poison_isolation`'s; what moves where is here.
+"""Returns the requests of unfinished batches to the queue, or isolates them. Pure. `poison_isolation` has the rule;
+this module moves the requests.
 """
 
 from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision
 from batcher.scheduling.observations import BatchDied, BatchLost, ExecutorLost, QueuedRequest, RequestState
-from batcher.scheduling.poison.blame import Blame
 from batcher.scheduling.poison.poison_isolation import (
     CULPRIT_OF_LOSSES,
     FRESH_WAIT_NS,
@@ -15,6 +13,7 @@ from batcher.scheduling.poison.poison_isolation import (
     PARTS_AFTER_DEATH,
     PARTS_AFTER_LOSS,
     TOGETHER_NS,
+    Blame,
     Isolation,
 )
 
@@ -37,9 +36,9 @@ class Recalls:
         self._since: dict[str, int] = {}
         """When each executor was first seen to serve the model."""
         self._lately: list[tuple[int, list[QueuedRequest]]] = []
-        """When executors were lost of late, and the requests for which that counts."""
+        """When executors were lost recently, and the requests that each loss counts against."""
         self._counted: list[QueuedRequest] | None = []
-        """Those of the loss that is looked at now; None when it counts for no request."""
+        """Those of the current loss; None when it counts against no request."""
 
     def served(self, executor: str, now_ns: int) -> None:
         """An executor serves the model."""
@@ -63,14 +62,13 @@ class Recalls:
             state.refresh()
 
     def returned(self, executor: str) -> None:
-        """An executor is heard of, perhaps again."""
+        """An executor is heard of; it may have been presumed dead."""
         self._blame.returned(executor)
 
     def _note_loss(self, executor: str, since_ns: int, now_ns: int) -> None:
-        """Losses of several executors at once are no request's fault: they do not count for those that were aboard.
-
-        At once means within `TOGETHER_NS`, and that this executor was there when the other was lost: one that came
-        after it may have been ended by what the other one left.
+        """The loss of several executors at once is no request's fault and does not count against any. At once means
+        within `TOGETHER_NS`, and that this executor existed when the other was lost: one that came later may have been
+        ended by requests of the first.
         """
         self._lately = [loss for loss in self._lately if now_ns - loss[0] <= TOGETHER_NS]
         together = [counted for lost_ns, counted in self._lately if since_ns < lost_ns]
@@ -120,7 +118,7 @@ class Recalls:
             self._isolate(batch.version, left).split(left, PARTS_AFTER_DEATH)
 
     def _suspect(self, event: BatchDied, decisions: list[Decision]) -> None:
-        """A predecessor's batch died; what runs by now was dispatched before this was heard."""
+        """A predecessor's batch failed; requests that run by now were dispatched before this was known."""
         state = self._state
         known = state.ledger.known
         left = [known[i] for i in event.ids if i in known and known[i].state in (QUEUED, DELAYED, SUSPECT)]
@@ -146,7 +144,7 @@ class Recalls:
             self._lose_alone(left, batch.version, batch.executor, now_ns, decisions, apart=batch.apart)
 
     def lose_unseen(self, event: BatchLost, now_ns: int, decisions: list[Decision]) -> None:
-        """What `lose` does, for a batch that went with its owner."""
+        """The rule of `lose`, for a batch that was lost with its owner."""
         left = [r for r in event.requests if self._state.ledger.known.get(r.id) is r and r.state in (QUEUED, DELAYED)]
         if event.stalled and not event.suspects:
             return
@@ -187,7 +185,7 @@ class Recalls:
         self._isolate(version, left).add(left, apart=True, until_ns=until_ns)
 
     def _isolate(self, version: int, requests: list[QueuedRequest]) -> Isolation:
-        """These requests wait, in groups that the caller makes."""
+        """These requests wait, in groups that the caller forms."""
         state = self._state
         for request in requests:
             state.ledger.count_again(request, timed=False)

@@ -7,10 +7,10 @@
 
 Each version of the model is queued and batched by itself, so one that no executor serves holds up no other;
 `max_queue_size` counts over all versions (S7). A batch is decided on only when an instance could be fed (S25), so that
-it grows as long as it can; ahead of a free instance (`prefetch`) goes only a batch that cannot grow any more (S4). What
-was aboard when an instance or executor ended runs apart until the culprit is known (`poison_isolation`). Every observed
-request ends once: its batch finishes, it is rejected or condemned here, or it was settled from outside. Durability,
-fencing and settling are the service's.
+it grows as long as it can; ahead of a free instance (`prefetch`) goes only a batch that cannot grow any more (S4).
+Requests that ran when an instance or executor failed run apart until the culprit is known (`poison_isolation`). Every
+observed request ends once: its batch finishes, it is rejected or condemned here, or it was settled from outside. The
+service does durability, fencing and settling.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ FIRST_RECOVERED_ORDER = -(1 << 62)
 
 
 class ModelScheduler:
-    """Decides for one model which requests run together, where and when; see the module's head.
+    """Decides for one model which requests run together, where and when; see the module docstring.
 
     `batch_prefix` makes batch ids unique over owners: they are `<prefix>-<counter>`. `prefetch` is the number of
-    batches an executor may hold beyond its slots, 0 where it is in this process. `lane_weights` are the shares of lanes
-    in a level, 1 where not given. `waits_for`: nothing is dispatched before so many requests wait (S43).
+    batches an executor may hold beyond its slots, 0 if it is in this process. `lane_weights` are the shares of lanes in
+    a level, 1 by default. `waits_for`: nothing is dispatched before this many requests wait (S43).
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ModelScheduler:
                 batch = self._dispatching.dispatch_at_once(events, now_ns)
                 if batch is not None:
                     return [batch]
-            elif len(events) > 1:  # most of what arrives together is alike
+            elif len(events) > 1:  # most observations that arrive together are alike
                 events = events[self._arrivals.enqueue_alike(events, decisions) :]
         for event in events:
             if type(event) is RequestQueued:
@@ -131,7 +131,7 @@ class ModelScheduler:
     # -- what statistics ask -------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        """Requests that wait in the queue, not those dispatched (M2)."""
+        """The number of waiting requests, without dispatched ones (M2)."""
         return self._state.ledger.queued
 
     def queued_by_level(self) -> dict[int, int]:
@@ -150,15 +150,15 @@ class ModelScheduler:
         return {number: size for number, size in waiting.items() if size}
 
     def adaptive(self) -> dict[int, AdaptiveBatching]:
-        """What is chosen for each version, where the configuration has a target."""
+        """The current choice for each version, where the configuration has a target."""
         return {n: version.adaptive for n, version in self._state.versions.items() if version.adaptive is not None}
 
     def find(self, request_id: bytes) -> QueuedRequest | None:
-        """A request that has not ended."""
+        """Returns a request that has not ended."""
         return self._state.ledger.known.get(request_id)
 
     def waiting(self) -> list[QueuedRequest]:
-        """The requests that wait, in no particular order."""
+        """The waiting requests, in no particular order."""
         return [r for r in self._state.ledger.known.values() if r.state in (QUEUED, DELAYED, SUSPECT)]
 
     def unended(self) -> list[QueuedRequest]:
@@ -166,13 +166,13 @@ class ModelScheduler:
         return list(self._state.ledger.known.values())
 
     def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
-        """(executor, version, requests) of the batches that hold an instance, or wait for one at their executor. There
-        is no executor with those that have let their instance go and are not finished.
+        """(executor, version, requests) of the batches that hold an instance, or wait for one at their executor.
+        Batches that have freed their instance and are not finished come without an executor.
         """
         return [("" if b.freed else b.executor, b.version, b.requests) for b in self._state.batches.values()]
 
     def outstanding(self) -> dict[str, int]:
-        """Executor to the number of its batches that are not finished or returned."""
+        """The number of unfinished batches by executor."""
         counts: dict[str, int] = {}
         for batch in self._state.batches.values():
             counts[batch.executor] = counts.get(batch.executor, 0) + 1
@@ -203,8 +203,7 @@ class ModelScheduler:
             case BatchLost():
                 self._recalls.lose_unseen(event, now_ns, decisions)
             case RequestCancelled():
-                # the scheduler's cancellation has a code and no text (G26)
-                self._endings.end_one(event.id, ErrorCode.CANCELLED, "", "CANCELED", decisions)
+                self._endings.cancel(event, decisions)
             case RequestSettled():
                 self._endings.drop(event.id, decisions)
             case CallRefused():
@@ -212,7 +211,7 @@ class ModelScheduler:
             case WaveOpened():
                 self._endings.open_wave(event.id, decisions)
             case QueueHeld():
-                self._dispatching.is_held = self._state.ledger.is_held = event.held
+                self._state.ledger.is_held = event.held
                 if event.held:
                     self._endings.open_waves(decisions)
                 self._state.fresh_waits.clear()
@@ -255,7 +254,7 @@ class ModelScheduler:
         if ledger.due.armed:
             for request in batch.requests:
                 ledger.due.disarm(request)
-        # one whose slots are free and whose queue is empty may be forgotten already
+        # a version without slots and requests may be removed already
         was_freed = batch.freed
         version = state.free_slot(batch)
         if version.adaptive is not None:
@@ -270,7 +269,7 @@ class ModelScheduler:
 
     def _free(self, event: SlotFreed) -> None:
         batch = self._state.batches.get(event.batch_id)
-        # what runs apart has its executor for itself until it has ended
+        # a batch that runs apart has its executor for itself until it has ended
         if batch is not None and batch.executor == event.executor and not batch.apart:
             self._state.free_slot(batch)
             self._state.touch(batch.version)

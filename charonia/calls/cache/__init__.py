@@ -1,4 +1,3 @@
-"""The response cache: answers equal requests once, for all who ask.
-
-May import the rest of `calls`, which does not import it back. Begin reading at `response_cache`.
+"""The response cache: answers equal requests once, for all their callers. May import the rest of `calls`, which does
+not import it back. Begin reading at `response_cache`.
 """

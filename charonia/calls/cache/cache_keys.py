@@ -1,9 +1,9 @@
-"""Which requests may be answered from the cache, and what makes two of them equal (K2). Pure.
+"""Decides which requests may be answered from the cache, and which of them are equal (K2). Pure.
 
-The key covers all that decides about the answer: the model, its version and content (so that a reload starts empty),
-the tenant unless the model shares, the inputs with shapes, datatypes and bytes, the outputs wanted, the parameters.
-Not the request's id, deadline, timeout or priority. Digests are 32 bytes of BLAKE2b, so keys are not compared further;
-every part is preceded by its length, so that no two requests have one text.
+The key covers all that determines the answer: the model, its version and content (so that a reload starts empty), the
+tenant unless the model shares, the inputs with shapes, datatypes and bytes, the requested outputs, the parameters. It
+leaves out the request's id, deadline, timeout and priority. Digests are 32 bytes of BLAKE2b, so keys are not compared
+further; every part is preceded by its length, so that different requests never hash the same text.
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ _LENGTH = struct.Struct("<Q")
 
 
 def rules_of(served: ServedVersion) -> CachingRules | None:
-    """The rules of a served version; None when its responses are not cached, also when its words make no sense."""
+    """The caching rules of a served version; None when its responses are not cached, or its settings are invalid."""
     try:
         return caching_rules(served.config)
     except ConfigError:
-        return None  # the executor that loaded it knew no such words
+        return None  # the executor that loaded it did not know these settings
 
 
 def is_cachable(request: InferenceRequest) -> bool:
-    """Not steps of sequences."""
+    """False for steps of sequences."""
     return not (request.sequence_id or request.sequence_start or request.sequence_end)
 
 
 def cache_key(request: InferenceRequest, served: ServedVersion, rules: CachingRules, tenant: str) -> bytes:
-    """The digest of an admitted request; equal if and only if its answer may be another's.
-
-    The order of inputs and of outputs wanted does not matter: answers are put in order for each caller. Names of
-    outputs are the model's, each once.
+    """The digest of an admitted request; equal if and only if their answers may be shared. The order of inputs and of
+    requested outputs does not matter: answers are put in order for each caller. Names of outputs are the model's, each
+    once.
     """
     digest = hashlib.blake2b(digest_size=32)
 
@@ -51,7 +50,7 @@ def cache_key(request: InferenceRequest, served: ServedVersion, rules: CachingRu
     text(served.model)
     text(str(served.version))
     text(served.content_hash)
-    # a tenant may have no name; that all share is another thing
+    # a tenant may have an empty name, which differs from a cache shared by all tenants
     text("" if rules.shared else "=" + tenant)
     inputs = [t for t in request.inputs if rules.inputs is None or t.name in rules.inputs]
     part(_LENGTH.pack(len(inputs)))
@@ -60,7 +59,7 @@ def cache_key(request: InferenceRequest, served: ServedVersion, rules: CachingRu
         text(tensor.datatype.value)
         part(struct.pack(f"<{len(tensor.shape)}q", *tensor.shape))
         part(tensor.data)
-    # all of them by name is the same as none: so steps of ensembles have what clients were answered
+    # naming all outputs equals naming none: so steps of ensembles and clients share answers
     wanted = () if len(request.outputs) == len(served.interface.outputs) else request.outputs
     part(_LENGTH.pack(len(wanted)))
     for name in sorted(wanted):

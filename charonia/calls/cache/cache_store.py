@@ -1,8 +1,8 @@
-"""Where cached responses lie: in the log for all processes, the hottest in this one as well (K3).
+"""Stores cached responses: in the log for all processes, and the hottest in this process as well (K3).
 
-Both are bounded in bytes and give up what was used longest ago. The log has at most what processes are just inserting
-beyond its bound; uses by hits here are told to it now and then. Nothing that fails here fails a request: the cache then
-knows less.
+Both are bounded in bytes and evict the least recently used. The log may exceed its bound by the responses that
+processes are inserting; local hits are reported to it periodically. A failure here fails no request: it counts as a
+miss.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from charonia.wire import ResponseRecord, pack_response, unpack_response
 _log = logging.getLogger(__name__)
 
 OVERHEAD_BYTES = 512
-"""What a response costs beyond its record, about: its key, its place in the index, its objects."""
+"""Approximate overhead of a response beyond its record: its key, its place in the index, its objects."""
 
 MOST_HERE_BYTES = 64 * 1024**2
 _MOST_ON_THE_WAY_BYTES = 64 * 1024**2
 _TELL_USES_S = 1.0
 _SWEEP_S = 60.0
 _LOOK_S = 0.5
-"""One that takes longer is a miss, and for a while no other is tried: a cache must not be slower than its models."""
+"""A slower look-up counts as a miss, and none is tried for a while: a cache must not be slower than its models."""
 _LEFT_ALONE_NS = 5_000_000_000
 _NOBODY = bytes(16)
 
@@ -40,7 +40,7 @@ _EXPIRY = struct.Struct("<Q")
 
 
 class Cached:
-    """One response. `answer` gives it to a caller, whose changes to it stay its own."""
+    """One response. `answer` returns a copy for a caller, which may change it."""
 
     __slots__ = ("expires_us", "record", "size_bytes")
 
@@ -57,7 +57,7 @@ class Cached:
 
     @staticmethod
     def of(data: bytes) -> Cached:
-        """What `pack` wrote. Raises `InvalidRecord`."""
+        """Unpacks the result of `pack`. Raises `InvalidRecord`."""
         try:
             (expires_us,) = _EXPIRY.unpack_from(data)
         except struct.error:
@@ -74,8 +74,8 @@ def pack(record: ResponseRecord, expires_us: int) -> bytes:
 
 
 class CacheStore:
-    """The responses of one process and its part in those of all. Keys are `charonia.calls.cache.cache_keys`'s
-    digests.
+    """One process's responses and its access to the shared ones. Keys are the digests of
+    `charonia.calls.cache.cache_keys`.
     """
 
     def __init__(self, log: Notes, limit_bytes: int) -> None:
@@ -91,7 +91,7 @@ class CacheStore:
         self._too_large: set[str] = set()
         self.size_here_bytes = 0
         self.evictions = 0
-        """Responses that this process took out of the log because of the bound."""
+        """How many responses this process evicted from the log."""
 
     def start(self) -> None:
         self._tasks.spawn(self._watch(), "response cache")
@@ -100,7 +100,7 @@ class CacheStore:
         await self._tasks.close()
 
     def forget(self) -> None:
-        """Keep nothing in this process."""
+        """Drop all responses of this process."""
         self._here.clear()
         self._uses.clear()
         self.size_here_bytes = 0
@@ -111,7 +111,7 @@ class CacheStore:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def here(self, key: bytes) -> Cached | None:
-        """What this process has, without a word to the log."""
+        """A response that this process has, without asking the log."""
         cached = self._here.get(key)
         if cached is None:
             return None
@@ -124,7 +124,7 @@ class CacheStore:
         return cached
 
     async def look(self, key: bytes) -> Cached | None:
-        """What any process has put into the log; None also when the log cannot be asked."""
+        """A response that any process put into the log; None also when the log cannot be reached."""
         if self._left_alone_until_ns > monotonic_ns():
             return None
         try:
@@ -153,7 +153,7 @@ class CacheStore:
     # -- inserting ----------------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, record: ResponseRecord, ttl_s: int) -> asyncio.Future[None] | None:
-        """Keep a successful response: here at once, in the log soon (the future says when). None: it is not kept."""
+        """Store a successful response: here at once, in the log soon (the future says when). None: it is not stored."""
         now_us = wall_ns() // 1000
         data = pack(record, now_us + ttl_s * 1_000_000)
         cached = Cached.of(data)
@@ -193,7 +193,7 @@ class CacheStore:
         self, key: bytes, data: bytes, cached: Cached, now_us: int, ttl_s: int, stored: asyncio.Future[None]
     ) -> None:
         try:
-            # the index last: who takes a member out of it removes a response that is there
+            # the index last: a process that evicts a member finds its response
             await asyncio.gather(
                 self._log.put_note(keys.cached(key), data, ttl_s),
                 self._log.set_times(keys.CACHE_EXPIRIES, {key: cached.expires_us}),
@@ -207,13 +207,13 @@ class CacheStore:
                 stored.set_result(None)
 
     def _fails(self, what: str) -> None:
-        """Said once, until a look-up is answered again."""
+        """Logged once, until a look-up succeeds again."""
         if not self._failing:
             self._failing = True
             _log.warning("response cache: %s", what)
 
     async def _use(self, uses: dict[bytes, tuple[int, int]]) -> None:
-        """Tell the index of uses, and remove what it gives up."""
+        """Report uses to the index, and delete the responses that it evicts."""
         while True:
             taken = await self._log.keep_recent(keys.CACHE_USES, uses, self._limit_bytes)
             self.evictions += len(taken)
@@ -230,10 +230,10 @@ class CacheStore:
     # -- seeing to it -------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Tell what hits have used, and take out of the index what has expired."""
+        """Report the uses of local hits, and remove expired responses from the index."""
         until_sweep_s = 0.0
         while True:
-            with contextlib.suppress(CharoniaError):  # then the next time
+            with contextlib.suppress(CharoniaError):  # try again at the next time
                 await self.tell_uses()
                 if until_sweep_s <= 0:
                     await self.sweep()
@@ -251,7 +251,7 @@ class CacheStore:
             await self._use(part)
 
     async def sweep(self) -> None:
-        """Every process does; twice is no harm. Raises `LogUnavailable`."""
+        """Every process does this; doing it twice is harmless. Raises `LogUnavailable`."""
         while True:
             expired = await self._log.due(keys.CACHE_EXPIRIES, wall_ns() // 1000, MOST_TAKEN)
             if not expired:

@@ -1,7 +1,7 @@
-"""The response cache of a process that asks models on behalf of requests: steps of ensembles, calls of models (K4).
+"""The response cache for requests that models and ensembles make: steps of ensembles, calls of models (K4).
 
-What is found there counts as a request of the model that was asked, as Triton has it (K5), and this process exports it:
-no gateway and no executor sees such a request. Nothing is started before the first of them.
+A hit counts as a request of the called model, as in Triton (K5), and this process exports it, because no gateway and no
+executor sees such a request. Nothing is started before the first such request.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .cache_keys import rules_of
 from .response_cache import ResponseCache
 
 Observe = Callable[[ServedVersion, str, int], None]
-"""Told of single durations: the version, `queue`, `cache_hit` or `cache_miss`, and ns."""
+"""Receives single durations: the version, `queue`, `cache_hit` or `cache_miss`, and ns."""
 
 
 class CallerCounts:
-    """What this process found or did not find of one model version's responses; durations in ns."""
+    """Hits and misses of one model version in this process; durations in ns."""
 
     __slots__ = ("hit_ns", "hits", "miss_ns", "misses", "observe")
 
@@ -45,7 +45,7 @@ class CallerCounts:
 
 
 class CachedCalls:
-    """One process's. Statistics go into `log`, responses into `cache_log`, which may be the same."""
+    """The cached calls of one process. Statistics go into `log`, responses into `cache_log`, which may be the same."""
 
     def __init__(
         self, log: EventLog, cache_log: Notes | None, limit_bytes: int, catalog: Catalog, observe: Observe
@@ -59,7 +59,7 @@ class CachedCalls:
         self._started = False
 
     def rules(self, served: ServedVersion) -> CachingRules | None:
-        """The rules of a version whose answers are cached; None for others, and for those that answer several times."""
+        """The rules of a version with cached answers; None for others, and for decoupled ones."""
         key = (served.model, served.version)
         known = self._rules.get(key)
         if known is None or known[0] != served.content_hash:
@@ -85,14 +85,14 @@ class CachedCalls:
         return await self._cache.answer(request, served, rules, tenant, run, counts, alone=alone)
 
     def counts(self) -> Mapping[tuple[str, int], CallerCounts]:
-        """By model and version, of those that are served."""
+        """The counts of served versions, by model and version."""
         for model, version in list(self._counts):
             if version not in self._catalog.held(model):
                 del self._counts[(model, version)]
         return self._counts
 
     def begin_anew(self) -> None:
-        """The log is another one."""
+        """The log has a new epoch."""
         self._cache.store.forget()
 
     async def close(self) -> None:

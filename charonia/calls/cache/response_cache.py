@@ -1,21 +1,36 @@
-"""Answers requests of models that cache their responses: from the cache, with others who ask the same, or by execution.
+"""Answers requests of models that cache their responses: from the cache, from an equal running request, or by
+execution.
 
-A hit enters no queue (K3). Equal requests in flight at this process share one execution; those at two may both be
-executed once. The same for clients' requests at gateways, steps of ensembles at their owners and calls of models (K4).
-Only successful answers are kept. What makes requests equal is `cache_keys`'s, who waits for whom `flights`', where
-responses lie `cache_store`'s.
+A hit enters no queue (K3). Equal requests in flight in this process share one execution; in two processes both may be
+executed. This holds for clients' requests at gateways, steps of ensembles at their owners and calls of models (K4).
+Only successful answers are stored. `cache_keys` defines equality, `cache_store` stores responses.
+
+A flight is an execution that the callers of equal requests share; no caller owns it. It goes on while any caller waits.
+Its errors go to all its callers, unless they concern one caller's own terms (its deadline, its cancellation, its queue
+time-out): then only that caller gets the error and the next caller's request is sent instead.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from charonia.calls.refused import RefusedRequests, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError
+from charonia.errors import (
+    DEADLINE_EXCEEDED,
+    SERVER_EXITING,
+    CharoniaError,
+    DeadlineExceeded,
+    ErrorCode,
+    InternalError,
+    LogUnavailable,
+    Unavailable,
+    shed,
+)
 from charonia.eventlog.port import Notes
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
@@ -23,14 +38,150 @@ from charonia.wire import ResponseRecord
 
 from .cache_keys import cache_key
 from .cache_store import CacheStore
-from .flights import Flight, Passenger
+
+_OF_ONE_CALLER = {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED}
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """An answer, or a failure of the model; `executed` for the one caller whose request was executed."""
+
+    record: ResponseRecord
+    executed: bool
+
+
+class Passenger:
+    """One caller: how to send its own request, and the future it waits for. `sent` once its request is the one sent."""
+
+    __slots__ = ("future", "request", "run", "sent", "tenant")
+
+    def __init__(self, request: InferenceRequest, tenant: str, run: Callable[[], Awaitable[ResponseRecord]]) -> None:
+        self.request = request
+        self.tenant = tenant
+        self.run = run
+        self.sent = False
+        self.future: asyncio.Future[Landed] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: CharoniaError) -> None:
+        if not self.future.done():
+            # its own error: if several callers raised the same one, it would collect all their tracebacks
+            self.future.set_exception(shed(error))
+
+    def answer(self, record: ResponseRecord, *, executed: bool) -> None:
+        if not self.future.done():
+            outputs, parameters = list(record.outputs), dict(record.parameters)
+            error = shed(record.error) if record.error is not None else None
+            own = ResponseRecord(record.id, record.model, record.version, outputs, parameters, error)
+            self.future.set_result(Landed(own, executed))
+
+    def expire(self) -> None:
+        """Called at its deadline. The data plane ends a request that was sent, and may lose that race."""
+        if not self.sent:
+            self.fail(DeadlineExceeded(DEADLINE_EXCEEDED))
+
+
+def is_of(passenger: Passenger, error: CharoniaError, others: list[Passenger]) -> bool:
+    """Whether an error concerns one caller's terms only."""
+    if error.code in _OF_ONE_CALLER:
+        return True
+    if error.code is ErrorCode.UNAVAILABLE and not isinstance(error, LogUnavailable):
+        return passenger.request.timeout_us > 0
+    return error.code is ErrorCode.RESOURCE_EXHAUSTED and any(one.tenant != passenger.tenant for one in others)
+
+
+class Flight:
+    """Calls `look` first (for an existing answer), then sends its passengers' requests until one is answered."""
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[ResponseRecord | None]],
+        landed: Callable[[ResponseRecord], None],
+        ended: Callable[[Flight], None],
+    ) -> None:
+        self._look = look
+        self._landed = landed
+        self._ended = ended
+        self._passengers: list[Passenger] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def take(self, passenger: Passenger) -> Landed:
+        """Wait with the others. Raises the flight's error, or `DeadlineExceeded` at the caller's own deadline."""
+        self._passengers.append(passenger)
+        loop = asyncio.get_running_loop()
+        if self._task is None:
+            self._task = loop.create_task(self._fly())
+        timer = None
+        if passenger.request.deadline_ns:
+            timer = loop.call_later(max(0.0, (passenger.request.deadline_ns - wall_ns()) / 1e9), passenger.expire)
+        try:
+            return await passenger.future
+        except CharoniaError as error:
+            raise shed(error) from None  # the future keeps the exception it raised: see `shed`
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if passenger in self._passengers:
+                self._passengers.remove(passenger)
+            if not self._passengers and not self._task.done():
+                self._ended(self)  # the next caller starts a new flight
+                self._task.cancel()
+
+    def cancel(self) -> None:
+        """The process ends."""
+        self._fail(Unavailable(SERVER_EXITING))
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _fly(self) -> None:
+        try:
+            found = await self._look()
+            if found is not None:
+                self._land(found, None)
+                return
+            while waiting := [one for one in self._passengers if not one.future.done()]:
+                if await self._send(waiting[0], waiting[1:]):
+                    return
+        except CharoniaError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(InternalError(f"request could not be sent: {error}"))
+        finally:
+            self._ended(self)
+
+    async def _send(self, first: Passenger, others: list[Passenger]) -> bool:
+        """Send one passenger's request; False when its failure concerned that passenger alone."""
+        first.sent = True
+        try:
+            record = await first.run()
+        except CharoniaError as error:
+            if is_of(first, error, others):
+                first.fail(error)
+                return False
+            raise
+        if record.error is not None and is_of(first, record.error, others):
+            first.answer(record, executed=True)
+            return False
+        if record.error is None:
+            self._landed(record)
+        # if the first caller has left, the execution counts for the next one
+        self._land(record, first if first in self._passengers else next(iter(self._passengers), None))
+        return True
+
+    def _land(self, record: ResponseRecord, executed_for: Passenger | None) -> None:
+        for one in self._passengers:
+            one.answer(record, executed=one is executed_for)
+
+    def _fail(self, error: CharoniaError) -> None:
+        for one in self._passengers:
+            one.fail(error)
+
 
 _HASH_ASIDE_BYTES = 256 * 1024
-"""More than this is hashed in a thread: a millisecond of it is a millisecond for everybody."""
+"""Larger requests are hashed in a thread: hashing for a millisecond would delay all others by that."""
 
 
 class CacheCounts(Protocol):
-    """Who counts hits and misses for the metrics of this process; durations in ns."""
+    """Counts hits and misses for the metrics of this process; durations in ns."""
 
     def hit(self, duration_ns: int) -> None: ...
 
@@ -38,7 +189,7 @@ class CacheCounts(Protocol):
 
 
 class ResponseCache:
-    """One process's. `log` is where the responses of all are, bounded by `limit_bytes`; `tally` writes statistics."""
+    """The cache of one process. `log` holds the shared responses, up to `limit_bytes`; `tally` writes statistics."""
 
     def __init__(self, log: Notes, limit_bytes: int, catalog: Catalog, tally: RefusedRequests) -> None:
         self.store = CacheStore(log, limit_bytes)
@@ -67,9 +218,9 @@ class ResponseCache:
     ) -> ResponseRecord:
         """The answer of a cachable, admitted request, with `error` set when the model failed.
 
-        `run` sends the request; it is called when no other caller's answer serves. Raises what `run` raises, also for
-        the equal request of another caller, and `DeadlineExceeded`. An `alone` request does not wait in the execution
-        of another, which may be waiting for this very request, and no other waits in its own: it may be ended for that.
+        `run` sends the request; it is called when no other answer can be used. Raises what `run` raises, also for an
+        equal request of another caller, and `DeadlineExceeded`. An `alone` request shares no execution: another
+        execution may be waiting for this very request, and its own may be ended for that.
         """
         started_ns = monotonic_ns()
         if sum([len(t.data) for t in request.inputs]) < _HASH_ASIDE_BYTES:
@@ -116,7 +267,7 @@ class ResponseCache:
         def landed(record: ResponseRecord) -> None:
             answered_ns = monotonic_ns()
             now = self._catalog.served(served.model).get(served.version)
-            # a request that waited over a reload was answered by the new content
+            # the new content answered a request that waited across a reload
             reloaded = now is None or now.content_hash != served.content_hash
             if not reloaded:
                 self.store.put(key, record, rules.ttl_s)

@@ -23,6 +23,9 @@ from .state_files import StateFiles, write_whole
 KEPT = "lost-writes-"
 """What the names of kept ends and their reports begin with, in the state directory."""
 
+REPORTED = frozenset(("time", "file", "offset", "lost_bytes", "lost", "kept"))
+"""What a report says."""
+
 _ANALYZED = re.compile(rb"^AOF analyzed: .*\bok_up_to=(\d+)", re.MULTILINE)
 _SHOWN = 5
 _SHOWN_BYTES = 80

@@ -13,6 +13,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from charonia.errors import StartupError
 
@@ -78,19 +79,22 @@ class StateFiles:
     @property
     def writer(self) -> Writer | None:
         """The program that used the state last, by the record, else by the files."""
-        try:
-            found = json.loads((self.directory / RECORD).read_text())
-            return Writer(str(found["program"]), str(found["version"]), str(found["path"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        found = self.record
+        if not {"program", "version", "path"} <= found.keys():
             return self.saved_by
+        return Writer(str(found["program"]), str(found["version"]), str(found["path"]))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What was remembered, empty where nothing can be read."""
+        return read_object(self.directory / RECORD)
 
     def remember(self, writer: Writer) -> None:
         """Record the program that uses the state from now on. Raises `StartupError`."""
         about = {"program": writer.name, "version": writer.version, "path": writer.path, "format": self.format}
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.directory / RECORD).read_text())
-            if isinstance(found, dict) and {name: found.get(name) for name in about} == about:
-                return
+        found = self.record
+        if {name: found.get(name) for name in about} == about:
+            return
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         write_whole(self.directory / RECORD, json.dumps({**about, "since": since}, indent=1).encode() + b"\n")
 
@@ -134,6 +138,15 @@ class StateFiles:
             with contextlib.suppress(OSError), (self.append_directory / name).open("rb") as file:
                 return file.read(_HEAD_BYTES)
         return b""
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty where there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_whole(path: Path, content: bytes) -> None:

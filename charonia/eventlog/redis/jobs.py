@@ -1,6 +1,6 @@
 """Reading jobs, keeping their events, and the journal's retention: what the port says of them, as commands.
 
-Jobs come and go in `work`'s scripts; how a record is read is `job_records`'.
+Jobs come and go in `work`'s scripts; how a record is read is `stored_records`'.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands
-from .records.job_records import FIELDS, event_numbers, record_of, told
 from .server.transport import Argument, pack_pieces
+from .stored_records import FIELDS, event_numbers, record_of, told
 
 _log = logging.getLogger(__name__)
 

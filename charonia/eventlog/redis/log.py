@@ -26,11 +26,11 @@ from .durability import QUESTIONS, Durability, Server
 from .epoch import Epoch, new_epoch
 from .jobs import Jobs
 from .reader import RedisReader
-from .records.work_records import amounts_of, statistics_of
 from .server.address import Address, parse_address
 from .server.hot_connection import Connection
 from .server.sentinel import Primary
 from .server.transport import Argument, Refused, pack_pieces
+from .stored_records import amounts_of, statistics_of
 from .waves import RedisWaves
 from .work import Work
 

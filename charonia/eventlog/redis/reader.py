@@ -45,13 +45,14 @@ class _Following:
     `recent` are the ids delivered last, `skip` those among them that a rewind may bring again.
     """
 
-    __slots__ = ("after", "began", "consume", "recent", "skip", "stream")
+    __slots__ = ("after", "began", "consume", "recent", "skip", "stream", "take")
 
-    def __init__(self, stream: bytes, after: bytes, consume: bool) -> None:
+    def __init__(self, stream: bytes, after: bytes, consume: bool, take: OnEntries | None) -> None:
         self.stream = stream
         self.after = after
         self.began = after
         self.consume = consume
+        self.take = take
         self.recent: deque[bytes] = deque(maxlen=_RECENT)
         self.skip: frozenset[bytes] = frozenset()
 
@@ -83,15 +84,15 @@ class RedisReader:
         self.on_refused: Callable[[str], None] = lambda _reply: None
         """Told why streams could not be read, before that is tried again."""
 
-    def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None:
+    def start(self, on_entries: OnEntries | None = None, on_state: Callable[[bool], None] | None = None) -> None:
         self._on_entries = on_entries
         self._on_state = on_state
         self._connection.start()
 
-    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False) -> None:
+    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False, take: OnEntries | None = None) -> None:
         if stream in self._streams:
             return
-        following = self._streams[stream] = _Following(stream, after, consume)
+        following = self._streams[stream] = _Following(stream, after, consume, take)
         if after == _LAST:
             self._resolve(following)
         else:
@@ -293,7 +294,8 @@ class RedisReader:
             self._next()
 
     def _deliver(self, following: _Following, entries: list[Entry]) -> None:
-        if self._on_entries is None:
+        take = following.take or self._on_entries
+        if take is None:
             return
         ids = [entry.id for entry in entries]
         following.after = ids[-1]
@@ -302,7 +304,7 @@ class RedisReader:
             entries = [entry for entry in entries if entry.id not in following.skip]
         try:
             if entries:
-                self._on_entries(following.stream, entries)
+                take(following.stream, entries)
         except Exception as error:
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "a stream's callback failed", "exception": error}

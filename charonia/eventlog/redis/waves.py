@@ -19,9 +19,9 @@ from charonia.wire import FIELD_WAVE
 from . import scripts
 from .commands import Commands, call_of, pack_append
 from .durability import Durability
-from .records.work_records import amounts_of, value_of
 from .server.hot_connection import Connection
 from .server.transport import LARGE_BYTES, Argument, Refused, lost, pack, pack_pieces
+from .stored_records import amounts_of, value_of
 
 _LEASE = b"lease:"
 _MULTI, _EXEC = pack((b"MULTI",)), pack((b"EXEC",))

@@ -1,7 +1,7 @@
 """Accepting, beginning and settling requests and jobs: what the port says of them, as calls of scripts.
 
-How ids become groups and what a settlement calls is `work_records`', how a job's record is written `job_records`',
-what is sent together `commands`'.
+How ids become groups, what a settlement calls and how a job's record is written is `stored_records`', what is sent
+together `commands`'.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from charonia.tensors import Buffer
 
 from . import scripts
 from .commands import Commands, is_large
-from .records.job_records import fields_of, told
-from .records.work_records import Groups, attempt_in, grouped, lasts_in, settle_call, value_of
 from .server.transport import Argument, pack, pack_pieces
+from .stored_records import Groups, attempt_in, fields_of, grouped, lasts_in, settle_call, told, value_of
 
 _MOST_FIELDS = 7000
 """Fields and values of one entry: a script can hand on a bounded number of arguments."""

@@ -3,7 +3,7 @@
 -- key      s:{m}:<version>:<hash>, one of the including script's KEYS
 -- at       the ARGV index of the first statistic's name; the names are followed by as many values, to the end of ARGV
 -- sums     how many of them are sums, the others are maxima: they keep the largest value; or "run", then the names are
---          one, `run:<rows>`, and its value is what one execution adds, packed (charonia.eventlog.redis.records.work_records)
+--          one, `run:<rows>`, and its value is what one execution adds, packed (charonia.eventlog.redis.stored_records)
 --
 -- One HMGET and one HSET instead of a HINCRBY for each sum, which costs the server a third of a settle. A Lua number
 -- holds 15 digits: longer sums are left to HINCRBY, and maxima are compared as digits (non-negative integers only).

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from charonia.errors import InvalidArgument
 
 MAX_FILES = 10_000
 MAX_BYTES = 32 << 30
+_ALWAYS_BYTES = 1 << 30
+_MAX_RATIO = 100
+"""Weights do not shrink so far: what unpacks to more than `_ALWAYS_BYTES` and this many times its size is a bomb."""
 _CHUNK_BYTES = 1 << 20
+_MAX_READ_BYTES = 4 << 20
+"""Headers of a tar archive are far smaller, and `tarfile` reads them whole."""
+_OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 
 
 def read_archive(path: Path, target: Path, max_bytes: int = MAX_BYTES) -> list[str]:
@@ -22,12 +31,10 @@ def read_archive(path: Path, target: Path, max_bytes: int = MAX_BYTES) -> list[s
     Raises `InvalidArgument` for a damaged archive, names that lead outside, links, devices and too much.
     """
     names: list[str] = []
-    left = max_bytes
     try:
+        left = max_bytes = min(max_bytes, max(_ALWAYS_BYTES, _MAX_RATIO * path.stat().st_size))
         for name, file in _members(path):
             relative = _inside(name)
-            if len(names) >= MAX_FILES:
-                raise InvalidArgument(f"'{path.name}' has more than {MAX_FILES} files")
             place = target / relative
             place.parent.mkdir(parents=True, exist_ok=True)
             with place.open("xb") as out:
@@ -52,7 +59,8 @@ def read_archive(path: Path, target: Path, max_bytes: int = MAX_BYTES) -> list[s
 def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
+            for number, info in enumerate(archive.infolist()):
+                _check_count(path, number)
                 mode = info.external_attr >> 16
                 if stat.S_ISLNK(mode):
                     raise InvalidArgument(f"'{path.name}' has the link '{info.filename[:200]}'")
@@ -60,14 +68,38 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
                     with archive.open(info) as file:
                         yield info.filename, file
         return
-    with tarfile.open(path, "r:*") as tar:
-        for member in tar:
+    with path.open("rb") as file:
+        opener = _OPENERS.get(file.read(2), Path.open)
+    unpacking = opener(path, "rb")
+    bounded: Any = _Bounded(path, unpacking)
+    with unpacking, tarfile.open(fileobj=bounded, mode="r:") as tar:
+        for number, member in enumerate(tar):
+            _check_count(path, number)
             if member.isdir():
                 continue
             content = tar.extractfile(member) if member.isreg() else None
             if content is None:
                 raise InvalidArgument(f"'{path.name}' has '{member.name[:200]}', which is no plain file")
             yield member.name, content
+
+
+class _Bounded:
+    """The file of a tar archive for `tarfile`, which would take as much memory as a header says it needs."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path = path
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        if size > _MAX_READ_BYTES:
+            raise InvalidArgument(f"'{self._path.name}' has a header of {size} bytes")
+        return self._file.read(size)
+
+
+def _check_count(path: Path, number: int) -> None:
+    if number >= MAX_FILES:
+        raise InvalidArgument(f"'{path.name}' has more than {MAX_FILES} files and directories")
 
 
 def _inside(name: str) -> PurePosixPath:

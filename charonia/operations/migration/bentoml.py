@@ -48,10 +48,12 @@ def read(path: Path) -> list[MigratedModel]:
     file, notes = _service_file(path)
     try:
         tree = ast.parse(read_text(file), file.name)
-    except (SyntaxError, ValueError, RecursionError) as error:
+        models = [model for node in tree.body if isinstance(node, ast.ClassDef) for model in _of_class(node, file)]
+        models += _of_functions(tree, file)
+    except (SyntaxError, ValueError) as error:
         raise InvalidArgument(f"'{file.name}' is not Python: {error}") from None
-    models = [model for node in tree.body if isinstance(node, ast.ClassDef) for model in _of_class(node, file)]
-    models += _of_functions(tree, file)
+    except (RecursionError, MemoryError):  # of the parser, whose stack is full
+        raise InvalidArgument(f"'{file.name}' is nested too deeply to be read") from None
     if not models:
         raise InvalidArgument(f"'{file.name}' has no API: a class with @bentoml.service and methods with @bentoml.api")
     for model in models:
@@ -159,7 +161,7 @@ def _api(model: MigratedModel, method: ast.FunctionDef | ast.AsyncFunctionDef, o
         "Generator", "AsyncGenerator", "Iterator", "AsyncIterator",
     ):  # fmt: skip
         model.decoupled = True
-        returns = returns.slice.elts[0] if isinstance(returns.slice, ast.Tuple) else returns.slice
+        returns = next(iter(returns.slice.elts), None) if isinstance(returns.slice, ast.Tuple) else returns.slice
     model.outputs.append(_tensor(model, "output", returns, batchable))
     model.code = method.name
     model.steps = [
@@ -205,7 +207,11 @@ def _array(annotation: ast.expr | None, batchable: bool) -> tuple[tuple[int, ...
         except (ValueError, RecursionError):
             continue
         word = ast.unparse(call.func).rpartition(".")[2]
-        if word == "Shape" and isinstance(value, tuple | list) and all(isinstance(size, int) for size in value):
+        if (
+            word == "Shape"
+            and isinstance(value, tuple | list)
+            and all(isinstance(size, int) and size < 2**63 for size in value)
+        ):
             sizes = [size if size > 0 else -1 for size in value]
             dims = (sizes[1:] if batchable else sizes) or [1]
         elif word == "DType":

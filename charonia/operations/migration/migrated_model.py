@@ -19,6 +19,8 @@ DATA_TYPES = {
 
 MAX_TEXT_BYTES = 4 << 20
 """A settings file or a service's code is larger by mistake only."""
+_MAX_VALUES = 1_000_000
+"""As many as so much text can have; aliases of YAML can make more of less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ def whole(value: object, name: str, max_value: int = 2**31 - 1) -> int:
         raise InvalidArgument(f"'{name}' must be a number, got {str(value)[:80]!r}")
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         number = -1
     if not 0 <= number <= max_value:
         raise InvalidArgument(f"'{name}' must be a number from 0 to {max_value}, got {str(value)[:80]!r}")
@@ -162,9 +164,12 @@ def load_yaml(text: str, name: str) -> list[object]:
     except ImportError:
         raise StartupError(f"'{name}' is YAML: install PyYAML (pip install 'charonia[migrate]')") from None
     try:
-        return list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        documents = list(yaml.safe_load_all(text))
+        _check_values(documents)
+    # PyYAML's own constructors stumble over values like `!!int ''`
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise InvalidArgument(f"'{name}' is not YAML: {' '.join(str(error).split())}") from None
+    return documents
 
 
 def load_json(text: str, name: str) -> dict[str, object]:
@@ -172,6 +177,28 @@ def load_json(text: str, name: str) -> dict[str, object]:
     import json
 
     try:
-        return mapping(json.loads(text), name)
+        document = json.loads(text)
+        _check_values(document)
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"'{name}' is not JSON: {error}") from None
+    return mapping(document, name)
+
+
+def _check_values(document: object) -> None:
+    """Raises `ValueError` for text that no file can hold, and for aliases that make a document of a few lines endless.
+
+    NUL ends names of files, and halves of surrogate pairs are no UTF-8.
+    """
+    waiting, seen = [document], 0
+    while waiting:
+        item = waiting.pop()
+        seen += 1
+        if seen + len(waiting) > _MAX_VALUES:
+            raise ValueError(f"it has more than {_MAX_VALUES} values")
+        if isinstance(item, str):
+            if b"\0" in item.encode():
+                raise ValueError("it has a NUL character")
+        elif isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set):
+            waiting += item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def _artefact(model: MigratedModel, directory: Path, uri: object) -> None:
         return
     root = directory.resolve()
     target = (directory / str(uri)).resolve()
-    if "://" in str(uri) or not target.is_relative_to(root) or not target.exists():
+    if "://" in str(uri) or not target.is_relative_to(root) or not os.path.exists(target):
         model.leave_out("parameters.uri", f"'{uri}' is no file beside the settings: copy it into the version directory")
         return
     if target.is_file() and target.suffix == ".onnx":

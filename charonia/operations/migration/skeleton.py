@@ -60,4 +60,5 @@ def skeleton(model: MigratedModel) -> str:
 
 def _line(text: str) -> str:
     """Text of the source within a docstring: one line that cannot end it."""
-    return " ".join(text.split()).replace("\\", "/").replace('"', "'")
+    shown = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+    return shown.replace("\\", "/").replace('"', "'")

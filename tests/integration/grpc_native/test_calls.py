@@ -79,8 +79,8 @@ class TestRefusals:
             (message(b"abc"), INTERNAL, "failed to parse the ServerLiveRequest message"),
             (message(b"", 1), INTERNAL, UNNAMED),
             (message(b"", 2), INTERNAL, UNNAMED),
-            (b"\0\x80\0\0\0", RESOURCE_EXHAUSTED, "Received message larger than max (2147483648 vs. 2147483647)"),
-            (b"\0\xff\xff\xff\xff", RESOURCE_EXHAUSTED, "Received message larger than max (4294967295 vs. 2147483647)"),
+            (b"\0\x80\0\0\0", RESOURCE_EXHAUSTED, "Received message larger than max (2147483648 vs. 65536)"),
+            (b"\0\xff\xff\xff\xff", RESOURCE_EXHAUSTED, "Received message larger than max (4294967295 vs. 65536)"),
         ],
     )
     @pytest.mark.parametrize("piece", [1, 5, 1 << 14])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,7 +17,9 @@ from charonia.tensors import (
     element_count,
     expected_size_bytes,
     join_bytes_elements,
+    object_array,
     shape_text,
+    split_bytes_elements,
 )
 
 
@@ -122,3 +127,35 @@ def test_impossible_shapes(shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         expected_size_bytes("i", DataType.INT64, shape)
     assert caught.value.message == message
+
+
+class TestManyElements:
+    """More elements than one call handles are joined and made an array in parts, by threads that take short turns."""
+
+    def test_arrays_and_lists_are_joined_alike(self) -> None:
+        elements = [b"%d" % number for number in range(20_001)]
+        array = object_array(iter(elements), len(elements))
+        assert array.tolist() == elements
+        joined = join_bytes_elements(array.reshape(3, -1))
+        assert joined == join_bytes_elements(elements)
+        assert list(split_bytes_elements(joined)) == elements
+
+    def test_too_few_elements_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="broadcast"):
+            object_array([b"a"] * 10_000, 20_000)
+
+    def test_turns_are_short_meanwhile(self) -> None:
+        usual_s = sys.getswitchinterval()
+        turns: set[float] = set()
+
+        def elements() -> Iterator[bytes]:
+            for _ in range(20_000):
+                turns.add(sys.getswitchinterval())
+                yield b"a"
+
+        object_array(elements(), 20_000)
+        assert max(turns) < usual_s
+        assert sys.getswitchinterval() == usual_s
+        turns.clear()
+        object_array(elements(), 10)
+        assert turns == {usual_s}

@@ -33,7 +33,7 @@ class _SlotReader:
     def __init__(self) -> None:
         self.node: Node | None = None
         self.reader: RedisReader | None = None
-        self.streams: dict[bytes, tuple[bytes, bool]] = {}
+        self.streams: dict[bytes, tuple[bytes, bool, OnEntries | None]] = {}
         self.up = False
         self.moving = False
         """It was refused because the slot is elsewhere: no reason to say that the log is lost."""
@@ -50,23 +50,24 @@ class ClusterReader:
         self._on_state: Callable[[bool], None] | None = None
         self._told: bool | None = None
         self._tasks = Tasks()
-        self._closed = False
+        self._started = self._closed = False
         topology.listeners.append(self._moved)
 
-    def start(self, on_entries: OnEntries, on_state: Callable[[bool], None] | None = None) -> None:
+    def start(self, on_entries: OnEntries | None = None, on_state: Callable[[bool], None] | None = None) -> None:
         self._on_entries = on_entries
         self._on_state = on_state
+        self._started = True
         for slot in self._slots:
             self._place(slot)
 
-    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False) -> None:
+    def add(self, stream: bytes, after: bytes = START, *, consume: bool = False, take: OnEntries | None = None) -> None:
         slot = slot_of(stream)
         of_slot = self._slots.setdefault(slot, _SlotReader())
         if stream in of_slot.streams:
             return
-        of_slot.streams[stream] = (after, consume)
+        of_slot.streams[stream] = (after, consume, take)
         if of_slot.reader is not None:
-            of_slot.reader.add(stream, after, consume=consume)
+            of_slot.reader.add(stream, after, consume=consume, take=take)
         else:
             self._place(slot)
 
@@ -96,7 +97,7 @@ class ClusterReader:
         """Read a slot where it is now."""
         of_slot = self._slots[slot]
         node = self._holder(slot)
-        if self._closed or self._on_entries is None or node is None or node is of_slot.node:
+        if self._closed or not self._started or node is None or node is of_slot.node:
             return
         former, reader = of_slot.reader, node.reader()
         of_slot.node, of_slot.reader = node, reader
@@ -105,8 +106,8 @@ class ClusterReader:
             former.hand_over(reader)
             self._tasks.spawn(former.close())
         else:
-            for stream, (after, consume) in of_slot.streams.items():
-                reader.add(stream, after, consume=consume)
+            for stream, (after, consume, take) in of_slot.streams.items():
+                reader.add(stream, after, consume=consume, take=take)
         reader.start(self._on_entries, lambda up: self._state(of_slot, reader, up))
 
     def _refused(self, of_slot: _SlotReader, reply: str) -> None:

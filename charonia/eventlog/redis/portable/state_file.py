@@ -75,7 +75,8 @@ class StateWriter:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # of a full disk: it has been told
+                self._file.close()
             self._temporary.unlink(missing_ok=True)
 
     def add(self, frame: Any) -> None:
@@ -163,7 +164,7 @@ def frames(path: Path) -> Iterator[Any]:
                 return
             try:
                 frame = msgpack.unpackb(file.read(length), strict_map_key=False)
-            except ValueError as error:
+            except (ValueError, TypeError) as error:  # `TypeError`: a map whose keys are lists
                 raise InvalidArgument(f"'{path}' has a frame that cannot be read: {error}") from None
             if first:
                 _check_header(path, frame)

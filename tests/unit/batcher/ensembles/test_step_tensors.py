@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from batcher.ensembles.step_tensors import Value, answer_of, is_true, renamed, rows_of, size_of, values_of
+from batcher.ensembles.step_tensors import Value, answer_of, inputs_of, is_true, renamed, rows_of, size_of, values_of
+from charonia.datatypes import DataType
 from charonia.models.ensemble import EnsembleGraph, Step
+from charonia.models.interface import TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import FILE, Reference
 
@@ -53,6 +55,26 @@ def test_a_batch_dimension_is_added_and_taken_off_and_the_file_stays() -> None:
     graph = EnsembleGraph("e", (), (), ("one",), dims={"one": (4,)})
     assert [t.shape for t in answer_of(graph, {"one": made["one"]})] == [(4,)]
     assert [t.shape for t in answer_of(replace(graph, batching=True), {"one": made["one"]})] == [(1, 4)]
+
+
+def test_steps_know_an_ensembles_tensors_as_reshaped() -> None:
+    specs = {
+        "a": TensorSpec("a", DataType.FP32, (-1, 2), (2, -1)),
+        "y": TensorSpec("y", DataType.FP32, (-1,), (-1, 1)),
+    }
+    graph = EnsembleGraph("e", (), ("a", "b"), ("y", "z"), dims={"y": (-1, 1), "z": (4,)}, reshaped=specs)
+    data = np.arange(6, dtype=np.float32)
+    for batching, head in ((False, ()), (True, (1,))):
+        graph = replace(graph, batching=batching)
+        tensors = [Tensor.of("a", data.reshape(*head, 3, 2)), SECOND]
+        assert [t.shape for t in inputs_of(graph, tensors)] == [(*head, 2, 3), (4,)]
+        rows = len(head)
+        made = values_of([Tensor.of("y", data.reshape(*head, 6, 1)), Tensor.of("z", data)], None, rows)
+        assert [t.shape for t in answer_of(graph, made)] == [(*head, 6), (6,)]
+        # python models may answer in other shapes than they are configured with
+        other = values_of([Tensor.of("y", data.reshape(*head, 3, 2))], None, rows)
+        assert [t.shape for t in answer_of(graph, other)] == [(*head, 3, 2)]
+    assert [bytes(t.data) for t in inputs_of(graph, tensors)] == [data.tobytes(), bytes(SECOND.data)]
 
 
 @pytest.mark.parametrize(("flags", "true"), [([], False), ([False, False], False), ([False, True], True)])

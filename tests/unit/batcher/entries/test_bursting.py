@@ -32,7 +32,7 @@ class Owner:
     def __init__(self) -> None:
         self.log = MemoryLog()
         self.bursting = Bursting(self.log, "m")
-        self.windows = Windows(self.log.reader(), 100, Deletions(self.log))
+        self.windows = Windows(self.log.reader(), 100, Deletions(self.log), lambda _stream, _entries: None)
         self.windows.open(QUEUE, 0)
         self.scheduler = ModelScheduler("p")
         self.after = START

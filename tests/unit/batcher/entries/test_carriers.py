@@ -13,7 +13,7 @@ class Reader:
     def __init__(self) -> None:
         self.followed: dict[bytes, bytes] = {}
 
-    def add(self, stream: bytes, after: bytes = b"0-0", *, consume: bool = False) -> None:
+    def add(self, stream: bytes, after: bytes = b"0-0", *, consume: bool = False, take: Any = None) -> None:
         self.followed[stream] = after
 
     def remove(self, stream: bytes) -> None:
@@ -33,7 +33,7 @@ class Model:
         self.reader = Reader()
         self.deletions = Deletions()
         self.behind: list[bytes] = []
-        self.windows = Windows(self.reader, window, self.deletions)  # type: ignore[arg-type]
+        self.windows = Windows(self.reader, window, self.deletions, lambda _stream, _entries: None)  # type: ignore[arg-type]
         self.windows.catch_up = self.behind.append
         self.queued: dict[bytes, list[RequestQueued]] = {}
 

@@ -164,6 +164,33 @@ def test_what_was_settled_meanwhile_is_not_told_of_an_interruption() -> None:
     assert model.see(ExecutorLost("a")) == []
 
 
+def test_a_gentle_cancel_is_for_the_model_that_runs_the_request() -> None:
+    model = Model()
+    (batch,) = model.put(1)
+    assert model.put(2) == []
+    stopped = model.see(RequestCancelled(ident(1), gentle=True), RequestCancelled(ident(2), gentle=True))
+    assert stopped == [
+        StopExecution(batch.requests[0], batch.batch_id, "a", gentle=True),
+        RejectRequest(stopped[1].request, ErrorCode.CANCELLED, "", "CANCELED"),
+    ]
+    assert model.scheduler.outstanding_requests() == 1
+    # its caller may leave after all
+    assert kinds(model.see(RequestCancelled(ident(1)))) == [RejectRequest, StopExecution]
+    assert model.see(RequestCancelled(ident(1), gentle=True)) == []
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_what_was_cancelled_gently_is_not_run_a_second_time(repeatable: bool) -> None:
+    model = Model(repeatable=repeatable)
+    (batch,) = model.put(1)
+    if repeatable:
+        model.see(begun(batch, 1))
+    model.see(RequestCancelled(ident(1), gentle=True))
+    (rejected,) = model.see(ExecutorLost("a"))
+    assert rejected == RejectRequest(batch.requests[0], ErrorCode.CANCELLED, "", "CANCELED")
+    assert model.scheduler.unended() == []
+
+
 def test_one_that_died_in_company_is_not_the_culprit_yet() -> None:
     """Alone with the executor it is tried again; then its death names it."""
     model = Model()

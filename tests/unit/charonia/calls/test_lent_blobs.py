@@ -9,8 +9,7 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
-from charonia.calls.lent_blobs import LentBlobs, sweep_lent
-from charonia.calls.payload_transfer import Payloads
+from charonia.calls.payload_transfer import LentBlobs, Payloads, sweep_lent
 from charonia.errors import LogUnavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf import text_format
 
-from charonia.calls.admission import Admission
-from charonia.calls.sequence_rules import sequence_mark
+from charonia.calls.admission import Admission, sequence_mark
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest

@@ -206,6 +206,14 @@ def test_a_cleared_catalog_knows_nothing() -> None:
     assert known.is_ready("m", 1)
 
 
+def test_the_memory_of_a_version_is_that_of_all_its_executors() -> None:
+    """X7."""
+    reports = {"e": {"GPU 0": 3, "CPU 0": 1}, "f": {"GPU 0": 4}}
+    facts = [VersionLoaded(name, "m", 1, "h1", 2, CONFIG, memory=memory) for name, memory in reports.items()]
+    found = catalog(*(joined(name) for name in reports), *facts)
+    assert found.find("m", 1).memory == {"GPU 0": 7, "CPU 0": 1}
+
+
 def of(model: str, version: int = 1) -> VersionLoaded:
     return VersionLoaded("e", model, version, "h1", 2, CONFIG, {})
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 
 from charonia.composition.gateways import hold_port, share_ports, values_of_each
 from charonia.errors import StartupError
@@ -22,11 +23,6 @@ LOOPBACK = (f"--http-address={ADDRESS}", f"--grpc-address={ADDRESS}")
 
 def serve(*flags: str) -> dict[str, Any]:
     return parse(SERVE, (*LOOPBACK, *flags), {}, {})
-
-
-def free_port() -> int:
-    with socket.create_server((ADDRESS, 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def test_one_gateway_binds_its_ports_itself() -> None:

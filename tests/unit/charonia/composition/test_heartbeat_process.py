@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import subprocess
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +14,7 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.composition import heartbeat_process
-from charonia.composition.heartbeat_process import Keeper, KeeperTerms
+from charonia.composition.heartbeat_process import HeartbeatProcess, Keeper, KeeperTerms
 from charonia.errors import LogUnavailable
 from charonia.facts.events import ProcessLeft, unpack_fact
 
@@ -164,3 +166,20 @@ def test_it_is_never_scheduled_behind_its_part(of_the_part: int, own: int, monke
     monkeypatch.setattr(os, "setpriority", change)
     heartbeat_process._go_first()
     assert nice == own
+
+
+def _never_ending() -> int:
+    child = subprocess.Popen(["sleep", "600"])
+    child.returncode = 0  # it is waited for by its pid
+    return child.pid
+
+
+async def test_one_that_does_not_end_when_it_should_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that a busy machine has not given a turn yet: a program that goes on must not keep it."""
+    monkeypatch.setattr(heartbeat_process, "_END_WITHIN_S", 1.0)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        pid = _never_ending()
+        await HeartbeatProcess(KeeperTerms("unix:///nowhere", 1.0, 30.0), pid, ours).close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

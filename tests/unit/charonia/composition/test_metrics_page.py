@@ -117,7 +117,7 @@ async def test_an_end_during_a_scrape_counts_nothing_twice(parts: list[Part], tm
 async def test_a_part_that_does_not_answer_keeps_its_counters(
     parts: list[Part], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("charonia.composition.metrics_page._TIMEOUT_S", 0.05)
+    monkeypatch.setattr("charonia.metrics.endpoint._SCRAPE_TIMEOUT_S", 0.05)
     union = union_of(tmp_path)
     one, other = parts
     one.requests, one.pending, other.requests = 100, 4, 900

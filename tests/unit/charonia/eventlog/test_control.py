@@ -15,7 +15,7 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.eventlog.control import ControlPlane
-from charonia.eventlog.neighbours import is_stopped, pid_space, started_ticks
+from charonia.eventlog.neighbours import is_ending, is_stopped, pid_space, started_ticks
 from charonia.facts.events import (
     FIELD_FACT,
     Fact,
@@ -179,6 +179,16 @@ async def test_who_lives_on_this_machine_is_not_lost_for_a_lease(sleepers: list[
         await asyncio.sleep(0)
     assert await lost_of(log, control, 2) == ["stopped", "slow"]
     await control.close()
+
+
+def test_a_killed_process_is_known_to_be_ending_before_it_has_ended(sleepers: list[subprocess.Popen[bytes]]) -> None:
+    killed, alive, _ = sleepers
+    assert not is_ending(killed.pid)
+    killed.kill()
+    assert is_ending(killed.pid)
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    assert is_ending(killed.pid)
+    assert not is_ending(alive.pid)
 
 
 async def test_in_another_log_only_what_is_said_there_is_known() -> None:

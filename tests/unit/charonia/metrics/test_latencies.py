@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from charonia.metrics.latencies import WINDOW_NS, Latencies, Summary, joint_quantiles, quantile
+from charonia.metrics.latencies import WINDOW_NS, Latencies, Summary
+from charonia.metrics.quantiles import joint_quantiles, quantile
 from charonia.options.settings import MetricsSettings
 from executors.repository.pbtxt import parse
 

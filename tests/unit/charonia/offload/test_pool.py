@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -123,6 +124,22 @@ async def test_tasks_that_wait_are_bounded(offload: Offload, tmp_path: Path) -> 
     assert offload.tasks == 3
     await asyncio.to_thread(lambda: gate.open("wb").close())
     await asyncio.gather(*held[1:])
+
+
+async def test_what_cannot_be_begun_does_not_count(offload: Offload, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(InternalError, match="no thread"):
+            await offload.run(task("upper", 1, bytes(900)))
+        with pytest.raises(InternalError, match="no thread"):
+            await offload.in_thread(900, bytes, 1)
+    assert (offload.tasks, offload.size_bytes) == (0, 0)
+    # with threads again, tasks run as before
+    assert (await offload.run(task("upper", 1, bytes(900))))[0][0] == 1
+    assert await offload.in_thread(900, bytes, 1) == b"\0"
 
 
 async def test_a_failure_keeps_nothing_of_its_message(offload: Offload) -> None:

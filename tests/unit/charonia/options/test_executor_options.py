@@ -1,4 +1,4 @@
-"""The grammars of rate limits (Q1) and host policies (C11), and the directory of repository agents (R43)."""
+"""The grammars of rate limits (Q1) and host policies (C11), the directory of repository agents (R43), pinned memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from charonia.errors import StartupError
-from charonia.options.executor_options import (
+from charonia.options.role_settings import (
     check_device_pools,
+    executor_settings,
     host_policies,
+    native_models,
     rate_limited,
     rate_limits,
     repository_agents,
 )
 from charonia.options.settings import EVERY_DEVICE
+from charonia.options.values import parse
 
 
 def test_limits_hold_for_a_device_or_for_each() -> None:
@@ -74,3 +77,29 @@ def test_a_directory_of_agents_must_be_one(tmp_path: Path) -> None:
     with pytest.raises(StartupError) as raised:
         repository_agents(str(tmp_path / "none"))
     assert str(raised.value) == f"--repoagent-directory '{tmp_path}/none' does not exist or is not a directory"
+
+
+def test_machine_code_is_allowed_for_repositories_of_the_server() -> None:
+    assert native_models(["/models/own"], ["/models/own", "/models/other"]) == ("/models/own",)
+    assert native_models([], []) == ()
+    with pytest.raises(StartupError, match=r"'/models/onw' is no model repository .* give one of .*, /models/own$"):
+        native_models(["/models/onw"], ["/models/own"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], {}),
+        (["--pinned-memory-pool-byte-size=1000"], {"tensorrt": {"pinned-memory-pool-byte-size": "1000"}}),
+        (
+            ["--pinned-memory-pool-byte-size=1000", "--backend-config=tensorrt,pinned-memory-pool-byte-size=5"],
+            {"tensorrt": {"pinned-memory-pool-byte-size": "5"}},
+        ),
+    ],
+)
+def test_the_pinned_pool_is_a_setting_of_its_backend(
+    flags: list[str], expected: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    given = [f"--model-repository={tmp_path}", "--log-url=redis://localhost", *flags]
+    settings = executor_settings(parse("executor", given, {}, {}))
+    assert {key: value for key, value in settings.backend_config.items() if key} == expected

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from charonia.errors import StartupError
-from charonia.options.placement_options import placement_options, size_bytes
-from charonia.options.role_settings import executor_settings
+from charonia.options.role_settings import executor_settings, placement_options, size_bytes
 from charonia.options.values import parse
 
 

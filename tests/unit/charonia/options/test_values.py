@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from charonia.errors import StartupError
+from charonia.options.role_settings import grpc_delays
+from charonia.options.settings import GrpcDelays
 from charonia.options.values import OPTIONS, options_of, parse, render, usage
 
 ROLES = ("gateway", "batcher", "executor", "serve")
@@ -57,11 +59,21 @@ def test_precedence() -> None:
         (["--heartbeat-ttl-secs=0.9"], {}, {}, "--heartbeat-ttl-secs must be between 1 and 60, got '0.9'"),
         ([], {"CHARONIA_GATEWAY_HEARTBEAT_TTL_SECS": "0"}, {}, "must be between 1 and 60, got '0'"),
         (["--allow-http=maybe"], {}, {}, "--allow-http must be true or false, got 'maybe'"),
-        (["--vertex-ai-port=1"], {}, {}, "option '--vertex-ai-port' is known but not supported"),
+        (["--model-load-gpu-limit=1"], {}, {}, "option '--model-load-gpu-limit' is known but not supported"),
         ([], {"CHARONIA_HTTP_PORT": "x"}, {}, "CHARONIA_HTTP_PORT must be a number, got 'x'"),
-        ([], {"CHARONIA_LOG_FILE": "x"}, {}, "'CHARONIA_LOG_FILE' in the environment is known but not supported"),
+        (
+            [],
+            {"CHARONIA_MODEL_LOAD_GPU_LIMIT": "x"},
+            {},
+            "'CHARONIA_MODEL_LOAD_GPU_LIMIT' in the environment is known but not supported",
+        ),
         ([], {}, {"none": 1}, "unknown option 'none' in the configuration file"),
-        ([], {}, {"log-file": "x"}, "'log-file' in the configuration file is known but not supported"),
+        (
+            [],
+            {},
+            {"model-load-gpu-limit": "x"},
+            "in the configuration file is known but not supported",
+        ),
     ],
 )
 def test_one_sentence(argv: list[str], environment: dict[str, str], file: dict[str, object], sentence: str) -> None:
@@ -86,3 +98,18 @@ def test_defaults_need_no_flags_and_every_option_is_listed(role: str) -> None:
 
 def test_names_are_unique() -> None:
     assert len({option.name for option in OPTIONS}) == len(OPTIONS)
+
+
+def test_delays_of_the_grpc_front() -> None:
+    assert grpc_delays({}) == GrpcDelays()
+    variables = {
+        "TRITONSERVER_DELAY_GRPC_PROCESS_ENTRY": "1000",
+        "TRITONSERVER_DELAY_GRPC_PROCESS": "500",
+        "TRITONSERVER_DELAY_RESPONSE_COMPLETION": "2000",
+        "TRITONSERVER_DELAY_GRPC_COMPLETE": "250",
+        "TRITONSERVER_DELAY_GRPC_ENQUEUE": "4000",
+        "TRITONSERVER_SERVER_DELAY_GRPC_RESPONSE_SEC": "3",
+    }
+    assert grpc_delays(variables) == GrpcDelays(1.5, 2.0, 0.25, 4.0, 3.0)
+    with pytest.raises(StartupError, match="TRITONSERVER_DELAY_GRPC_PROCESS in the environment must be a whole number"):
+        grpc_delays({"TRITONSERVER_DELAY_GRPC_PROCESS": "1s"})

@@ -13,7 +13,7 @@ from batcher.scheduling.observations import (
     RequestSettled,
     VersionServed,
 )
-from batcher.scheduling.poison.blame import MAX_STALLS
+from batcher.scheduling.poison.poison_isolation import MAX_STALLS
 from charonia.models.scheduling import DynamicBatching
 
 

@@ -159,6 +159,21 @@ def test_a_cancelled_request_takes_what_follows_with_it() -> None:
     assert batch(bench.finish(first)).requests == [requests[2]]
 
 
+def test_a_gentle_cancel_leaves_the_step_that_runs_and_what_follows() -> None:
+    bench = Bench()
+    first = batch(bench.send("a", "s"))
+    after = bench.request("a")
+    bench.see(after)
+    (stopped,) = bench.see(RequestCancelled(first.requests[0].id, gentle=True))
+    assert stopped == StopExecution(first.requests[0], first.batch_id, first.executor, gentle=True)
+    second = batch(bench.finish(first))
+    assert second.requests == [after]
+    # where its executor is lost it ends, and what follows with it
+    bench.see(RequestCancelled(after.id, gentle=True))
+    lost = bench.see(ExecutorLost(second.executor))
+    assert [(one.request, one.code) for one in lost if isinstance(one, RejectRequest)] == [(after, ErrorCode.CANCELLED)]
+
+
 def test_a_deadline_and_another_settlement_cut_too() -> None:
     bench = Bench()
     first = batch(bench.send("a", "s"))

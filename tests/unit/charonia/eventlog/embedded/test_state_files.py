@@ -56,7 +56,7 @@ def test_the_program_that_used_it_last_is_remembered(files: StateFiles) -> None:
     assert (files.directory / "server.json").read_text() == written, "since when is that of the first time"
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{}", '{"program": 1}', "\x00"])
+@pytest.mark.parametrize("record", ["", "[]", "{}", '{"program": 1}', "\x00", "[" * 100_000])
 def test_a_record_that_cannot_be_read_is_none(files: StateFiles, record: str) -> None:
     snapshot(files, b"REDIS0010\xfa\tredis-ver\x067.0.15\xfa")
     (files.directory / "server.json").write_text(record)

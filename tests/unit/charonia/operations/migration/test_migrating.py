@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -263,10 +264,49 @@ def test_sizes_are_counted_while_unpacking(tmp_path: Path, monkeypatch: pytest.M
         read_archive(many, tmp_path / "more")
 
 
+def test_what_shrinks_too_far_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_ALWAYS_BYTES", 1 << 20)
+    bomb = tmp_path / "a.mar"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(8 << 20))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(InvalidArgument, match="unpacks to more than 1048576 bytes"):
+        read_archive(bomb, tmp_path / "out")
+
+
+def test_headers_of_a_tar_are_bounded_and_directories_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tarfile` reads a header of any size into memory, and remembers every member."""
+    monkeypatch.setattr(archives, "MAX_FILES", 2)
+    header, directory = tarfile.TarInfo("x"), tarfile.TarInfo("d")
+    header.type, header.size, directory.type = tarfile.XHDTYPE, 8 << 30, tarfile.DIRTYPE
+    for name, content, said in (
+        ("h", header.tobuf(tarfile.GNU_FORMAT), "has a header of"),
+        ("d", directory.tobuf() * 3, "more than 2"),
+    ):
+        (tmp_path / name).write_bytes(gzip.compress(content))
+        (tmp_path / f"{name}-out").mkdir()
+        with pytest.raises(InvalidArgument, match=said):
+            read_archive(tmp_path / name, tmp_path / f"{name}-out")
+
+
+def test_a_type_without_pieces_and_sizes_out_of_range(tmp_path: Path) -> None:
+    for returns in (b"Generator[()]", b"Annotated[np.ndarray, Shape((%d,))]" % 10**30):
+        (tmp_path / "service.py").write_bytes(BENTO_API % returns)
+        (model,) = migrate(tmp_path / "service.py", "", None)["models"]
+        assert model["model"] == "A"
+
+
 def cut(content: bytes) -> bytes:
     return content[: len(content) // 2]
 
 
+BENTO_API = b"""@bentoml.service
+class A:
+    @bentoml.api
+    def f(self, a: int) -> %s: ...
+"""
 SOURCES: dict[str, tuple[str, bytes]] = {
     "no JSON": ("model-settings.json", b"{"),
     "a list": ("model-settings.json", b"[]"),
@@ -280,6 +320,24 @@ SOURCES: dict[str, tuple[str, bytes]] = {
     "no YAML": ("s.yaml", b"a: [b"),
     "an object of python": ("s.yaml", b"!!python/object/apply:os.system ['touch ran']"),
     "no service": ("s.yaml", b"kind: Pod"),
+    "a number of 400 digits": ("model-settings.json", b'{"name": "m", "max_batch_size": 1%s}' % (b"0" * 400)),
+    "half a surrogate pair": (
+        "model-settings.json",
+        rb'{"name": "m", "inputs": [{"name": "\ud800", "datatype": "FP32", "shape": [1]}]}',
+    ),
+    "a NUL in a path": ("model-settings.json", rb'{"name": "m", "parameters": {"uri": "a\u0000b"}}'),
+    "an empty number": ("s.yaml", b"kind: !!int ''"),
+    "a boolean that is none": ("s.yaml", b"kind: !!bool maybe"),
+    "a time that is none": ("s.yaml", b"kind: !!timestamp soon"),
+    "aliases of aliases": (
+        "s.yaml",
+        b"kind: InferenceService\na: &a [x, x, x, x, x, x, x, x, x, x]\n"
+        + b"".join(b"%c: &%c [%s]\n" % (c + 1, c + 1, b", ".join([b"*%c" % c] * 10)) for c in range(97, 106))
+        + b"spec: *j\n",
+    ),
+    "an alias of itself": ("s.yaml", b"kind: InferenceService\nspec: &x [*x]\n"),
+    "operators without end": ("service.py", b"-" * 200_000 + b"1"),
+    "types without end": ("service.py", BENTO_API % (b"x" + b".a" * 2000)),
     "a Triton repository": (
         "s.yaml",
         b"kind: InferenceService\nmetadata: {name: a}\nspec: {predictor: {model: {modelFormat: {name: triton}}}}",

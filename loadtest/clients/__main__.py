@@ -1,0 +1,68 @@
+"""The command: `examples CHECKOUT` or `perf PROGRAM`; a table, or one JSON document. Exit 1 when a run failed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from loadtest.model import LoadTestError
+
+from . import examples, perf
+from .outcome import Outcome, document, table
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.clients", description=__doc__.split(";")[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    stock = verbs.add_parser("examples", help="the Python examples of Triton's client repository")
+    stock.add_argument("checkout", type=Path, help="a checkout of triton-inference-server/client")
+    stock.add_argument("--python", default=sys.executable, help="interpreter with tritonclient (default: this one)")
+    analyzer = verbs.add_parser("perf", help="perf_analyzer in each of its ways")
+    analyzer.add_argument("program", type=Path, help="perf_analyzer, of the wheel tritonclient 2.50.0")
+    analyzer.add_argument(
+        "--library", type=Path, action="append", default=[], metavar="DIRECTORY", help="with libb64 or libcudart"
+    )
+    for verb in (stock, analyzer):
+        verb.add_argument("--only", default="", metavar="TEXT", help="runs whose name has this text in it")
+        verb.add_argument(
+            "--serve", action="append", default=[], metavar="OPTION", help="one more option of the servers; repeatable"
+        )
+        verb.add_argument("--json", action="store_true", help="one JSON document in place of the table")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; the exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        if options.verb == "examples":
+            against = f"triton-inference-server/client, {examples.version(options.checkout)}"
+            outcomes = _shown(examples.play(options.checkout, options.python, options.serve, options.only))
+        else:
+            against = str(options.program)
+            outcomes = _shown(perf.play(options.program.absolute(), options.library, options.serve, options.only))
+    except LoadTestError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps({"program": against, "runs": document(outcomes)}))
+    else:
+        print(f"{against}\n\n{table(outcomes)}")
+    return int(not outcomes or any(one.state == "failed" for one in outcomes))
+
+
+def _shown(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """All of them; each is on standard error as soon as it is known."""
+    seen = []
+    for one in outcomes:
+        print(f"{one.state:8}{one.name}  {one.reason}", file=sys.stderr)
+        seen.append(one)
+    return seen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""Instances of every shape in a process of their own answer as in the executor's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plugin_backends
+import pytest
+
+from charonia.backend import (
+    BatchInstance,
+    InstanceSpec,
+    ModelCalls,
+    ModelRequest,
+    ModelResponse,
+    ModelSource,
+    Outcome,
+    RequestInstance,
+    StreamingInstance,
+    Timings,
+    WindowedInstance,
+)
+from charonia.errors import Cancelled, CharoniaError, InvalidArgument, NotFound
+from charonia.inference import InferenceRequest
+from charonia.models.interface import ModelInterface
+from charonia.tensors import Tensor
+from executors.configuration.config import normalise
+from executors.isolation.isolated_model import IsolatedModel
+from executors.repository.pbtxt import parse
+
+CONFIG = """
+name: "m" backend: "shapes" max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: -1 }
+parameters { key: "shape" value { string_value: "SHAPE" } }
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(plugin_backends.install(tmp_path / "site")), prepend=":")
+
+
+class Isolated:
+    """A model of `plugin_backends.shapes` with one instance."""
+
+    def __init__(
+        self, directory: Path, shape: str, *, sandboxed: bool = False, more: str = "", calls: ModelCalls | None = None
+    ) -> None:
+        config = normalise(parse(CONFIG.replace("SHAPE", shape) + more))
+        source = ModelSource("m", 1, directory, config)
+        self.model = IsolatedModel(source, sandboxed=sandboxed, ceiling_s=60)
+        self.spec = InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(config), calls=calls)
+
+    async def __aenter__(self) -> Any:
+        self.instance = await self.model.create_instance(self.spec)
+        return self.instance
+
+    async def __aexit__(self, *_: object) -> None:
+        if isinstance(self.instance, BatchInstance):
+            await asyncio.to_thread(self.instance.close)
+        else:
+            await self.instance.close_instance()
+        await self.model.close()
+
+
+def request(value: float, size: int = 4, **facts: Any) -> ModelRequest:
+    tensor = Tensor.of("x", np.full((1, size), value, np.float32))
+    return ModelRequest("id", facts.pop("correlation_id", 0), [tensor], (), facts.pop("parameters", {}), **facts)
+
+
+def value(response: ModelResponse | None) -> float:
+    assert response is not None
+    assert response.error is None
+    return float(response.outputs[0].array().ravel()[-1])  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_batches(tmp_path: Path) -> None:
+    async with Isolated(tmp_path, "batch") as instance:
+        assert isinstance(instance, BatchInstance)
+        assert not isinstance(instance, StreamingInstance | RequestInstance)
+        assert (instance.stateless, instance.rows_fail_alone, instance.batch_sizes) == (True, True, (1, 4))
+        assert await instance.check_health(), "it knows its thread"
+        for size in (1, 100_000):
+            x = np.array([[1.0], [-2.0], [3.0]], np.float32).repeat(size, 1)
+            found = await asyncio.to_thread(instance.execute, {"x": x}, ["y"])
+            assert isinstance(found, Outcome)
+            assert (found.arrays["y"] == 2 * x).all()
+            assert found.timings == Timings(1, 2, 3)
+            assert {row: error.message for row, error in found.failures.items()} == {1: "this model takes no -2"}
+        with pytest.raises(InvalidArgument, match="takes no -1"):
+            await asyncio.to_thread(instance.execute, {"x": -x / x}, ["y"])
+        plain = await asyncio.to_thread(instance.execute, {"x": x[:1]}, ["y"])
+        assert isinstance(plain, dict)
+
+
+@pytest.mark.parametrize("sandboxed", [False, True])
+@pytest.mark.usefixtures("plugins")
+async def test_requests(tmp_path: Path, sandboxed: bool) -> None:
+    async with Isolated(tmp_path, "requests", sandboxed=sandboxed) as instance:
+        assert isinstance(instance, RequestInstance)
+        assert not isinstance(instance, StreamingInstance | BatchInstance)
+        assert instance.checks_health
+        assert await instance.check_health()
+        for size in (1, 100_000):
+            batch = [request(3, size, correlation_id=7, flags=1, parameters={"p": "q"}), request(-1, size), request(4)]
+            first, second, third = await instance.execute_requests(batch)
+            assert (value(first), value(third)) == (6, 8)
+            assert first.outputs[0].shape == (1, size)
+            assert first.parameters == {"id": "id", "sequence": 7, "flags": 1, "p": "q"}
+            assert isinstance(second.error, InvalidArgument)
+        # more answers than slots that are kept: the rest travels in frames
+        kept = [(await instance.execute_requests([request(n, 50_000)]))[0] for n in range(8)]
+        assert [value(one) for one in kept] == [2 * n for n in range(8)]
+        waiting = request(-2)
+        running = asyncio.create_task(instance.execute_requests([waiting]))
+        await asyncio.sleep(0)
+        instance.cancel_requests([waiting])
+        assert value((await running)[0]) == -4
+
+
+class Received:
+    """A `ResponseStream` that keeps what it gets; of each request a number of responses are wanted."""
+
+    full = blocked = False
+
+    def __init__(self) -> None:
+        self.responses: list[tuple[int, float | None, bool]] = []
+        self.freed = asyncio.Event()
+        self.came = asyncio.Event()
+
+    def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        if response is not None and response.error is not None:
+            self.responses.append((index, None, final))
+        else:
+            self.responses.append((index, None if response is None else value(response), final))
+        self.came.set()
+
+    async def drain(self) -> None: ...
+
+    def free(self) -> None:
+        self.freed.set()
+
+    async def until(self, count: int) -> None:
+        while len(self.responses) < count:
+            self.came.clear()
+            await self.came.wait()
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_streams(tmp_path: Path) -> None:
+    decoupled = "model_transaction_policy { decoupled: true }"
+    async with Isolated(tmp_path, "stream", more=decoupled) as instance:
+        assert isinstance(instance, StreamingInstance)
+        assert not isinstance(instance, RequestInstance)
+        assert isinstance(instance, WindowedInstance)
+        for size in (1, 100_000):
+            found = Received()
+            await instance.execute_stream([request(2, size), request(0, size)], found)
+            assert found.responses == [(0, 2, False), (0, 3, False), (0, None, True), (1, None, True)]
+            assert found.freed.is_set()
+        with pytest.raises(CharoniaError, match="ended without a final response"):
+            await instance.execute_stream([request(-1)], Received())
+        found = Received()
+        await instance.execute_stream([request(-3)], found)
+        assert found.responses == [(0, None, True)], "an error after it was freed is a response"
+        # no more than are wanted
+        found, wanted = Received(), request(5, window=2)
+        running = asyncio.create_task(instance.execute_stream([wanted], found))
+        await found.until(2)
+        health = asyncio.create_task(instance.execute_stream([request(1)], Received()))
+        await health  # what it would have sent by now has come
+        assert len(found.responses) == 2
+        instance.allow_responses(wanted, 100)
+        await running
+        assert len(found.responses) == 6
+
+
+class Opened:
+    """An `OpenCall` of one answer."""
+
+    def __init__(self, answers: list[ModelResponse]) -> None:
+        self._answers = answers
+
+    async def next(self) -> ModelResponse | None:
+        return self._answers.pop(0) if self._answers else None
+
+    def cancel(self) -> None: ...
+
+    def ask_to_end(self) -> None: ...
+
+
+class Others:
+    """A `ModelCalls` with one model, which doubles."""
+
+    def __init__(self) -> None:
+        self.origins: list[Sequence[object]] = []
+        self.failure: CharoniaError | None = None
+
+    async def find(self, model: str, version: int) -> ModelInterface:
+        if self.failure is not None:
+            raise self.failure
+        return ModelInterface.of(normalise(parse(CONFIG)))
+
+    async def open(
+        self, request: InferenceRequest, model: str, origins: Sequence[object], *, blocks: bool = False
+    ) -> Opened:
+        self.origins.append(origins)
+        return Opened([ModelResponse([Tensor.of("y", request.inputs[0].array() * 2)])])  # type: ignore[operator]
+
+    async def load(self, model: str, config_json: str, files: dict[str, bytes]) -> None: ...
+
+    async def unload(self, model: str, *, unload_dependents: bool) -> None: ...
+
+    async def is_ready(self, model: str, version: str) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_calls_of_other_models(tmp_path: Path) -> None:
+    others = Others()
+    async with Isolated(tmp_path, "calls", calls=others, sandboxed=True) as instance:
+        origin = object()
+        (answer,) = await instance.execute_requests([request(21, 50_000, origin=origin)])
+        assert value(answer) == 42
+        assert others.origins == [[origin]]
+        others.failure = NotFound("no such model")
+        (answer,) = await instance.execute_requests([request(21)])
+        assert isinstance(answer.error, CharoniaError)
+        assert "no such model" in answer.error.message
+        others.failure = Cancelled("")
+        (answer,) = await instance.execute_requests([request(21)])
+        assert isinstance(answer.error, Cancelled)
