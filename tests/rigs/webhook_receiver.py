@@ -47,11 +47,17 @@ class Receiver:
     async def start(self, tls: ssl.SSLContext | None = None) -> None:
         self._changed = asyncio.Event()
         self._open: dict[str, int] = {}
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
+        # the event loop forgets the task of a connection that the other end has closed, whatever it waits for
+        self._serving: set[asyncio.Task[None]] = set()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         self._server.close()
+        for task in self._serving:
+            task.cancel()
+        if self._serving:
+            await asyncio.wait(self._serving)
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
@@ -66,6 +72,11 @@ class Receiver:
                 self._changed.clear()
                 await self._changed.wait()
         return self.at(path)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         path = ""
