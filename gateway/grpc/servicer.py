@@ -40,7 +40,6 @@ from .calling import (
     Write,
     delayed,
     headers_of,
-    metadata_of,
     raw_headers,
     too_large,
 )
@@ -161,8 +160,10 @@ class Servicer:
                 call = parse(pb.ModelInferRequest, data)
             learnt = data if self.lane is not None and isinstance(data, bytes) and len(data) <= _LEARNT_BYTES else None
             del data  # it may be large, and the answer long in coming
-            if came_ns:
-                return await self.infer_traced(call, context, metadata, came_ns, raw)
+            if came_ns and self._tracer is not None:
+                trace = begin_trace(self._tracer, call.model_name, metadata, came_ns)
+                if trace is not None:
+                    return await self.infer_traced(call, context, metadata, trace, raw)
             reply = await self._answer(call, context, metadata, None, raw)
             if learnt is not None and self.lane is not None:
                 standing = self.standing(metadata)
@@ -224,14 +225,10 @@ class Servicer:
         message: pb.ModelInferRequest,
         context: Context,
         metadata: Iterable[tuple[str, str | bytes]],
-        came_ns: int,
+        trace: Trace,
         raw: Sequence[Buffer] = (),
     ) -> Reply:
-        """As `infer`; the request, which came at `came_ns`, may be one that is traced."""
-        assert self._tracer is not None
-        trace = begin_trace(self._tracer, message.model_name, metadata_of(context), came_ns)
-        if trace is None:
-            return await self._answer(message, context, metadata, None, raw)
+        """As `infer`, of a request that is traced."""
         try:
             reply = await self._answer(message, context, metadata, trace, raw)
             trace.mark(SEND_START)

@@ -60,7 +60,7 @@ class Inferring(Protocol):
         message: pb.ModelInferRequest,
         context: Context,
         metadata: Iterable[tuple[str, str | bytes]],
-        came_ns: int,
+        trace: Trace,
         raw: Sequence[Buffer] = (),
     ) -> Reply: ...
 
@@ -117,8 +117,9 @@ class StreamCalls:
     async def _one(self, message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Answer:
         """The answer of a model that gives one."""
         try:
-            if self._is_traced():
-                return stream_answer(await self._front.infer_traced(message, self._context, (), wall_ns(), raw))
+            trace = self._trace(message)
+            if trace is not None:
+                return stream_answer(await self._front.infer_traced(message, self._context, (), trace, raw))
             return stream_answer(await self._front.infer(message, self._context, raw=raw))
         except CharoniaError as error:
             return self._error(error, message)
@@ -164,10 +165,6 @@ class StreamCalls:
                         encoded = self._front.encoder.encode(response, classes, served)
                     yield stream_answer(encoded, final=response.final)
                 del response  # the next one may be long in coming
-
-    def _is_traced(self) -> bool:
-        tracer = self._handler.tracer
-        return tracer is not None and tracer.on
 
     def _trace(self, message: pb.ModelInferRequest) -> Trace | None:
         tracer = self._handler.tracer

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from charonia import failpoints
 from charonia.catalog.served import ServedVersion
 from charonia.errors import SERVER_EXITING, CharoniaError, Unauthenticated, Unavailable, Unsupported
-from charonia.inference import InferenceRequest
+from charonia.inference import InferenceRequest, Parameters
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from gateway.access.restrictions import HeaderForwarding, Restrictions
@@ -64,7 +64,7 @@ from .codec.response_codec import HEADER_LENGTH, LargeReply, ReplyForm, Response
 from .generate import Generation
 from .http_lane import HttpLane
 from .large_bodies import Room
-from .trace_headers import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, begin_trace
+from .trace_headers import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, TRACEPARENT, begin_trace
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 """Answers an infer call to a decoupled model (H22)."""
@@ -244,9 +244,25 @@ class HttpApplication:
                 json_bytes = parse_header_length(header_length)
                 with contextlib.suppress(Unauthenticated):  # its key was taken away while it was answered
                     tenant = self._handler.identify(scope["headers"]).tenant if self._identifies else ""
-                    self.lane.learn(whole, learnt, json_bytes, request, form, served, tenant)
+                    context = self._trace_context(scope["headers"], tenant)
+                    self.lane.learn(whole, learnt, json_bytes, request, form, served, tenant, context)
         if exchange is None or not exchange.respond(response_head(reply_headers, len(reply)), reply):
             await reply_whole(send, 200, reply_headers, reply)
+
+    def _trace_context(self, headers: list[tuple[bytes, bytes]], tenant: str) -> bytes | None:
+        """The trace context of a request; None where it is more than that: a key, say, or the model is to see it."""
+        found = [value for name, value in headers if name == TRACEPARENT]
+        if not found:
+            return b""
+        others = [header for header in headers if header[0] != TRACEPARENT]
+        try:
+            self._restrictions.check("inference", others)
+            same_tenant = not self._identifies or self._handler.identify(others).tenant == tenant
+        except (CharoniaError, HttpRefusal):
+            return None
+        forwarded: Parameters = {}
+        self._forwarding.forward([(name, found[0]) for name in (TRACEPARENT, TRACEPARENT.title())], forwarded)
+        return found[0] if len(found) == 1 and same_tenant and not forwarded else None
 
     async def _decode_large(
         self, model: str, version: int, body: bytes | memoryview, header_length: bytes | None, served: ServedVersion

@@ -1,7 +1,8 @@
 """The express lane of the HTTP front: requests recognised by their bytes, from the request line to the body.
 
-A binary infer request of a client differs from its last one in the tensor bytes and perhaps the id. One that came whole
-on an idle connection is compared with those that went the full way; anything else is the parser's.
+A binary infer request of a client differs from its last one in the tensor bytes and perhaps the id and the trace
+context. One that came whole on an idle connection is compared with those that went the full way; anything else is the
+parser's, and so are requests that are traced.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord, WaveReply
 from gateway.lane.door import Call, Door, values_of
 from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
-from gateway.lane.layout import Layout, is_plain
+from gateway.lane.layout import CONTEXT_BYTES, NO_CONTEXT, Layout, is_context, is_plain, is_sampled
 from gateway.lane.pending_waves import response_in
 
 from .codec.error_replies import Headers, render_error
@@ -28,6 +29,11 @@ _MOST_ALIKE = 16
 _MOST_WHOLE_BYTES = MAX_REQUEST_BYTES + 8192
 _POST = b"POST "
 _LEADING_ID = b'{"id":'
+_TRACEPARENT = b"raceparent: "
+"""Clients write the header `traceparent` or `Traceparent`."""
+
+_Size = int | tuple[int, int]
+"""Of a request, and where its trace context lies, if it has one."""
 
 
 class LaneConnection(Protocol):
@@ -49,9 +55,16 @@ class LaneConnection(Protocol):
 class HttpCall(Call):
     """A request of one connection."""
 
-    __slots__ = ("connection",)
+    __slots__ = ("connection", "context")
 
-    def __init__(self, connection: LaneConnection, signature: HttpSignature, data: tuple[bytes, ...], client_id: bytes):
+    def __init__(
+        self,
+        connection: LaneConnection,
+        signature: HttpSignature,
+        data: tuple[bytes, ...],
+        client_id: bytes,
+        context: bytes,
+    ):
         self.signature = signature
         self.data = data
         self.client_id = client_id
@@ -59,6 +72,7 @@ class HttpCall(Call):
         self.deadline_ns = self.index = 0
         self.wave = None
         self.connection = connection
+        self.context = context
 
     @property
     def is_open(self) -> bool:
@@ -78,6 +92,7 @@ class HttpSignature:
         "door",
         "head",
         "layout",
+        "model",
         "only",
         "size",
     )
@@ -85,10 +100,19 @@ class HttpSignature:
     counts_itself = True
 
     def __init__(
-        self, door: Door, layout: Layout, size: int, encoder: ResponseEncoder, form: ReplyForm, served: ServedVersion
+        self,
+        door: Door,
+        layout: Layout,
+        model: str,
+        size: _Size,
+        encoder: ResponseEncoder,
+        form: ReplyForm,
+        served: ServedVersion,
     ) -> None:
+        """`model` is the name that these requests call it by."""
         self.door = door
         self.layout = layout
+        self.model = model
         self.head, self.only = layout.head, layout.only
         self.size = size
         self._encoder = encoder
@@ -158,7 +182,11 @@ class HttpSignature:
     def leave(self, call: Call) -> None:
         assert isinstance(call, HttpCall)
         if not call.gone:
-            call.connection.serve_fully(self.layout.join(call.data, call.client_id))
+            whole = self.layout.join(call.data, call.client_id)
+            if isinstance(self.size, tuple):
+                at = self.size[1]
+                whole = whole[:at] + call.context + whole[at + CONTEXT_BYTES :]
+            call.connection.serve_fully(whole)
 
 
 class HttpLane:
@@ -170,7 +198,9 @@ class HttpLane:
         self._loop = asyncio.get_running_loop()
         self._is_due = False
         self._encoder = encoder
-        self._by_size: dict[int, list[HttpSignature]] = {}
+        self._by_size: dict[_Size, list[HttpSignature]] = {}
+        self._has_contexts = False
+        """Whether any of them has a trace context."""
         self.count = 0
         """Signatures: without any, no request is recognised."""
         lane.fronts.append(self._forget)
@@ -186,19 +216,29 @@ class HttpLane:
         form: ReplyForm,
         served: ServedVersion,
         tenant: str = "",
+        context: bytes | None = b"",
     ) -> None:
         """A request of a tenant that went the full way and was answered.
 
-        `whole` are its bytes, `body` those of its body, of which the first `json_bytes` are JSON.
+        `whole` are its bytes, `body` those of its body, of which the first `json_bytes` are JSON. `context` is its
+        trace context, which means nothing but a trace; None if it means more.
         """
-        if len(whole) > _MOST_WHOLE_BYTES or form.classes or not whole.endswith(body):
+        if context is None or len(whole) > _MOST_WHOLE_BYTES or form.classes or not whole.endswith(body):
             return
         if not self._lane.may_learn(request.model, len(whole)):
             return
-        layout = http_layout(whole, len(whole) - len(body), json_bytes, request)
+        size: _Size = len(whole)
+        body_at = len(whole) - len(body)
+        if context:
+            at = _context_at(whole)
+            if whole[at : at + CONTEXT_BYTES] != context or whole[at - 15 : at - 12] not in (b"\r\nt", b"\r\nT"):
+                return
+            whole = whole[:at] + NO_CONTEXT + whole[at + CONTEXT_BYTES :]
+            size = len(whole), at
+        layout = http_layout(whole, body_at, json_bytes, request)
         if layout is None:
             return
-        signatures = self._by_size.get(len(whole), [])
+        signatures = self._by_size.get(size, [])
         if any(found.layout == layout for found in signatures):
             return
         door = self._lane.door_for(request, tenant)
@@ -211,8 +251,9 @@ class HttpLane:
             self.count -= len(signatures)
             signatures.clear()
         self.count += 1
-        signatures.insert(0, HttpSignature(door, layout, len(whole), self._encoder, form, served))
-        self._by_size[len(whole)] = signatures
+        signatures.insert(0, HttpSignature(door, layout, request.model, size, self._encoder, form, served))
+        self._by_size[size] = signatures
+        self._has_contexts = self._has_contexts or bool(context)
 
     def _forget(self, door: Door | None) -> None:
         if door is None:
@@ -222,6 +263,7 @@ class HttpLane:
             signatures[:] = [found for found in signatures if found.door is not door]
             self.count -= before - len(signatures)
         self._by_size = {size: found for size, found in self._by_size.items() if found}
+        self._has_contexts = any(isinstance(size, tuple) for size in self._by_size)
 
     # -- recognising --------------------------------------------------------------------------------------------------
 
@@ -230,23 +272,31 @@ class HttpLane:
         request that is recognised.
         """
         signature = connection.signature
-        if signature is None or signature.size != len(data) or not data.startswith(signature.head):
-            for signature in self._by_size.get(len(data), ()):
+        size: _Size = len(data)
+        context = b""
+        if self._has_contexts and (at := _context_at(data)):
+            size, context = (len(data), at), data[at : at + CONTEXT_BYTES]
+            data = data[:at] + NO_CONTEXT + data[at + CONTEXT_BYTES :]
+        if signature is None or signature.size != size or not data.startswith(signature.head):
+            for signature in self._by_size.get(size, ()):
                 if data.startswith(signature.head):
                     break
             else:
                 return None
         if signature.only:
-            call = HttpCall(connection, signature, (data[signature.only :],), b"")
+            call = HttpCall(connection, signature, (data[signature.only :],), b"", context)
         else:
             parts = signature.layout.cut(data, 0)
             if parts is None:
-                for signature in self._by_size.get(len(data), ()):
+                for signature in self._by_size.get(size, ()):
                     if data.startswith(signature.head) and (parts := signature.layout.cut(data, 0)) is not None:
                         break
                 else:
                     return None
-            call = HttpCall(connection, signature, *parts)
+            call = HttpCall(connection, signature, *parts, context)
+        tracer = self._lane.tracer
+        if tracer.on and not tracer.passes_over(signature.model, is_sampled=bool(context) and is_sampled(context)):
+            return None
         door = signature.door
         if door.is_closed:  # since this connection asked last
             connection.signature = None
@@ -271,13 +321,21 @@ class HttpLane:
         size = len(data)
         if not _POST.startswith(data[: len(_POST)]):
             return False
+        if self._has_contexts and (at := _context_at(data)):
+            data = data[:at] + NO_CONTEXT + data[at + CONTEXT_BYTES :]
         for whole, signatures in self._by_size.items():
-            if size < whole:
+            if size < (whole if isinstance(whole, int) else whole[0]):
                 for signature in signatures:
                     head = signature.layout.head
                     if head.startswith(data) if size < len(head) else data.startswith(head):
                         return True
         return False
+
+
+def _context_at(data: bytes) -> int:
+    """Where a trace context lies if it is in the headers; 0 where there is none."""
+    at = data.find(_TRACEPARENT) + len(_TRACEPARENT)
+    return at if at >= len(_TRACEPARENT) and is_context(data[at : at + CONTEXT_BYTES]) else 0
 
 
 def http_layout(whole: bytes, body_at: int, json_bytes: int, request: InferenceRequest) -> Layout | None:

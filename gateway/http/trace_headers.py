@@ -11,11 +11,14 @@ HTTP_RECV_START, HTTP_RECV_END = "HTTP_RECV_START", "HTTP_RECV_END"
 HTTP_SEND_START, HTTP_SEND_END = "HTTP_SEND_START", "HTTP_SEND_END"
 
 
+TRACEPARENT = b"traceparent"
+
+
 def begin_trace(tracer: Tracer, model: str, headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
     """A trace of the request whose headers these are, if it is to be traced. The headers have just come."""
     traceparent = tracestate = ""
     for name, value in headers:
-        if name == b"traceparent":
+        if name == TRACEPARENT:
             traceparent = value.decode("latin-1")
         elif name == b"tracestate":
             tracestate = f"{tracestate},{value.decode('latin-1')}" if tracestate else value.decode("latin-1")

@@ -1,7 +1,7 @@
 """Who may ride: the doors of one gateway, and what closes them.
 
 A door opens for a request that went the full way and was answered; it closes when anything changes that decided about
-it: what is served and by whom, tracing, the log, a drain. Then its signatures are forgotten and learned again.
+it: what is served and by whom, the log, a drain. Then its signatures are forgotten and learned again.
 
 Requests that were read in full share waves, too: each has a coroutine that waits for its answer (`Awaited`).
 """
@@ -65,7 +65,8 @@ class Lane:
         self._catalog = catalog
         self._dataplane = dataplane
         self._entrances = entrances
-        self._tracer = tracer
+        self.tracer = tracer
+        """Fronts ask it of each request that they recognise, while it is `on`."""
         self._terms = terms
         self._payloads = payloads
         self.waves = Waves(log, dataplane, endpoint, terms.default.limits, payloads)
@@ -117,7 +118,7 @@ class Lane:
         """The door for a tenant's requests like this one, to be recognised by their bytes; None where each has to be
         read.
         """
-        if self._tracer.on or request.deadline_ns or request.sequence_id or request.regions or not request.inputs:
+        if request.deadline_ns or request.sequence_id or request.regions or not request.inputs:
             return None
         if sum([len(tensor.data) for tensor in request.inputs]) > MAX_REQUEST_BYTES:
             return None

@@ -1,6 +1,7 @@
 """Where in the bytes of a request its id and its tensors lie, and what all else is. Pure.
 
-Requests with the same layout are one request but for those parts: the rest is compared, not parsed.
+Requests with the same layout are one request but for those parts: the rest is compared, not parsed. A trace context
+differs from request to request, too: before the bytes are compared, `NO_CONTEXT` takes its place.
 """
 
 from __future__ import annotations
@@ -96,6 +97,22 @@ class Layout:
         pieces: list[tuple[int, Buffer]] = [(0, self.head), *self.fixed]
         pieces += [(start, value) for (start, _), value in zip(self.parts, values, strict=True)]
         return b"".join([part for _, part in sorted(pieces, key=itemgetter(0))])
+
+
+CONTEXT_BYTES = 55
+"""The length of a `traceparent` of version 00 (W3C Trace Context)."""
+NO_CONTEXT = b"?" * CONTEXT_BYTES
+_CONTEXT_DIGITS = b"0123456789abcdef-"
+
+
+def is_context(value: bytes) -> bool:
+    """Whether these bytes may be a `traceparent`; if so, nothing in them can end a header."""
+    return len(value) == CONTEXT_BYTES and not value.translate(None, _CONTEXT_DIGITS)
+
+
+def is_sampled(context: bytes) -> bool:
+    """Whether the caller's span is sampled, if `context` is a trace context at all (flag 1, the last digit's)."""
+    return context[-1:] not in b"02468ace-"
 
 
 _PLAIN = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-_.:")

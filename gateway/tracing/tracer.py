@@ -69,6 +69,16 @@ class _Sampler:
             self.left -= 1
         return True
 
+    def passes_over(self) -> bool:
+        """Whether the next request is not traced; one that would be is not counted."""
+        rate = self.settings.rate
+        if rate <= 0 or self.left == 0:
+            return True
+        if self._seen + 1 >= rate:
+            return False
+        self._seen += 1
+        return True
+
 
 class Tracer:
     """The traces of one gateway. `on`: whether any request may be traced; while not, nothing need be asked."""
@@ -197,6 +207,16 @@ class Tracer:
         if not wanted and not sampler.samples():
             return None
         return self._new(model, sampler, parent, counted="" if wanted else sampler.counted)
+
+    def passes_over(self, model: str, *, is_sampled: bool) -> bool:
+        """Whether a request that has come is not traced, as `begin` would say; `is_sampled` if its caller's span is.
+
+        One that may be traced is `begin`'s to decide.
+        """
+        sampler = self._samplers.get(model, self._of_all)
+        if not sampler.settings.level:
+            return True
+        return not (is_sampled and self._propagates) and sampler.passes_over()
 
     def _new(self, model: str, sampler: _Sampler, parent: Parent | None, *, counted: str) -> Trace:
         drawn = os.urandom(32)

@@ -24,6 +24,7 @@ from protos import grpc_service_pb2 as pb
 
 pytestmark = pytest.mark.integration
 
+CONTEXT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-0{}"
 FORMS = [("one", ""), ("one", "id-1"), ("two", ""), ("two", "a.b:c"), ("picky", ""), ("picky", "p")]
 NO_TABLE = b"\x20"
 """Header blocks mean the same whenever they come once the client has given up its table."""
@@ -93,6 +94,8 @@ async def learn(pair: LanePair) -> None:
                 stream += 2
                 wire.write(call(stream, infer(model, 1, request_id)))
                 assert (await wire.answer(stream)).status == 0
+    wire.write(headers(stream + 2, ("traceparent", CONTEXT.format(0))), data(stream + 2, infer("one", 1)))
+    assert (await wire.answer(stream + 2)).status == 0
     wire.close()
 
 
@@ -304,6 +307,8 @@ _message = st.one_of(
     st.just(b"\xff\xff"),
 )
 _how = st.sampled_from(["plain", "plain", "plain", "padded", "split", "continued", "trailers", "deadline", "ends"])
+_TRACED = ["-00", "-01", "-zz", "-0", "-0\0", "-000"]
+_how |= st.sampled_from(_TRACED)
 
 
 def frames_of_call(stream: int, message: bytes, how: str) -> tuple[bytes, bytes]:
@@ -321,6 +326,8 @@ def frames_of_call(stream: int, message: bytes, how: str) -> tuple[bytes, bytes]
         body = data(stream, message, 0) + h2.raw(h2.DATA, h2.END_STREAM, stream)
     elif how == "deadline":
         head = headers(stream, ("grpc-timeout", "50S"))
+    elif how in _TRACED:
+        head = headers(stream, ("traceparent", CONTEXT[:-4] + how))
     elif how == "ends":
         head = headers(stream, flags=h2.END_HEADERS | h2.END_STREAM)
         body = b""

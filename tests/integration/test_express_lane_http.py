@@ -20,6 +20,8 @@ from gateway.http.http_lane import HttpLane, LaneConnection
 
 pytestmark = pytest.mark.integration
 
+CONTEXT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-0{}"
+TRACED = f"traceparent: {CONTEXT.format(0)}\r\n"
 FORMS = [("one", ""), ("one", "id-1"), ("two", ""), ("two", "a.b:c"), ("picky", ""), ("picky", "p")]
 
 
@@ -48,9 +50,10 @@ async def learn(pair: LanePair) -> None:
         before = pair.ridden()
         async with asyncio.timeout(10):
             while pair.ridden() == before:
-                writer.write(http_request(model, 1, request_id))
-                status, _, _ = await read_reply(reader)
-                assert status == 200
+                for head in ("", TRACED):
+                    writer.write(http_request(model, 1, request_id, head=head))
+                    status, _, _ = await read_reply(reader)
+                    assert status == 200
     writer.close()
     await writer.wait_closed()
 
@@ -127,7 +130,19 @@ _more = st.sampled_from(
         {"outputs": [{"name": "y", "parameters": {"binary_data": False}}]},
     ]
 )
+_head = st.sampled_from(
+    [
+        *("", "Accept-Encoding: gzip\r\n", "Connection: keep-alive\r\n", TRACED, TRACED.upper(), TRACED * 2),
+        *(f"Traceparent: {CONTEXT.format(1)}\r\n", f"x: {TRACED}", f"traceparent: {CONTEXT.format(1)[:-4]}\r\nx:\r\n"),
+    ]
+)
 _requests = st.one_of(
+    st.builds(
+        lambda form, value, last: http_request(form[0], value, form[1], head=TRACED.replace("-00", last)),
+        st.sampled_from(FORMS),
+        st.sampled_from([1, 2, UNLUCKY]),
+        st.sampled_from(["-00", "-01", "-f2", "-zz", "\r\n-", "-0\0"]),
+    ),
     st.builds(
         lambda form, value: http_request(form[0], value, form[1]),
         st.sampled_from(FORMS),
@@ -139,7 +154,7 @@ _requests = st.one_of(
         st.sampled_from([3, UNLUCKY]),
         st.sampled_from(["", "id-2", "with space", "é"]),
         more=_more,
-        head=st.sampled_from(["", "Accept-Encoding: gzip\r\n", "Connection: keep-alive\r\n"]),
+        head=_head,
         raw=st.sampled_from([None, None, [b"abcd"], [b""], [bytes(8)], [bytes(16)]]),
         path=st.sampled_from(["", "", "/v2/models/none/infer", "/v2/models/one/versions/1/infer"]),
     ),
@@ -160,17 +175,21 @@ def test_any_requests_in_any_segments(
 
 @pytest.mark.parametrize("pair", ["memory"], indirect=True)
 @pytest.mark.parametrize("change", [1, 0x20, 0x80])
-@pytest.mark.parametrize(("model", "request_id"), [("one", "id-1"), ("two", ""), ("picky", "p")])
-def test_a_request_that_differs_in_one_byte(pair: LanePair, model: str, request_id: str, change: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "request_id", "head"), [("one", "id-1", ""), ("two", "", ""), ("picky", "p", ""), ("one", "", TRACED)]
+)
+def test_a_request_that_differs_in_one_byte(
+    pair: LanePair, model: str, request_id: str, head: str, change: int
+) -> None:
     async def ask(at: int) -> None:
-        data = bytearray(http_request(model, 7, request_id))
+        data = bytearray(http_request(model, 7, request_id, head=head))
         data[at] ^= change
         # what is said to be longer than it is ends within the filler
         on, off = await both(pair, [bytes(data), FILLER])
         assert on == off, (at, bytes(data))
 
     async def ask_all() -> None:
-        size = len(http_request(model, 7, request_id))
+        size = len(http_request(model, 7, request_id, head=head))
         for first in range(0, size, 40):
             await asyncio.gather(*(ask(at) for at in range(first, min(size, first + 40))))
 

@@ -1,13 +1,15 @@
 """The express lane of the native gRPC front: calls recognised by their frames (docs/adr/0015).
 
 A `ModelInfer` call is two frames, HEADERS with a block that was read before and DATA with the whole message. Both are
-compared with what calls looked like that went the full way; a frame that differs in anything is the connection's to
-read. A call whose headers were recognised and whose data is not becomes an ordinary one.
+compared with what calls looked like that went the full way; a frame that differs in anything but a trace context is the
+connection's to read. A call whose headers were recognised and whose data is not becomes an ordinary one, and so does
+one that is traced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from struct import Struct
 from typing import Protocol
 
@@ -23,12 +25,12 @@ from gateway.grpc.statuses import Refusal, refusal
 from gateway.handler import Handler
 from gateway.lane.door import Call, Door, values_of
 from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
-from gateway.lane.layout import Layout, protobuf_layout
+from gateway.lane.layout import CONTEXT_BYTES, NO_CONTEXT, Layout, is_context, is_sampled, protobuf_layout
 from gateway.lane.pending_waves import response_in
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
 
-from .codec.call_headers import CallHeaders
+from .codec.call_headers import TRACEPARENT, CallHeaders
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
 from .codec.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS
 from .codec.limits import MOST_BLOCKED_BYTES, MOST_STREAMS
@@ -41,6 +43,8 @@ _MOST_SIGNATURES = 1024
 _MOST_ALIKE = 16
 """Signatures of one length."""
 _MOST_BLOCKS = 512
+_CONTEXT = bytes((len(TRACEPARENT),)) + TRACEPARENT.encode() + bytes((CONTEXT_BYTES,))
+"""What a trace context stands behind in a block, where neither name nor value are compressed."""
 _MOST_BLOCK_BYTES = 4096
 _MOST_TIMEOUT_NS = 86_400 * 10**9
 """Of longer ones the full way says whether they are allowed."""
@@ -116,13 +120,26 @@ class LaneCall(Call):
 class GrpcSignature:
     """What calls of one layout have in common; see `gateway.lane.door.Signature`."""
 
-    __slots__ = ("_encoder", "_fixed", "_outputs", "_version", "_whole", "_write", "door", "layout", "standing")
+    __slots__ = (
+        "_encoder",
+        "_fixed",
+        "_outputs",
+        "_version",
+        "_whole",
+        "_write",
+        "door",
+        "layout",
+        "model",
+        "standing",
+    )
 
     counts_itself = True
 
-    def __init__(self, door: Door, layout: Layout, standing: Standing, encoder: ResponseEncoder) -> None:
+    def __init__(self, door: Door, layout: Layout, model: str, standing: Standing, encoder: ResponseEncoder) -> None:
+        """`model` is the name that these calls call it by."""
         self.door = door
         self.layout = layout
+        self.model = model
         self.standing = standing
         self._encoder = encoder
         self._outputs: object = None
@@ -246,6 +263,8 @@ class GrpcLane:
         self.touched, self.ready = lane.waves.touched, lane.waves.ready
         """The doors that calls came to, and what is called when a connection has read what there was."""
         self._blocks = 0
+        self._has_contexts = False
+        """Whether any of the blocks has a trace context."""
         self._generation = 0
         """Of the callers' keys: calls whose headers were recognised before a change are no others' alike after it."""
         lane.fronts.append(self._forget)
@@ -259,6 +278,12 @@ class GrpcLane:
         standing = self._standing(headers) if len(block) <= _MOST_BLOCK_BYTES else None
         if standing is None:
             return
+        has_context = any(name == TRACEPARENT for name, _ in headers.metadata)
+        if has_context:
+            without = _without_context(block, headers)
+            if without is None or self._standing(without[1]) != standing:
+                return
+            block, headers = without
         standing = standing._replace(generation=self._generation)
         head = _frame_head(len(block), HEADERS, END_HEADERS)
         known = self.by_head.get(head)
@@ -272,6 +297,7 @@ class GrpcLane:
         blocks = known[1]
         assert blocks is not None
         self._blocks += 1
+        self._has_contexts = self._has_contexts or has_context
         blocks[block] = headers, standing
 
     def learn(self, data: bytes, message: pb.ModelInferRequest, standing: Standing) -> None:
@@ -311,11 +337,12 @@ class GrpcLane:
             self.count -= len(signatures)
             signatures.clear()
         self.count += 1
-        signatures.insert(0, GrpcSignature(door, layout, standing, self._encoder))
+        signatures.insert(0, GrpcSignature(door, layout, message.model_name, standing, self._encoder))
 
     def _forget_blocks(self) -> None:
         self.by_head = {first: found for first, found in self.by_head.items() if found[1] is None}
         self._blocks = 0
+        self._has_contexts = False
 
     def _forget(self, door: Door | None) -> None:
         if door is None:  # other keys are good now
@@ -330,6 +357,20 @@ class GrpcLane:
         self.by_head = {first: found for first, found in self.by_head.items() if found[1] is not None or found[2]}
 
     # -- recognising --------------------------------------------------------------------------------------------------
+
+    def _in_context(self, blocks: _Blocks, block: bytes) -> tuple[CallHeaders, Standing] | None:
+        """The headers in a block that is known but for its trace context."""
+        at = block.find(_CONTEXT) + len(_CONTEXT)
+        value = block[at : at + CONTEXT_BYTES]
+        if at < len(_CONTEXT) or not is_context(value):
+            return None
+        known = blocks.get(block[:at] + NO_CONTEXT + block[at + CONTEXT_BYTES :])
+        if known is None:
+            return None
+        headers, standing = known
+        context = TRACEPARENT, value.decode()
+        metadata = tuple([context if item[0] == TRACEPARENT else item for item in headers.metadata])
+        return replace(headers, metadata=metadata), standing
 
     def read(self, connection: Connection, data: bytes, at: int) -> int:
         """Take the frames from `at` on that are recognised; where the first begins that is not."""
@@ -347,6 +388,7 @@ class GrpcLane:
         timed: list[LaneCall] = []
         begun = at
         touched = self.touched
+        tracer = self._lane.tracer if self._lane.tracer.on else None
         while size - at >= HEAD_BYTES:
             found = by_head.get(data[at : at + LANE_HEAD_BYTES])
             if found is None:
@@ -358,6 +400,8 @@ class GrpcLane:
             (number,) = _NUMBER.unpack_from(data, at + 5)
             if blocks is not None:
                 known = blocks.get(data[at + HEAD_BYTES : end])
+                if known is None and self._has_contexts:
+                    known = self._in_context(blocks, data[at + HEAD_BYTES : end])
                 if known is None or number <= last_id or not number & 1 or number >> 31 or room <= 0:
                     break
                 last_id = number
@@ -392,6 +436,10 @@ class GrpcLane:
                 else:
                     used -= length - HEAD_BYTES
                     break
+                if tracer is not None and not tracer.passes_over(signature.model, is_sampled=_is_sampled(call.headers)):
+                    call.data, call.client_id = (), b""
+                    used -= length - HEAD_BYTES
+                    break
                 call.signature = signature
                 door = signature.door
                 door.waiting.append(call)
@@ -407,3 +455,24 @@ class GrpcLane:
                 if not one.data:  # its message has not come, and may be later than its deadline
                     connection.calls.adopt(one, ended=False)
         return at
+
+
+def _without_context(block: bytes, headers: CallHeaders) -> tuple[bytes, CallHeaders] | None:
+    """A block with `NO_CONTEXT`, and its headers; None where bytes alone do not say where the trace context lies."""
+    contexts = [value for name, value in headers.metadata if name == TRACEPARENT]
+    others = str([item for item in headers.metadata if item[0] != TRACEPARENT])
+    at = block.find(_CONTEXT) + len(_CONTEXT)
+    found = block[at : at + CONTEXT_BYTES]
+    if at < len(_CONTEXT) or not is_context(found) or contexts != [found.decode()] or TRACEPARENT in others:
+        return None
+    no_context = TRACEPARENT, NO_CONTEXT.decode()
+    metadata = tuple([no_context if item[0] == TRACEPARENT else item for item in headers.metadata])
+    return block[:at] + NO_CONTEXT + block[at + CONTEXT_BYTES :], replace(headers, metadata=metadata)
+
+
+def _is_sampled(headers: CallHeaders) -> bool:
+    """Whether the caller's span is, if it may have one."""
+    for name, value in headers.metadata:
+        if name == TRACEPARENT:
+            return isinstance(value, str) and is_sampled(value.encode())
+    return False

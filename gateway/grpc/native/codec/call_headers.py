@@ -29,6 +29,9 @@ _SIZE_UPDATE = 0x20
 _MOST_SIZE_UPDATES = 2
 """At the start of a block (RFC 7541, 4.2): the least and the last size since the block before."""
 
+TRACEPARENT = "traceparent"
+"""Differs from call to call (W3C Trace Context)."""
+
 _UNIT_NS = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _OURS = frozenset({"content-type", "te", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "content-length"})
 _OF_CONNECTIONS = frozenset({"connection", "proxy-connection", "keep-alive", "transfer-encoding", "upgrade"})
@@ -91,7 +94,7 @@ class HeaderReader:
         fields = self._decode(block)
         headers = call_headers(fields, self._of)
         is_small = len(block) <= _REMEMBERED_BYTES and len(fields) <= _REMEMBERED_FIELDS
-        is_unique = any(name == b"traceparent" for name, _ in fields)
+        is_unique = any(name == TRACEPARENT.encode() for name, _ in fields)
         if is_free and is_small and not is_unique and block[:1] and block[0] & 0xE0 != _SIZE_UPDATE:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from charonia.clock import monotonic_ns
 from charonia.errors import EPOCH_CHANGED, SERVER_EXITING
 from charonia.facts.events import ProcessJoined, ProcessLeft, VersionUnloaded
 from charonia.inference import InferenceRequest, RegionPart, RegionUse
-from charonia.traces.trace_settings import LEVELS, TraceOptions, TraceSettings
 from gateway.lane.door import Door
 from gateway.lane.gathering import SLOW_NS
 
@@ -114,13 +112,6 @@ def test_requests_that_may_be_answered_from_the_cache_have_no_door(cache_bytes: 
     block = "dynamic_batching { } response_cache { enable: true }"
     with LaneBench(block, response_cache_size_bytes=cache_bytes) as bench:
         assert (bench.door() is not None) == has_door
-
-
-def test_traced_requests_go_the_full_way(tmp_path: Path) -> None:
-    traced = TraceOptions(file=str(tmp_path / "trace"), initial=TraceSettings(level=LEVELS["TIMESTAMPS"]))
-    with LaneBench(tracing=traced) as bench:
-        assert bench.service.tracer.on
-        assert bench.door() is None
 
 
 def test_a_model_whose_executors_take_no_waves_has_no_door(bench: LaneBench) -> None:

@@ -202,6 +202,43 @@ async def test_a_change_that_cannot_be_changes_nothing(gateways: Any, model: str
     assert not one.control.catalog.trace_settings
 
 
+@pytest.mark.parametrize(
+    ("gateways", "expected"),
+    [
+        (TraceOptions(file="f", initial=TraceSettings(TIMESTAMPS, rate=3)), "oo!oo!oo!"),
+        (TraceOptions(file="f", initial=TraceSettings(TIMESTAMPS, rate=2, count=2)), "o!o!ooooo"),
+        (TraceOptions(file="f", initial=TraceSettings(0, rate=1)), "ooooooooo"),
+        (TraceOptions(file="f", initial=TraceSettings(TIMESTAMPS, rate=0)), "ooooooooo"),
+    ],
+    indirect=["gateways"],
+)
+async def test_who_passes_requests_over_counts_them_and_leaves_the_others(gateways: Any, expected: str) -> None:
+    one, _ = gateways
+    found = ""
+    for _ in expected:
+        if one.tracer.passes_over("m", is_sampled=False):
+            found += "o"
+        else:
+            assert not one.tracer.passes_over("m", is_sampled=False), "it was not counted"
+            assert one.asked(1) == 1
+            found += "!"
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("gateways", "passes"),
+    [
+        (TraceOptions(mode=OPENTELEMETRY, initial=TraceSettings(TIMESTAMPS, rate=1000)), False),
+        (TraceOptions(file="f", initial=TraceSettings(TIMESTAMPS, rate=1000)), True),
+    ],
+    indirect=["gateways"],
+)
+async def test_a_callers_sampled_span_is_not_passed_over_where_contexts_are_heeded(gateways: Any, passes: bool) -> None:
+    one, _ = gateways
+    assert one.tracer.passes_over("m", is_sampled=True) is passes
+    assert one.asked(1, traceparent=PARENT) == (not passes)
+
+
 async def test_a_trace_is_written_when_its_call_is_over(gateways: Any) -> None:
     one, _ = gateways
     trace: Trace = one.tracer.begin("m")

@@ -20,7 +20,7 @@ def test_it_is_the_message_without_the_length_before_it() -> None:
     assert layout is not None
     framed = PREFIX.pack(0, len(message)) + message
     anything: Any = SimpleNamespace()
-    signature = GrpcSignature(anything, layout.behind(framed[:PREFIX_BYTES]), USUAL, anything)
+    signature = GrpcSignature(anything, layout.behind(framed[:PREFIX_BYTES]), "m", USUAL, anything)
     served: list[bytes] = []
     connection: Any = SimpleNamespace(serve_fully=lambda _call, whole: served.append(whole))
     call = LaneCall(connection, 1, None, USUAL, 65_535)  # type: ignore[arg-type]
