@@ -1,7 +1,7 @@
-"""Build ``examples/models_digits``: an ensemble of python, torch and trees, trained on scikit-learn's handwritten digits.
+"""Build ``examples/models_digits``: python, torch and trees in an ensemble, trained on scikit-learn's digits.
 
-A repository of its own, because it needs PyTorch (`charonia[torch]`), treelite (`charonia[fil]`) and scikit-learn. Run it
-as ``python examples/build_digit_models.py [--output DIR]``; the training takes some seconds.
+A repository of its own, because it needs PyTorch (`charonia[torch]`), treelite (`charonia[fil]`) and scikit-learn.
+Run it as ``python examples/build_digit_models.py [--output DIR]``; the training takes some seconds.
 """
 
 from __future__ import annotations

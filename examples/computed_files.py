@@ -1,7 +1,7 @@
 """Files that a build script computes (a conversion, a training), kept in ``examples/.cache`` by what they came from.
 
 Such files have no SHA-256 that could be written down: another version of a library makes other bytes of them. So their
-name in the cache is a digest of the script, the libraries' versions and the wheels, and they are computed once for each.
+name in the cache is a digest of the script, the libraries' versions and the wheels; they are computed once for each.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ``python examples/digits.py [--protocol grpc] [--url localhost:8001] [PICTURE.png ...]``
 
-The model is ``digits`` of ``examples/models_digits``. A picture is an 8-bit PNG file of one digit, bright on dark, that fills
-it. Without any, ten of scikit-learn's pictures are sent that the models were not trained on.
+The model is ``digits`` of ``examples/models_digits``. A picture is an 8-bit PNG file of one digit, bright on dark, that
+fills it. Without any, ten of scikit-learn's pictures are sent that the models were not trained on.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 ``python examples/sentences.py [--protocol grpc] [--url localhost:8001] [SENTENCE ...]``
 
-The model is ``sentence_embeddings`` of ``examples/models_torch``. Each line is a pair of sentences and the cosine of their
-vectors, the nearest pair first: 1 is the same, about 0 is unrelated.
+The model is ``sentence_embeddings`` of ``examples/models_torch``. Each line is a pair of sentences and the cosine of
+their vectors, the nearest pair first: 1 is the same, about 0 is unrelated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The features of a digit: two convolutions and a linear layer, of which ``build_digit_models.py`` trains the weights."""
+"""The features of a digit: two convolutions and a linear layer, trained by ``build_digit_models.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Split sentences into the tokens of all-MiniLM-L6-v2, with the library ``tokenizers`` and the model's own vocabulary."""
+"""Split sentences into the tokens of all-MiniLM-L6-v2, with ``tokenizers`` and the model's own vocabulary."""
 
 from pathlib import Path
 
