@@ -36,7 +36,8 @@ from executors.repository.pbtxt import parse
 IMAGES = Path(sklearn.datasets.__file__).parent / "images"
 CHINA, FLOWER = (IMAGES / f"{name}.jpg" for name in ("china", "flower"))
 BYTES = """
-max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 100000 }
+max_batch_size: 8
+dynamic_batching { max_queue_delay_microseconds: 10000000 }
 input { name: "DALI_INPUT_0" data_type: TYPE_STRING dims: 1 }
 output { name: "DALI_OUTPUT_0" data_type: TYPE_FP32 dims: [ 3, 32, 48 ] }
 """
@@ -214,7 +215,9 @@ async def test_a_configuration_is_completed_from_what_the_pipeline_declares(tmp_
     assert found.inputs == (TensorSignature("DALI_INPUT_0", "UINT8", (-1, -1)),)
     (output,) = found.outputs
     assert (output.datatype, output.dims) == ("FP32", (-1, -1, -1, -1))
-    config = from_graph(source(tmp_path / "m", BYTES).config, await signature_of(DaliBackend(), source(tmp_path / "m", BYTES)))
+    config = from_graph(
+        source(tmp_path / "m", BYTES).config, await signature_of(DaliBackend(), source(tmp_path / "m", BYTES))
+    )
     assert config == source(tmp_path / "m", BYTES).config
     assert await signature_of(DaliBackend(), source(saved(tmp_path / "open", pixels()), "max_batch_size: 8")) is None
 
@@ -308,7 +311,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def asked(server: Any, model: str, array: np.ndarray, datatype: str, over: Any = client) -> np.ndarray:
     where = server.http if over is client else server.grpc
     with over.InferenceServerClient(where) as connection:
-        config = connection.get_model_config(model) if over is client else connection.get_model_config(model, as_json=True)
+        config = (
+            connection.get_model_config(model) if over is client else connection.get_model_config(model, as_json=True)
+        )
         config = config.get("config", config)
         tensor = over.InferInput(config["input"][0]["name"], list(array.shape), datatype)
         tensor.set_data_from_numpy(array)
@@ -320,7 +325,7 @@ def asked(server: Any, model: str, array: np.ndarray, datatype: str, over: Any =
 @pytest.mark.parametrize("over", [client, grpc], ids=["http", "grpc"])
 def test_pictures_are_served_beside_broken_ones(server: Any, over: Any) -> None:
     china, flower = CHINA.read_bytes(), FLOWER.read_bytes()
-    files = [china, flower, broken(china), china, b"", flower, china, broken(flower)]
+    files = [china, flower, broken(china), china, b"text", flower, china, broken(flower)]
 
     def one(model: str, file: bytes) -> np.ndarray | str:
         try:
@@ -340,7 +345,7 @@ def test_pictures_are_served_beside_broken_ones(server: Any, over: Any) -> None:
                 assert np.array_equal(answer, wanted[file])
             else:
                 assert isinstance(answer, str)
-                assert "DALI: " in answer or "empty" in answer or not file, answer
+                assert "DALI: nvidia.dali.fn.decoders.image: " in answer
 
 
 def test_models_are_found_by_their_files_and_run_in_a_sandbox(server: Any) -> None:
@@ -353,10 +358,8 @@ def test_models_are_found_by_their_files_and_run_in_a_sandbox(server: Any) -> No
     for config in configs.values():
         assert config["parameters"]["charonia.isolation"]["string_value"] in ("sandbox", "process")
     (given,) = configs["completed"]["input"]
-    assert (given["name"], given["data_type"], given["dims"]) == ("DALI_INPUT_0", "TYPE_UINT8", ["-1"]) or given[
-        "dims"
-    ] == [-1]
-    assert any(int(one["batch_size"]) > 1 for one in batches), "files of several lengths share a batch"
+    assert (given["name"], given["data_type"], given["dims"]) == ("DALI_INPUT_0", "TYPE_UINT8", [-1])
+    assert [one["batch_size"] for one in batches] == [8], "files of several lengths share a batch"
 
 
 def test_reason_leaves_programs_out() -> None:
@@ -372,5 +375,3 @@ encountered:
 nvImageCodec failure: '#4'
 Current pipeline object is no longer valid."""
     assert charonia_dali.reason(RuntimeError(text)) == "nvidia.dali.fn.decoders.image: nvImageCodec failure: '#4'"
-
-
