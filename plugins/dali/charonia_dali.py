@@ -137,7 +137,8 @@ class DaliInstance:
         await self._in_thread(self._make)
 
     async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
-        return await self._in_thread(self._execute, requests)
+        answers: list[ModelResponse] = await self._in_thread(self._execute, requests)
+        return answers
 
     async def close_instance(self) -> None:
         if not self._closed:

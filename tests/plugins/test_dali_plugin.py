@@ -71,6 +71,12 @@ def frames() -> Any:
     return video * 2, fn.reductions.sum(video, axes=[0, 1])
 
 
+@pipeline_def(batch_size=1, num_threads=1, device_id=None)
+def reading(path: Path) -> Any:
+    found, _ = fn.readers.file(files=[str(path)])
+    return found, fn.external_source(device="cpu", name="ASKED")
+
+
 def content(pipeline: Any) -> bytes:
     found = pipeline.serialize()
     assert isinstance(found, bytes)
@@ -298,6 +304,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     models = tmp_path_factory.mktemp("dali") / "models"
     for name, text in (("named", BYTES), ("numbers", UINT8), ("completed", "max_batch_size: 4")):
         (saved(models / name, thumbnails()) / "config.pbtxt").write_text(f'backend: "dali" {text}')
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret"
+    secret.write_bytes(b"secret")
+    for name in ("sandbox", "process"):
+        (saved(models / f"reads_{name}", reading(secret)) / "config.pbtxt").write_text(
+            'backend: "dali" max_batch_size: 1 input { name: "ASKED" data_type: TYPE_FP32 dims: 1 } '
+            'output { name: "FOUND" data_type: TYPE_UINT8 dims: -1 } output { name: "E" data_type: TYPE_FP32 dims: 1 } '
+            f'parameters {{ key: "charonia.isolation" value {{ string_value: "{name}" }} }}'
+        )
     (models / "program" / "1").mkdir(parents=True)
     (models / "program" / "1" / "dali.py").write_text(PROGRAM)
     (models / "program" / "config.pbtxt").write_text(
@@ -360,6 +374,17 @@ def test_models_are_found_by_their_files_and_run_in_a_sandbox(server: Any) -> No
     (given,) = configs["completed"]["input"]
     assert (given["name"], given["data_type"], given["dims"]) == ("DALI_INPUT_0", "TYPE_UINT8", [-1])
     assert [one["batch_size"] for one in batches] == [8], "files of several lengths share a batch"
+
+
+def test_a_pipeline_reads_files_only_where_it_is_trusted(server: Any) -> None:
+    one = np.ones((1, 1), np.float32)
+    assert asked(server, "reads_process", one, "FP32").tobytes() == b"secret"
+    with client.InferenceServerClient(server.http) as connection:
+        config = connection.get_model_config("reads_sandbox")
+    if config["parameters"]["charonia.isolation"]["string_value"] != "sandbox":
+        pytest.skip("this kernel has no sandbox")
+    with pytest.raises(InferenceServerException, match=r"DALI: nvidia\.dali\.fn\.readers\.file: "):
+        asked(server, "reads_sandbox", one, "FP32")
 
 
 def test_reason_leaves_programs_out() -> None:
