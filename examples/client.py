@@ -2,9 +2,9 @@
 
 ``python examples/client.py --model magika [--protocol grpc] [--url localhost:8001] [--file FILE]``
 
-Besides the models of the repository there are three pipelines: ``file`` (magika_features, then magika), ``page``
-(ocr_det, then ocr_rec for all the lines that were found, as batches) and ``voice`` (silero_vad on a recording that is
-sent piece by piece, as it would come from a microphone).
+Besides the models of the repository there are four pipelines: ``file`` (magika_features, then magika), ``page``
+(ocr_det, then ocr_rec for all the lines that were found, as batches), ``voice`` (silero_vad on a recording that is
+sent piece by piece, as it would come from a microphone) and ``voice_torch`` (the same with silero_vad_stream).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 MODELS = Path(__file__).resolve().parent / "models"
 PORTS = {"http": 8000, "grpc": 8001}
+VOICES = {"voice": "silero_vad", "voice_torch": "silero_vad_stream"}
 LINES_PER_REQUEST = 8
 WINDOWS_PER_REQUEST = 10
 
@@ -83,14 +84,14 @@ def ask(server: Server, model: str, file: Path | None) -> str:
         return decode.describe("magika", server.infer("magika", features, classes=3), MODELS)
     if model == "page":
         return read_page(server, file or inputs.PAGE)
-    if model == "voice":
-        return decode.describe("silero_vad", hear(server, file or inputs.VOICE), MODELS)
+    if model in VOICES:
+        return decode.describe("silero_vad", hear(server, file or inputs.VOICE, VOICES[model]), MODELS)
     tensors = inputs.FROM_FILE[model](file) if file else inputs.REQUESTS[model]()
     classes = 3 if model == "magika" else 0
     return decode.describe(model, server.infer(model, tensors, classes, inputs.sequence(model)), MODELS)
 
 
-def hear(server: Server, recording: Path) -> Outputs:
+def hear(server: Server, recording: Path, model: str = "silero_vad") -> Outputs:
     """The speech probabilities of a recording that is sent as a sequence, some windows at a time."""
     windows = inputs.silero_vad(recording)["input"]
     number = uuid.uuid4().hex
@@ -99,7 +100,7 @@ def hear(server: Server, recording: Path) -> Outputs:
         piece = windows[at : at + WINDOWS_PER_REQUEST]
         last = at + len(piece) == len(windows)
         sequence = {"sequence_id": number, "sequence_start": at == 0, "sequence_end": last}
-        heard.append(server.infer("silero_vad", {"input": piece}, sequence=sequence)["speech_probs"])
+        heard.append(server.infer(model, {"input": piece}, sequence=sequence)["speech_probs"])
     return {"speech_probs": np.concatenate(heard)}
 
 
@@ -121,7 +122,7 @@ def read_page(server: Server, page: Path) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Print one answer; a refusal or an unreachable server is one line on stderr and exit status 1."""
     parser = argparse.ArgumentParser(description="Ask a running server about one of the example inputs.")
-    parser.add_argument("--model", required=True, choices=[*inputs.REQUESTS, "file", "page", "voice"])
+    parser.add_argument("--model", required=True, choices=[*inputs.REQUESTS, "file", "page", *VOICES])
     parser.add_argument("--protocol", choices=sorted(PORTS), default="http")
     parser.add_argument("--url", help="HOST:PORT of the server (default: localhost and the protocol's usual port)")
     parser.add_argument("--file", type=Path, help="a file of your own instead of the example input")
