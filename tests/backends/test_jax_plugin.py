@@ -197,38 +197,41 @@ async def test_a_file_of_another_version_is_refused_in_words(tmp_path: Path) -> 
     assert "was written with version 77 of the calling convention, jax " in error.message
 
 
-def test_files_that_are_broken_are_refused_in_words(tmp_path: Path) -> None:
-    """Truncated ones, and ones with some bytes changed. Each is refused or answers; the process goes on."""
+def test_broken_files_are_refused_in_words_or_end_their_own_process_only(tmp_path: Path) -> None:
+    """Truncated ones, and ones with some bytes changed: XLA's reader crashes on a few, and never ends on others."""
     content = jax_model.scoring_file()
-    files = {f"cut{size}": content[:size] for size in (0, 1, 4, 100, len(content) // 2, len(content) - 1)}
-    for seed in range(40):
+    files = {f"cut{size}": content[:size] for size in (0, 1, 4, 100, len(content) // 2, len(content) * 9 // 10)}
+    for seed in range(24):
         chosen, changed = random.Random(seed), bytearray(content)
         for _ in range(4):
             changed[chosen.randrange(len(changed))] = chosen.randrange(256)
         files[f"changed{seed:02}"] = bytes(changed)
     for name, made in files.items():
         jax_model.saved(tmp_path / name, made)
-    # in a process of its own, as every model is: XLA may end it
     done = subprocess.run(
         [sys.executable, "-c", "import sys, jax_model; jax_model.child(sys.argv[1])", str(tmp_path)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True,
         text=True,
         timeout=600,
-        check=False,
+        check=True,
     )
-    results = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-    print(done.stdout, done.stderr[-2000:], done.returncode)
-    assert done.returncode == 0
+    results = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.split(" ")[0] in files)
+    print(done.stdout, done.stderr[-2000:])
     assert results.keys() == files.keys()
-    assert all(text.startswith("refused ") for name, text in results.items() if name.startswith("cut"))
-    assert sum(text.startswith("refused ") for text in results.values()) > 20
+    assert all(text.startswith("refused: jax cannot open model ") for name, text in results.items() if name[1] == "u")
+    assert sum(text.startswith("refused: ") for text in results.values()) > 12
+    assert {text for text in results.values() if text.startswith("ended")} <= {
+        "ended by SIGSEGV",
+        "ended by SIGABRT",
+        "ended by SIGALRM",
+    }
 
 
 def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) -> None:
     models = tmp_path / "models"
     jax_model.saved(models / "scoring", jax_model.scoring_file())
-    jax_model.saved(models / "large", jax_model.exported(lambda x: (x[:, None] * x).sum(), jax_model.of((20_000,))))
+    jax_model.saved(models / "large", jax_model.exported(lambda x: (x[:, None] * x).sum(1), jax_model.of((20_000,))))
     jax_model.saved(models / "broken", b"junk")
     for name in ("scoring", "large"):
         (models / name / "config.pbtxt").write_text(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,12 @@ import jax
 import numpy as np
 from jax import export
 from jax import numpy as jnp
+
+from charonia.errors import CharoniaError
+from charonia.testing.backend_contract import ReferenceModel
+from executors.backends.registry import BackendRegistry
+
+TOO_LONG_S = 20
 
 WEIGHTS = np.random.default_rng(5).normal(size=(4, 3)).astype(np.float32)
 
@@ -45,24 +54,29 @@ def saved(directory: Path, content: bytes) -> Path:
 
 
 def child(directory: str) -> None:
-    """Open every file of a directory in turn, print what came of it, and answer once."""
-    import asyncio
-
-    from charonia.errors import CharoniaError
-    from charonia.testing.backend_contract import ReferenceModel
-    from executors.backends.registry import BackendRegistry
-
-    async def run(path: Path) -> str:
-        model = ReferenceModel.of(path, "", expected=lambda _: {}, requests=[], failing={})
-        try:
-            loaded = await BackendRegistry().get("jax").load(model.source)
-            instance = await loaded.create_instance(model.spec())
-            instance.execute({"image": np.ones((2, 4), np.float32), "scale": np.ones((2, 1), np.float32)}, ["scores"])
-        except CharoniaError as error:
-            return f"refused {error.message}"
-        except KeyError:
-            return "refused by its names"
-        return "answered"
-
+    """Open every model of a directory, each in a process of its own, and print what came of it."""
+    BackendRegistry().get("jax")
     for path in sorted(Path(directory).iterdir()):
-        print(path.name, asyncio.run(run(path)), flush=True)
+        sys.stdout.flush()
+        pid = os.fork()  # jax is imported, but has begun nothing
+        if pid == 0:
+            signal.alarm(TOO_LONG_S)
+            print(path.name, asyncio.run(_opened(path)), flush=True)
+            os._exit(0)
+        status = os.waitpid(pid, 0)[1]
+        if os.WIFSIGNALED(status):
+            print(path.name, "ended by", signal.Signals(os.WTERMSIG(status)).name)
+
+
+async def _opened(path: Path) -> str:
+    model = ReferenceModel.of(path, "", expected=lambda _: {}, requests=[], failing={})
+    try:
+        loaded = await BackendRegistry().get("jax").load(model.source)
+        signature = await loaded.signature()
+        instance = await loaded.create_instance(model.spec())
+        instance.execute({"image": np.ones((2, 4), np.float32), "scale": np.ones((2, 1), np.float32)}, ["scores"])
+    except CharoniaError as error:
+        return f"refused: {error.message}"
+    except KeyError:
+        return f"has other names: {signature}"
+    return "answered"
