@@ -160,7 +160,7 @@ def _opened(source: ModelSource) -> Any:
     except CharoniaError:
         raise
     except Exception as error:  # no check of the library comes before its reader
-        raise InternalError(f"jax cannot open model '{source.name}': {_reason(error)}") from None
+        raise InternalError(f"model '{source.name}' is no export of jax, or a broken one: {_reason(error)}") from None
 
 
 def _checked(source: ModelSource, content: bytes) -> Any:
