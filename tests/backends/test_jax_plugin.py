@@ -238,9 +238,10 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
             'parameters { key: "XLA_THREADS" value { string_value: "1" } } '
             'parameters { key: "MEMORY_LIMIT_BYTES" value { string_value: "6000000000" } }'
         )
+    loaded = [f"--load-model={name}" for name in ('scoring', 'large')]
 
     with (
-        serving(models, tmp_path / "state", "--exit-on-error=false", "--strict-readiness=false") as server,
+        serving(models, tmp_path / "state", "--model-control-mode=explicit", *loaded) as server,
         client.InferenceServerClient(server.http, network_timeout=120) as asked,
     ):
         config = asked.get_model_config("scoring")
@@ -259,5 +260,5 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
         wanted = expected(given)
         np.testing.assert_allclose(answer.as_numpy("scores"), wanted["scores"], rtol=1e-6)
         np.testing.assert_array_equal(answer.as_numpy("best")[:, 0], wanted["best"])
-        reasons = {one["name"]: one.get("reason", "") for one in asked.get_model_repository_index()}
-        assert "model 'broken' is no export of jax, or a broken one: " in reasons["broken"]
+        with pytest.raises(InferenceServerException, match=r"model 'broken' is no export of jax, or a broken one: "):
+            asked.load_model("broken")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +24,7 @@ from charonia.backend import ENTRY_POINT_GROUP, TensorSignature
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
 from charonia.testing.backend_contract import CHECKS, Check, ReferenceModel
 from executors.backends.registry import BackendRegistry
+from executors.isolation.isolated_model import IsolatedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -145,6 +147,31 @@ async def test_code_runs_in_a_sandbox_or_with_leave_only(tmp_path: Path) -> None
         await instance_of(BackendRegistry().get("mlflow"), source(tmp_path / "m", "", isolation=isolation).spec())
 
 
+async def test_a_model_has_an_environment_of_its_own_with_leave_only(tmp_path: Path) -> None:
+    mlflow_models.adder(tmp_path / "m" / "1", tmp_path / "m" / "env")
+    config = """
+    backend: "mlflow" max_batch_size: 4 input { name: "inputs" data_type: TYPE_FP64 dims: 2 }
+    output { name: "predictions" data_type: TYPE_FP64 dims: 2 }
+    """
+    text = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env" } }'
+    of = source(tmp_path / "m", config + text, isolation="sandbox")
+    refused = IsolatedModel(replace(of.source, native_code=False), ceiling_s=0)
+    with pytest.raises(Unsupported, match="brings machine code: an interpreter, 'EXECUTION_ENV_PATH' .*/m/env"):
+        await refused.create_instance(of.spec())
+    without = IsolatedModel(source(tmp_path / "m", config, isolation="sandbox").source, ceiling_s=0)
+    allowed = IsolatedModel(of.source, ceiling_s=0)
+    try:
+        with pytest.raises(CharoniaError, match="No module named 'only_here'"):
+            await without.create_instance(source(tmp_path / "m", config).spec())
+        instance: Any = await allowed.create_instance(of.spec())
+        answer = await asyncio.to_thread(instance.execute, {"inputs": np.ones((1, 2))}, ["predictions"])
+        assert answer["predictions"].tolist() == [[43, 43]]
+        instance.close()
+    finally:
+        await without.close()
+        await allowed.close()
+
+
 async def test_files_and_configurations_that_are_wrong(tmp_path: Path) -> None:
     mlflow_models.wine(tmp_path / "good" / "1")
     error = await error_of(source(tmp_path / "good", TENSORS.replace('"inputs"', '"rows"')))
@@ -197,9 +224,10 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
     mlflow_models.labels(models / "labels" / "1")
     mlflow_models.opener(models / "opener" / "1", tmp_path / "secret")
     (models / "wine" / "config.pbtxt").write_text("max_batch_size: 8")
+    loaded = [f"--load-model={name}" for name in ('wine', 'cellars', 'labels')]
 
     with (
-        serving(models, tmp_path / "state", "--exit-on-error=false", "--strict-readiness=false") as server,
+        serving(models, tmp_path / "state", "--model-control-mode=explicit", *loaded) as server,
         client.InferenceServerClient(server.http, network_timeout=120) as asked,
     ):
 
@@ -221,5 +249,5 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
         assert ask("labels", labelled()).as_numpy("label")[:, 0].tolist() == ["älter 2021!".encode(), b"younger 1999!"]
         with pytest.raises(InferenceServerException, match="'bad' has no label"):
             ask("labels", labelled() | {"text": words(["bad", "x"])})
-        reasons = {one["name"]: one.get("reason", "") for one in asked.get_model_repository_index()}
-        assert "Permission denied" in reasons["opener"], "its code runs in the sandbox, which has no such file"
+        with pytest.raises(InferenceServerException, match="Permission denied"):
+            asked.load_model("opener")  # its code runs in the sandbox

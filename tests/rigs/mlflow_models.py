@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,19 @@ class Opener(mlflow.pyfunc.PythonModel):
 mlflow.models.set_model(Opener())
 """
 """A model from code that reads a file when it is loaded."""
+
+
+ADDER = """
+import mlflow.pyfunc
+import only_here
+
+class Adder(mlflow.pyfunc.PythonModel):
+    def predict(self, context, model_input, params=None):
+        return model_input + only_here.NUMBER
+
+mlflow.models.set_model(Adder())
+"""
+"""A model whose module the server does not have."""
 
 
 class Labels(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
@@ -101,6 +116,27 @@ def opener(path: Path, secret: Path) -> None:
     secret.write_text("of another")
     mlflow.pyfunc.save_model(path, python_model=str(code), signature=signature, pip_requirements=[])
     code.unlink()
+
+
+def adder(path: Path, environment: Path) -> None:
+    """A model whose module is installed in an environment alone, which is made beside that of the tests."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    # an editable installation is found by what its .pth file runs
+    (packages / "tests.pth").write_text(
+        "".join(f"import site; site.addsitedir({one!r})\n" for one in sys.path if Path(one).is_dir())
+    )
+    (packages / "only_here.py").write_text("NUMBER = 42\n")
+    code = path.parent / "adder.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    code.write_text(ADDER)
+    sys.modules["only_here"] = types.ModuleType("only_here")  # saving runs the file
+    try:
+        signature = infer_signature(np.ones((2, 2)), np.ones((2, 2)))
+        mlflow.pyfunc.save_model(path, python_model=str(code), signature=signature, pip_requirements=[])
+    finally:
+        del sys.modules["only_here"]
+        code.unlink()
 
 
 def _plain() -> dict[str, Any]:
