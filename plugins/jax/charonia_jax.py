@@ -24,7 +24,9 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFo
 PROGRAMS = 32
 """How many compiled programs a model keeps: one for each combination of shapes."""
 
-_CALLS = re.compile(r"lapack_[a-z]+_ffi|stablehlo\.dynamic_\w+|shape_assertion|Sharding|SPMD\w+|ApproxTopK|AllocateBuffer")
+_CALLS = re.compile(
+    r"lapack_[a-z]+_ffi|stablehlo\.dynamic_\w+|shape_assertion|Sharding|SPMD\w+|ApproxTopK|AllocateBuffer"
+)
 """What a file may call besides the operations of StableHLO: XLA itself and LAPACK, which check what they are given."""
 
 Shapes = tuple[tuple[int, ...], ...]

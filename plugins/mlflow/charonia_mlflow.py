@@ -128,7 +128,9 @@ class MlflowInstance:
                     try:
                         columns[name] = pandas.to_datetime(columns[name], format="ISO8601")
                     except (TypeError, ValueError) as error:
-                        raise InvalidArgument(f"input '{name}' has no date and time of ISO 8601: {_reason(error)}") from None
+                        raise InvalidArgument(
+                            f"input '{name}' has no date and time of ISO 8601: {_reason(error)}"
+                        ) from None
             if len({len(column) for column in columns.values()}) > 1:
                 raise InvalidArgument("the columns of a table must have as many rows each")
             table = pandas.DataFrame(columns, columns=[name for name in model.kinds if name in columns])

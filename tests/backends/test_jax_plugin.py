@@ -238,7 +238,7 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
             'parameters { key: "XLA_THREADS" value { string_value: "1" } } '
             'parameters { key: "MEMORY_LIMIT_BYTES" value { string_value: "6000000000" } }'
         )
-    loaded = [f"--load-model={name}" for name in ('scoring', 'large')]
+    loaded = [f"--load-model={name}" for name in ("scoring", "large")]
 
     with (
         serving(models, tmp_path / "state", "--model-control-mode=explicit", *loaded) as server,

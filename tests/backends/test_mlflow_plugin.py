@@ -224,7 +224,7 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
     mlflow_models.labels(models / "labels" / "1")
     mlflow_models.opener(models / "opener" / "1", tmp_path / "secret")
     (models / "wine" / "config.pbtxt").write_text("max_batch_size: 8")
-    loaded = [f"--load-model={name}" for name in ('wine', 'cellars', 'labels')]
+    loaded = [f"--load-model={name}" for name in ("wine", "cellars", "labels")]
 
     with (
         serving(models, tmp_path / "state", "--model-control-mode=explicit", *loaded) as server,

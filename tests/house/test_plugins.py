@@ -9,7 +9,10 @@ from pathlib import Path
 import charonia.backend
 
 ROOT = Path(__file__).resolve().parents[2]
-PLUGINS = (ROOT / "examples" / "backend-plugin", *(path for path in sorted((ROOT / "plugins").iterdir()) if path.is_dir()))
+PLUGINS = (
+    ROOT / "examples" / "backend-plugin",
+    *(path for path in sorted((ROOT / "plugins").iterdir()) if path.is_dir()),
+)
 PAGE = ROOT / "docs" / "howto" / "write-a-backend.md"
 INTERNAL = {"protos", "executors", "gateway", "batcher", "loadtest", "tests"}
 

@@ -67,7 +67,9 @@ class Labels(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
         if "bad" in list(model_input["text"]):
             raise ValueError("'bad' has no label")
         end = (params or {}).get("end", "?")
-        labels = [f"{text} {when.year}{end}" for text, when in zip(model_input["text"], model_input["day"], strict=True)]
+        labels = [
+            f"{text} {when.year}{end}" for text, when in zip(model_input["text"], model_input["day"], strict=True)
+        ]
         return pd.DataFrame({"label": labels, "double": model_input["count"] * 2})
 
 
