@@ -166,7 +166,7 @@ def _opened(source: ModelSource) -> Any:
 
 
 def _checked(source: ModelSource, content: bytes) -> Any:
-    """The export in a file, after a look at all that it says. Raises `InvalidArgument`, and whatever the reader does."""
+    """The export in a file, after a look at what it says. Raises `InvalidArgument`, and whatever the reader does."""
     import jax
     from jax import export
     from jax.interpreters import mlir
@@ -182,8 +182,8 @@ def _checked(source: ModelSource, content: bytes) -> Any:
     version = exported.calling_convention_version
     if not oldest <= version <= newest:
         raise InvalidArgument(
-            f"model '{source.name}' was written with version {version} of the calling convention, jax {jax.__version__} "
-            f"reads {oldest} to {newest}: export it again"
+            f"model '{source.name}' was written with version {version} of the calling convention, "
+            f"jax {jax.__version__} reads {oldest} to {newest}: export it again"
         )
     if "cpu" not in exported.platforms or exported.nr_devices != 1:
         raise InvalidArgument(

@@ -145,7 +145,7 @@ class MlflowInstance:
         named = isinstance(result, Mapping | pandas.DataFrame)
         if named and name in result:
             result = result[name]
-        elif named and len(self._outputs) > 1 or isinstance(result, Mapping):
+        elif (named and len(self._outputs) > 1) or isinstance(result, Mapping):
             raise InternalError(f"MLflow: the model gave {[str(key) for key in result]}, no '{name}'")
         elif len(self._outputs) > 1:
             raise InternalError(f"MLflow: the model gave one {type(result).__name__}, no outputs by name")

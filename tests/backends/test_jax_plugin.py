@@ -22,7 +22,7 @@ from tritonclient import http as client
 from tritonclient.utils import InferenceServerException
 
 from charonia.backend import ENTRY_POINT_GROUP, TensorSignature
-from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
+from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unsupported
 from charonia.testing.backend_contract import CHECKS, Check, Inputs, ReferenceModel
 from executors.backends.registry import BackendRegistry
 
