@@ -231,12 +231,16 @@ def test_broken_files_are_refused_in_words_or_end_their_own_process_only(tmp_pat
 def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) -> None:
     models = tmp_path / "models"
     jax_model.saved(models / "scoring", jax_model.scoring_file())
-    jax_model.saved(models / "large", jax_model.exported(lambda x: (x[:, None] * x).sum(1), jax_model.of((20_000,))))
+    numbers = np.arange(30_000, dtype=np.float32)
+    # 3.6 GB, twice
+    jax_model.saved(
+        models / "large", jax_model.exported(lambda x: jnp.sort(x[:, None] * x, 1).sum(1), jax_model.of(numbers.shape))
+    )
     jax_model.saved(models / "broken", b"junk")
     for name in ("scoring", "large"):
         (models / name / "config.pbtxt").write_text(
             'parameters { key: "XLA_THREADS" value { string_value: "1" } } '
-            'parameters { key: "MEMORY_LIMIT_BYTES" value { string_value: "6000000000" } }'
+            'parameters { key: "MEMORY_LIMIT_BYTES" value { string_value: "3000000000" } }'
         )
     loaded = [f"--load-model={name}" for name in ("scoring", "large")]
 
@@ -248,8 +252,8 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
         assert config["backend"] == "jax"
         assert config["parameters"]["charonia.isolation"]["string_value"] == "sandbox"
         assert [(one["name"], one["data_type"], one["dims"]) for one in config["input"]] == [
-            ("image", "TYPE_FP32", ["4"]),
-            ("scale", "TYPE_FP32", ["1"]),
+            ("image", "TYPE_FP32", [4]),
+            ("scale", "TYPE_FP32", [1]),
         ]
         given = request(3)
         tensors = []
@@ -260,5 +264,10 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
         wanted = expected(given)
         np.testing.assert_allclose(answer.as_numpy("scores"), wanted["scores"], rtol=1e-6)
         np.testing.assert_array_equal(answer.as_numpy("best")[:, 0], wanted["best"])
+        tensor = client.InferInput("INPUT__0", [len(numbers)], "FP32")
+        tensor.set_data_from_numpy(numbers)
+        with pytest.raises(InferenceServerException):  # it gets no memory
+            asked.infer("large", [tensor])
+        np.testing.assert_allclose(asked.infer("scoring", tensors).as_numpy("scores"), wanted["scores"], rtol=1e-6)
         with pytest.raises(InferenceServerException, match=r"model 'broken' is no export of jax, or a broken one: "):
             asked.load_model("broken")

@@ -156,7 +156,7 @@ async def test_a_model_has_an_environment_of_its_own_with_leave_only(tmp_path: P
     text = 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/env" } }'
     of = source(tmp_path / "m", config + text, isolation="sandbox")
     refused = IsolatedModel(replace(of.source, native_code=False), ceiling_s=0)
-    with pytest.raises(Unsupported, match="brings machine code: an interpreter, 'EXECUTION_ENV_PATH' .*/m/env"):
+    with pytest.raises(Unsupported, match=r"brings machine code: an interpreter, 'EXECUTION_ENV_PATH' .*/m/env"):
         await refused.create_instance(of.spec())
     without = IsolatedModel(source(tmp_path / "m", config, isolation="sandbox").source, ceiling_s=0)
     allowed = IsolatedModel(of.source, ceiling_s=0)

@@ -1,4 +1,4 @@
-"""Backends of others import `charonia` alone: the plug-ins here do, and so does what the page for their authors shows."""
+"""Backends of others import `charonia` alone: the plug-ins do, and so does what the page for their authors shows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from pathlib import Path
 import charonia.backend
 
 ROOT = Path(__file__).resolve().parents[2]
-PLUGINS = (
-    ROOT / "examples" / "backend-plugin",
-    *(path for path in sorted((ROOT / "plugins").iterdir()) if path.is_dir()),
-)
+PLUGINS = (ROOT / "examples" / "backend-plugin", *sorted(ROOT.glob("plugins/*/")))
 PAGE = ROOT / "docs" / "howto" / "write-a-backend.md"
 INTERNAL = {"protos", "executors", "gateway", "batcher", "loadtest", "tests"}
 
