@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -67,6 +68,17 @@ async def error_of(of: ReferenceModel) -> CharoniaError:
     with pytest.raises(CharoniaError) as caught:
         await instance_of(BackendRegistry().get("jax"), of.spec())
     return caught.value
+
+
+def threads_of(directory: Path) -> int:
+    """How many threads the process of a served model has."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            words = (process / "cmdline").read_bytes()
+            if b"executors.isolation.isolated_process" in words and str(directory).encode() in words:
+                found.append(len(list((process / "task").iterdir())))
+    return max(found)
 
 
 def test_it_is_installed_as_a_distribution_of_its_own() -> None:
@@ -237,9 +249,9 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
         models / "large", jax_model.exported(lambda x: jnp.sort(x[:, None] * x, 1).sum(1), jax_model.of(numbers.shape))
     )
     jax_model.saved(models / "broken", b"junk")
-    for name in ("scoring", "large"):
+    for name, threads in (("scoring", 1), ("large", 9)):
         (models / name / "config.pbtxt").write_text(
-            'parameters { key: "XLA_THREADS" value { string_value: "1" } } '
+            f'parameters {{ key: "XLA_THREADS" value {{ string_value: "{threads}" }} }} '
             'parameters { key: "MEMORY_LIMIT_BYTES" value { string_value: "3000000000" } }'
         )
     loaded = [f"--load-model={name}" for name in ("scoring", "large")]
@@ -264,10 +276,12 @@ def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) 
         wanted = expected(given)
         np.testing.assert_allclose(answer.as_numpy("scores"), wanted["scores"], rtol=1e-6)
         np.testing.assert_array_equal(answer.as_numpy("best")[:, 0], wanted["best"])
+        assert threads_of(models / "scoring") < threads_of(models / "large")
         tensor = client.InferInput("INPUT__0", [len(numbers)], "FP32")
         tensor.set_data_from_numpy(numbers)
-        with pytest.raises(InferenceServerException):  # it gets no memory
+        with pytest.raises(InferenceServerException) as refused:
             asked.infer("large", [tensor])
+        assert "emory" in str(refused.value) or "not healthy" in str(refused.value)
         np.testing.assert_allclose(asked.infer("scoring", tensors).as_numpy("scores"), wanted["scores"], rtol=1e-6)
         with pytest.raises(InferenceServerException, match=r"model 'broken' is no export of jax, or a broken one: "):
             asked.load_model("broken")
