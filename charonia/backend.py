@@ -588,6 +588,9 @@ class Backend(Protocol):
     parallel_loading: ClassVar[bool] = True
     """Whether models are loaded, and their instances created, several at once."""
 
+    opens_safely: ClassVar[bool] = False
+    """Whether `load` and `signature` only read data, quickly and anywhere: `charonia check` calls them then."""
+
     isolation: ClassVar[Isolation] = "none"
     """Where its models run: "none" is the executor; "process" is a process for each model and device, for libraries
     that are slow to import or may crash; "sandbox" is such a process without other files, the network and further

@@ -37,6 +37,7 @@ _COLUMNS = {
 
 class MlflowBackend(Backend):
     name, api, isolation = "mlflow", (1, 0), "sandbox"
+    opens_safely = True  # MLmodel alone is read; code runs when an instance is made
     formats = (Format(files=("MLmodel",)),)
     requires = (("mlflow", "charonia-mlflow"), ("pandas", "charonia-mlflow"))
 

@@ -24,6 +24,7 @@ from charonia.backend import ENTRY_POINT_GROUP, TensorSignature
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
 from charonia.testing.backend_contract import CHECKS, Check, ReferenceModel
 from executors.backends.registry import BackendRegistry
+from executors.checking.repository_check import check_repository
 from executors.isolation.isolated_model import IsolatedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -215,6 +216,18 @@ async def test_several_tensors_by_name_and_a_signature_without_outputs(tmp_path:
     instance = await instance_of(BackendRegistry().get("mlflow"), of.spec())
     given = {"a": np.full((2, 3), 2, np.float32), "b": np.ones((2, 3), np.float32)}
     assert instance.execute(given, ["sum"])["sum"].tolist() == [[9], [9]]
+
+
+async def test_a_check_reads_signatures_and_runs_no_code(tmp_path: Path) -> None:
+    mlflow_models.opener(tmp_path / "models" / "m" / "1", tmp_path / "secret")
+    (tmp_path / "secret").unlink()  # its code would fail without
+    config = tmp_path / "models" / "m" / "config.pbtxt"
+    config.write_text("max_batch_size: 8")
+    report = await check_repository(tmp_path / "models", gpus=0)
+    assert (report.faults, report.notes) == ([], [])
+    config.write_text('max_batch_size: 8 input { name: "row" data_type: TYPE_FP64 dims: 2 }')
+    (fault,) = (await check_repository(tmp_path / "models", gpus=0)).faults
+    assert "model 'm' has no tensor 'row', its signature has ['inputs']" in fault.problem
 
 
 def test_they_are_served_with_configurations_that_are_completed(tmp_path: Path) -> None:
