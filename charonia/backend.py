@@ -105,7 +105,7 @@ class ModelSource:
     native_code: bool = False
     """Whether its operator lets the models of its repository bring machine code (`--allow-native-models`)."""
     isolation: Isolation = "none"
-    """Where the model is loaded; "none" also where nobody asked yet."""
+    """Where the model is loaded; "none" also before that is decided."""
 
     @property
     def version_directory(self) -> Path:
