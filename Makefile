@@ -46,8 +46,8 @@ $(VENV)/.linted: $(VENV)/.tested
 	$(BIN)/python -m pip install -q -c constraints.txt --group lint
 	@touch $@
 
-$(VENV)/.plugins: $(VENV)/.tested examples/backend-plugin/pyproject.toml examples/backend-plugin/charonia_litert.py plugins/sklearn/pyproject.toml plugins/sklearn/charonia_sklearn.py
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,openvino,tensorrt-rtx,torch,fil]' --group backends ./examples/backend-plugin ./plugins/sklearn
+$(VENV)/.plugins: $(VENV)/.tested examples/backend-plugin/pyproject.toml examples/backend-plugin/charonia_litert.py $(wildcard plugins/sklearn/*.* plugins/jax/*.* plugins/mlflow/*.*)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,openvino,tensorrt-rtx,torch,fil]' --group backends ./examples/backend-plugin ./plugins/sklearn ./plugins/jax ./plugins/mlflow
 	@touch $@
 
 # atheris guides by coverage; where it has no wheel, mutations alone are tried
@@ -84,7 +84,7 @@ check: $(VENV)/.linted        ## what to run at each step: lint, types, contract
 	@$(MAKE) --no-print-directory lint types contracts
 	CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
 
-test-backends: $(VENV)/.plugins models ## install the optional backends and the example of one, and test them
+test-backends: $(VENV)/.plugins models ## install the optional backends and the plug-ins, and test them
 	$(BIN)/python -m pytest tests/backends
 
 test-tensorflow: $(VENV)/.made ## install the plug-in for TensorFlow (1.3 GB) in a venv of its own, and test it

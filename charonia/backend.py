@@ -104,6 +104,8 @@ class ModelSource:
     backend_config: Mapping[str, str] = field(default_factory=dict)
     native_code: bool = False
     """Whether its operator lets the models of its repository bring machine code (`--allow-native-models`)."""
+    isolation: Isolation = "none"
+    """Where the model is loaded; "none" also before that is decided."""
 
     @property
     def version_directory(self) -> Path:
@@ -118,6 +120,17 @@ class ModelSource:
             raise Unsupported(
                 f"model '{self.name}' brings machine code: {what}. It is loaded only from repositories that are named "
                 "with --allow-native-models"
+            )
+
+    def check_code(self, what: str) -> None:
+        """Call it before code that a model brings is run by the interpreter, from pickles too. `what` names it.
+
+        Raises `Unsupported` outside a sandbox, unless the operator has allowed machine code for the model's repository.
+        """
+        if self.isolation != "sandbox" and not self.native_code:
+            raise Unsupported(
+                f"model '{self.name}' brings code: {what}. It runs in a sandbox ('charonia.isolation'), or in "
+                "repositories that are named with --allow-native-models"
             )
 
     def parameter(self, key: str) -> str | None:
@@ -574,6 +587,9 @@ class Backend(Protocol):
 
     parallel_loading: ClassVar[bool] = True
     """Whether models are loaded, and their instances created, several at once."""
+
+    opens_safely: ClassVar[bool] = False
+    """Whether `load` and `signature` only read data, quickly and anywhere: `charonia check` calls them then."""
 
     isolation: ClassVar[Isolation] = "none"
     """Where its models run: "none" is the executor; "process" is a process for each model and device, for libraries

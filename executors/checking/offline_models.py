@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from charonia.backend import API, Array, Backend, GraphSignature, InstanceSpec, ModelSource
+from charonia.backend import API, Array, Backend, GraphSignature, InstanceSpec, Model, ModelSource
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.config_errors import InstanceError
@@ -20,6 +20,7 @@ from charonia.models.interface import ModelInterface
 from charonia.models.placement import placement_of
 from executors.backends.python.process_settings import Limits, code_file
 from executors.backends.registry import BackendRegistry
+from executors.configuration.declarations import SHIPPED
 from executors.loading.composition import Composition
 from executors.loading.loader import Loader
 from executors.repository.model_directory import ModelDirectory
@@ -56,8 +57,9 @@ class _Unopened:
     def __init__(self, source: ModelSource) -> None:
         self._source = source
 
-    async def signature(self) -> None:
+    async def signature(self) -> GraphSignature | ModelConfig | None:
         """Return None: nothing is known of the model."""
+        return None
 
     async def create_instance(self, spec: InstanceSpec) -> _NoInstance:
         return _NoInstance()
@@ -78,6 +80,33 @@ class _ParsedPython(_Unopened):
         return _NoInstance()
 
 
+class _Read(_Unopened):
+    """Stands for a model that is data: gives its signature, and makes no instance."""
+
+    def __init__(self, source: ModelSource, model: Model) -> None:
+        super().__init__(source)
+        self._model = model
+
+    async def signature(self) -> GraphSignature | ModelConfig | None:
+        return await self._model.signature()
+
+    async def close(self) -> None:
+        await self._model.close()
+
+
+class _Reading(Backend):
+    """Stands for a backend of another distribution that opens its models safely."""
+
+    api = API
+
+    def __init__(self, backend: Backend) -> None:
+        self.name = backend.name
+        self._backend = backend
+
+    async def load(self, source: ModelSource) -> _Read:
+        return _Read(source, await self._backend.load(source))
+
+
 class _Closed(Backend):
     """Stands for a backend that opens no models."""
 
@@ -91,14 +120,20 @@ class _Closed(Backend):
 
 
 class OfflineBackends(BackendRegistry):
-    """The installed backends, of which only onnxruntime opens models."""
+    """The installed backends, of which only onnxruntime and those that say so open models."""
 
     def get(self, name: str) -> Backend:
         if name == _OPENED:
             return super().get(name) if self.has(name) else _Closed(name)
         if name == "python":
             return _Closed(name)
-        return _Closed(name) if name and self.has(name) else super().get(name)
+        if not name or not self.has(name):
+            return super().get(name)
+        return _Reading(super().get(name)) if self.opens(name) else _Closed(name)
+
+    def opens(self, name: str) -> bool:
+        """Whether a backend of another distribution reads its models' signatures here."""
+        return name not in SHIPPED and self.has(name) and bool(getattr(super().get(name), "opens_safely", False))
 
 
 def check_code(source: ModelSource) -> None:

@@ -234,7 +234,7 @@ def _undecided(models: OfflineModels, directory: ModelDirectory) -> list[Note]:
             notes.append(f"its environment ({ENVIRONMENT}) was not unpacked")
     elif config.backend == "onnxruntime" and not BackendRegistry().has("onnxruntime"):
         notes.append("onnxruntime is not installed: its file was not opened")
-    elif config.backend and config.backend != "onnxruntime":
+    elif config.backend and config.backend != "onnxruntime" and not models.backends.opens(config.backend):
         notes.append(f"its file was not opened: only the backend '{config.backend}' can do that")
     return [Note(directory.name, note) for note in notes]
 

@@ -77,6 +77,7 @@ def source_content(source: ModelSource) -> dict[str, Any]:
         "config": source.config.SerializeToString(),
         "backend_config": dict(source.backend_config),
         "native_code": source.native_code,
+        "isolation": source.isolation,
     }
 
 
@@ -86,6 +87,7 @@ def source_of(content: Mapping[str, Any]) -> ModelSource:
     return ModelSource(
         *(content["model"], content["version"], Path(content["directory"]), config, content["backend_config"]),
         native_code=content["native_code"],
+        isolation=content["isolation"],
     )
 
 

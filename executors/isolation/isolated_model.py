@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from dataclasses import replace
 
 from charonia.backend import (
     API,
@@ -51,16 +52,16 @@ class IsolatingBackend(Backend):
 
     async def load(self, source: ModelSource) -> IsolatedModel:
         """Return the model; its process is started when something asks for it."""
-        sandboxed = self.wanted == SANDBOX
-        return IsolatedModel(source, sandboxed=sandboxed, ceiling_s=max_execution_s(source))
+        return IsolatedModel(replace(source, isolation=self.wanted), ceiling_s=max_execution_s(source))
 
 
 class IsolatedModel:
-    """One load of a model. An execution longer than `ceiling_s` seconds (0: no limit) ends its process."""
+    """One load of a model, isolated as its source says. An execution longer than `ceiling_s` seconds (0: no limit)
+    ends its process.
+    """
 
-    def __init__(self, source: ModelSource, *, sandboxed: bool, ceiling_s: float) -> None:
+    def __init__(self, source: ModelSource, *, ceiling_s: float) -> None:
         self._source = source
-        self._sandboxed = sandboxed
         self._ceiling_s = ceiling_s
         self._processes: dict[int, ModelProcess] = {}
         """By device, -1 for none."""
@@ -95,7 +96,8 @@ class IsolatedModel:
                     socket.send_fds(process.passing, [b"i"], descriptors)
                 except OSError:
                     raise InternalError(f"the process of model '{self._source.name}' has ended") from None
-                call = process.load_call(spec.source, Kind.CREATE, spec_content(spec))
+                source = replace(spec.source, isolation=self._source.isolation)
+                call = process.load_call(source, Kind.CREATE, spec_content(replace(spec, source=source)))
             made = Made(**await call)
             if made.batch:
                 return IsolatedBatches(process, ours, slots, made, self._ceiling_s)
@@ -150,7 +152,7 @@ class IsolatedModel:
             return process
 
     async def _started(self) -> ModelProcess:
-        return await ModelProcess.start(self._source, sandboxed=self._sandboxed)
+        return await ModelProcess.start(self._source, sandboxed=self._source.isolation == SANDBOX)
 
 
 def _slots(spec: InstanceSpec) -> ExecutorSlots | None:

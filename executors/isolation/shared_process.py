@@ -20,7 +20,13 @@ from charonia.backend import InstanceDied, ModelSource
 from charonia.errors import CharoniaError, InternalError
 from executors.backends.python.child_process import ChildProcess
 from executors.backends.python.exchange import failure_of
-from executors.backends.python.model_environments import Interpreter
+from executors.backends.python.model_environments import (
+    ENVIRONMENT,
+    Interpreter,
+    environment_path,
+    environment_python,
+    environment_variables,
+)
 from executors.backends.python.protocol.frames import Frame, Kind
 from executors.configuration.time_parameters import parameter_seconds
 
@@ -69,10 +75,10 @@ class ModelProcess(ChildProcess):
         readable = [str(source.directory.resolve())]
         policy = json.dumps({"sandboxed": sandboxed, "readable": readable, "temporary": temporary})
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = (sys.executable, "-P", "-m", "executors.isolation.isolated_process", policy, str(theirs.fileno()))
-        environment = _environment(temporary) if sandboxed else None
         try:
             with theirs:
+                python, environment = await asyncio.to_thread(_python, source, temporary, sandboxed)
+                command = (*python, "-m", "executors.isolation.isolated_process", policy, str(theirs.fileno()))
                 process = await ModelProcess.spawn(
                     *(source.name, source.name, Interpreter(command, environment), _START_S), passed=[theirs.fileno()]
                 )
@@ -157,6 +163,22 @@ def load_error(death: InstanceDied) -> CharoniaError:
     """The error of a load that a process did not survive."""
     lines = f" Its last lines:\n{death.stderr}" if death.stderr else ""
     return InternalError(f"{death}{lines}")
+
+
+def _python(source: ModelSource, temporary: str, sandboxed: bool) -> tuple[tuple[str, ...], Mapping[str, str] | None]:
+    """The interpreter for a model and its variables (None: ours). It is started before the sandbox is entered.
+
+    That of an environment of the model's own is machine code; Charonia and the backend are installed there.
+    """
+    variables = _environment(temporary) if sandboxed else None
+    path = environment_path(source)
+    if path is None:
+        return (sys.executable, "-P"), variables
+    source.check_native_code(f"an interpreter, '{ENVIRONMENT}' {path}")
+    found = environment_python(source)
+    assert found is not None
+    root, python = found
+    return (str(python), "-I"), environment_variables(root, os.environ if variables is None else variables)
 
 
 def _environment(temporary: str) -> Mapping[str, str]:

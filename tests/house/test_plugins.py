@@ -1,4 +1,4 @@
-"""Backends of others import `charonia` alone: the example does, and so does what the page for their authors shows."""
+"""Backends of others import `charonia` alone: the plug-ins do, and so does what the page for their authors shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import charonia.backend
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "backend-plugin"
+PLUGINS = (ROOT / "examples" / "backend-plugin", *sorted(ROOT.glob("plugins/*/")))
 PAGE = ROOT / "docs" / "howto" / "write-a-backend.md"
 INTERNAL = {"protos", "executors", "gateway", "batcher", "loadtest", "tests"}
 
@@ -17,7 +17,7 @@ INTERNAL = {"protos", "executors", "gateway", "batcher", "loadtest", "tests"}
 def texts() -> list[str]:
     shown = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert shown
-    return [*(path.read_text() for path in EXAMPLE.glob("*.py")), *shown]
+    return [*(path.read_text() for plugin in PLUGINS for path in plugin.glob("*.py")), *shown]
 
 
 def imported(text: str) -> set[str]:

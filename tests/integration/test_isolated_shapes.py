@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Isolated:
     ) -> None:
         config = normalise(parse(CONFIG.replace("SHAPE", shape) + more))
         source = ModelSource("m", 1, directory, config)
-        self.model = IsolatedModel(source, sandboxed=sandboxed, ceiling_s=60)
+        self.model = IsolatedModel(replace(source, isolation="sandbox" if sandboxed else "process"), ceiling_s=60)
         self.spec = InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(config), calls=calls)
 
     async def __aenter__(self) -> Any:

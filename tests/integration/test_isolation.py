@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ class Isolated:
 
     def __init__(self, directory: Path, text: str, *, ceiling_s: float = 0.0, sandboxed: bool = False) -> None:
         self.source = source_of(directory, text)
-        self.model = IsolatedModel(self.source, sandboxed=sandboxed, ceiling_s=ceiling_s)
+        self.model = IsolatedModel(
+            replace(self.source, isolation="sandbox" if sandboxed else "process"), ceiling_s=ceiling_s
+        )
         self.made: list[Any] = []
 
     async def instance(self, index: int = 0, device: int = -1) -> Any:

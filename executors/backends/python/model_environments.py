@@ -75,14 +75,20 @@ def interpreter(source: ModelSource) -> Interpreter:
 
     Raises `InvalidArgument` for an unusable environment, `InternalError` for one that cannot be unpacked.
     """
+    found = environment_python(source)
+    return own_interpreter() if found is None else _of(*found)
+
+
+def environment_python(source: ModelSource) -> tuple[Path, Path] | None:
+    """The root of a model's environment and the python in it; None without one. Blocks and raises as `interpreter`."""
     path = environment_path(source)
     if path is None:
-        return own_interpreter()
+        return None
     root = path if path.is_dir() else _unpacked(path, _cache_directory(source))
     for directory in (root, *_only_child(root)):
         python = directory / "bin" / "python"
         if python.exists():
-            return _of(directory, python)
+            return directory, python
     raise InvalidArgument(
         f"{ENVIRONMENT} of model '{source.name}': '{path}' holds no python environment: there is no bin/python"
     )
@@ -90,11 +96,16 @@ def interpreter(source: ModelSource) -> Interpreter:
 
 def _of(root: Path, python: Path) -> Interpreter:
     """An environment's interpreter. -I ignores PYTHON... variables, the user's packages and the working directory."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    environment["PATH"] = f"{root / 'bin'}{os.pathsep}{environment.get('PATH', os.defpath)}"
-    marker = "CONDA_PREFIX" if (root / "conda-meta").is_dir() else "VIRTUAL_ENV"
-    environment[marker] = str(root)
+    environment = environment_variables(root, os.environ)
     return Interpreter((str(python), "-I", "-B", str(_ENTRY), _packages()), environment)
+
+
+def environment_variables(root: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables for processes in the environment at `root`."""
+    kept = {key: value for key, value in variables.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    kept["PATH"] = f"{root / 'bin'}{os.pathsep}{kept.get('PATH', os.defpath)}"
+    kept["CONDA_PREFIX" if (root / "conda-meta").is_dir() else "VIRTUAL_ENV"] = str(root)
+    return kept
 
 
 def _packages() -> str:

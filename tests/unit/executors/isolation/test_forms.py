@@ -62,7 +62,7 @@ def test_a_description_that_does_not_fit_its_bytes_is_refused(tensor: list[Any],
 
 def test_sources_specs_and_signatures_come_back() -> None:
     config = parse('name: "m" backend: "b" input { name: "x" data_type: TYPE_FP32 dims: 2 }')
-    source = ModelSource("m", 3, Path("/models/m"), config, {"key": "value"}, native_code=True)
+    source = ModelSource("m", 3, Path("/models/m"), config, {"key": "value"}, native_code=True, isolation="sandbox")
     assert source_of(source_content(source)) == source
     spec = InstanceSpec("m_0", "GPU", 1, source, ModelInterface.of(config), frozenset({2, 3}))
     assert spec_of(spec_content(spec), None) == spec

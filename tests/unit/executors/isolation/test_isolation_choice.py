@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,13 @@ def test_machine_code_needs_the_leave_of_the_operator() -> None:
     allowed.check_native_code("'x.so'")
     with pytest.raises(Unsupported, match=r"model 'm' brings machine code: 'x\.so'\. .* with --allow-native-models"):
         refused.check_native_code("'x.so'")
+
+
+def test_code_needs_a_sandbox_or_the_leave_of_the_operator() -> None:
+    replace(source(), isolation="sandbox").check_code("a pickle")
+    replace(source(), isolation="process", native_code=True).check_code("a pickle")
+    for isolation in ("none", "process"):
+        with pytest.raises(
+            Unsupported, match=r"model 'm' brings code: a pickle\. It runs in a sandbox .* --allow-native"
+        ):
+            replace(source(), isolation=isolation).check_code("a pickle")

@@ -1,0 +1,250 @@
+"""Functions that `jax.export` has written (`backend: "jax"`, file model.jax), compiled by XLA for CPUs.
+
+A file is data, but may name any function that jaxlib registers, some of which take addresses: those are refused before
+anything is compiled. XLA checks little of what it reads, so models run in a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from charonia.backend import Array, Backend, Format, GraphSignature, InstanceSpec, Model, ModelSource, TensorSignature
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
+
+PROGRAMS = 32
+"""How many compiled programs a model keeps: one for each combination of shapes."""
+
+_CALLS = re.compile(
+    r"lapack_[a-z]+_ffi|stablehlo\.dynamic_\w+|shape_assertion|Sharding|SPMD\w+|ApproxTopK|AllocateBuffer"
+)
+"""What a file may call besides the operations of StableHLO: XLA itself and LAPACK, which check what they are given."""
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class JaxBackend(Backend):
+    name, api, isolation = "jax", (1, 0), "sandbox"
+    formats = (Format(files=("model.jax",)),)
+    requires = (("jax", "charonia-jax"), ("flatbuffers", "charonia-jax"))
+
+    async def load(self, source: ModelSource) -> JaxModel:
+        return await asyncio.to_thread(JaxModel, source)
+
+
+class JaxModel(Model):
+    """The export, and its programs, which all instances share: running one changes nothing in it."""
+
+    def __init__(self, source: ModelSource) -> None:
+        _limit(source)
+        self._exported: Any = _opened(source)
+        self._inputs = _tensors(self._exported.in_tree, self._exported.in_avals, "INPUT", source)
+        self._outputs = _tensors(self._exported.out_tree, self._exported.out_avals, "OUTPUT", source)
+        for written, known in ((source.config.input, self._inputs), (source.config.output, self._outputs)):
+            for item in written:
+                if item.name not in [tensor.name for tensor in known]:
+                    names = [tensor.name for tensor in known]
+                    raise InvalidArgument(f"model '{source.name}' has no tensor '{item.name}', it has {names}")
+        self._programs: OrderedDict[Shapes, Any] = OrderedDict()
+        self._most = max(1, source.integer("XLA_PROGRAMS") or PROGRAMS)
+        self._lock = threading.Lock()
+
+    async def signature(self) -> GraphSignature | None:
+        return GraphSignature(self._inputs, self._outputs)
+
+    async def create_instance(self, spec: InstanceSpec) -> JaxInstance:
+        if spec.kind == "GPU":
+            raise Unsupported(f"model '{spec.source.name}' asks for a GPU instance, but this plug-in runs on CPUs")
+        instance = JaxInstance(self, self._inputs, self._outputs, spec.interface.max_batch_size)
+        await asyncio.to_thread(self._prepare, spec, instance.batch_sizes)
+        return instance
+
+    def _prepare(self, spec: InstanceSpec, sizes: Sequence[int]) -> None:
+        """Compile for every number of rows now, where all other dimensions are known, so that no request waits."""
+        known = spec.interface.inputs
+        if all(tensor.name in known for tensor in self._inputs):
+            shapes = [spec.interface.backend_shape(known[tensor.name]) for tensor in self._inputs]
+            if not any(-1 in (shape[1:] if sizes else shape) for shape in shapes):
+                for rows in sizes[-self._most :] or (0,):
+                    self.program(tuple((rows, *shape[1:]) if sizes else shape for shape in shapes))
+
+    def program(self, shapes: Shapes) -> Any:
+        """The program for inputs of these shapes, compiled if there is none. Raises `InvalidArgument`."""
+        with self._lock:
+            found = self._programs.pop(shapes, None)
+            if found is None:
+                found = _compiled(self._exported, shapes)
+            self._programs[shapes] = found
+            while len(self._programs) > self._most:
+                self._programs.popitem(last=False)
+        return found
+
+    async def close(self) -> None:
+        self._programs.clear()
+
+
+class JaxInstance:
+    stateless = True
+
+    def __init__(
+        self, model: JaxModel, inputs: Sequence[TensorSignature], outputs: Sequence[TensorSignature], most: int
+    ) -> None:
+        self._model: JaxModel | None = model
+        self._inputs = inputs
+        self._position = {tensor.name: index for index, tensor in enumerate(outputs)}
+        # a program for each number of rows would be too many: the executor adds rows up to the next of these
+        powers = [1 << bits for bits in range(most.bit_length())]
+        self.batch_sizes = tuple(sorted({*powers, most})) if most else ()
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        import jax
+
+        if self._model is None:
+            raise InternalError("the model is closed")
+        unknown = [name for name in outputs if name not in self._position]
+        if unknown:
+            raise InvalidArgument(f"there is no output '{unknown[0]}', there are {list(self._position)}")
+        arrays = []
+        for tensor in self._inputs:
+            array, wanted = inputs[tensor.name], DataType.of(tensor.datatype).numpy
+            fits = len(array.shape) == len(tensor.dims) and all(
+                dim in (-1, size) for dim, size in zip(tensor.dims, array.shape, strict=True)
+            )
+            if not fits or array.dtype != wanted:
+                raise InvalidArgument(
+                    f"input '{tensor.name}' is {array.dtype} of shape {list(array.shape)}, the export takes {wanted} "
+                    f"of shape {list(tensor.dims)}"
+                )
+            arrays.append(array)
+        program = self._model.program(tuple(array.shape for array in arrays))
+        try:
+            # all of them: nothing may read the inputs when this returns
+            results = jax.block_until_ready(program(*arrays))
+        except Exception as error:
+            raise InternalError(f"jax: {_reason(error)}") from None
+        return {name: np.asarray(results[self._position[name]]) for name in outputs}
+
+    def close(self) -> None:
+        self._model = None
+
+
+def _limit(source: ModelSource) -> None:
+    """Bound the threads and the memory of this process, which has no other model, before the library starts."""
+    threads, limit = source.integer("XLA_THREADS"), source.integer("MEMORY_LIMIT_BYTES")
+    if (threads or limit) and source.isolation == "none":
+        raise InvalidArgument(
+            f"'XLA_THREADS' and 'MEMORY_LIMIT_BYTES' of model '{source.name}' need a process of its own, "
+            'not charonia.isolation "none"'
+        )
+    if threads:
+        os.environ["PJRT_NPROC"] = str(threads)
+    if limit:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _opened(source: ModelSource) -> Any:
+    path = source.version_directory / (source.config.default_model_filename or "model.jax")
+    if not path.resolve().is_relative_to(source.version_directory.resolve()):
+        raise InvalidArgument(f"the file of model '{source.name}' is outside the version directory: '{path}'")
+    if not path.is_file():
+        raise NotFound(f"unable to find '{path}' for model '{source.name}'")
+    try:
+        return _checked(source, path.read_bytes())
+    except CharoniaError:
+        raise
+    except Exception as error:  # no check of the library comes before its reader
+        raise InternalError(f"model '{source.name}' is no export of jax, or a broken one: {_reason(error)}") from None
+
+
+def _checked(source: ModelSource, content: bytes) -> Any:
+    """The export in a file, after a look at what it says. Raises `InvalidArgument`, and whatever the reader does."""
+    import jax
+    from jax import export
+    from jax.interpreters import mlir
+
+    # an export has its own datatypes, 64 bits included
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_platforms", "cpu")
+    exported = export.deserialize(bytearray(content))
+    oldest, newest = (
+        export.minimum_supported_calling_convention_version,
+        export.maximum_supported_calling_convention_version,
+    )
+    version = exported.calling_convention_version
+    if not oldest <= version <= newest:
+        raise InvalidArgument(
+            f"model '{source.name}' was written with version {version} of the calling convention, "
+            f"jax {jax.__version__} reads {oldest} to {newest}: export it again"
+        )
+    if "cpu" not in exported.platforms or exported.nr_devices != 1:
+        raise InvalidArgument(
+            f"model '{source.name}' was exported for {exported.nr_devices} devices of {', '.join(exported.platforms)}: "
+            "this plug-in runs one on CPUs; export with platforms=['cpu', ...]"
+        )
+    with mlir.make_ir_context():
+        module = exported.mlir_module(serialized=False)
+        foreign = sorted({name for name in _called(module.operation) if not _CALLS.fullmatch(name)})
+    if foreign:
+        raise InvalidArgument(f"model '{source.name}' calls what no export may: {', '.join(foreign)}")
+    return exported
+
+
+def _called(operation: Any) -> Iterator[str]:
+    """The names that the operations of a module call outside of it."""
+    if operation.name.endswith("custom_call"):
+        yield operation.attributes["call_target_name"].value
+    for region in operation.regions:
+        for block in region:
+            for inner in block:
+                yield from _called(inner.operation)
+
+
+def _compiled(exported: Any, shapes: Shapes) -> Any:
+    import jax
+    from jax import tree_util
+
+    def run(*arrays: Any) -> list[Any]:
+        arguments, words = tree_util.tree_unflatten(exported.in_tree, arrays)
+        return tree_util.tree_leaves(exported.call(*arguments, **words))
+
+    given = [jax.ShapeDtypeStruct(shape, aval.dtype) for shape, aval in zip(shapes, exported.in_avals, strict=True)]
+    try:
+        return jax.jit(run).lower(*given).compile()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"the export does not take shapes {list(map(list, shapes))}: {_reason(error)}") from None
+    except Exception as error:
+        raise InternalError(f"XLA cannot compile for shapes {list(map(list, shapes))}: {_reason(error)}") from None
+
+
+def _tensors(tree: Any, avals: Sequence[Any], word: str, source: ModelSource) -> tuple[TensorSignature, ...]:
+    """Inputs or outputs: named by keywords and keys, else by position, as the tensors of `pytorch` are."""
+    from jax import tree_util
+
+    paths = [path for path, _ in tree_util.tree_flatten_with_path(tree_util.tree_unflatten(tree, range(len(avals))))[0]]
+    names = [".".join(str(key.key) for key in path if isinstance(key, tree_util.DictKey)) for path in paths]
+    found = []
+    for index, (name, aval) in enumerate(zip(names, avals, strict=True)):
+        if name == "" or names.count(name) > 1:
+            name = f"{word}__{index}"
+        try:
+            datatype = DataType.of_numpy(np.dtype(aval.dtype)).value
+        except (TypeError, CharoniaError):
+            raise Unsupported(
+                f"tensor '{name}' of model '{source.name}' is {aval.dtype}, which has no datatype"
+            ) from None
+        found.append(TensorSignature(name, datatype, tuple(d if isinstance(d, int) else -1 for d in aval.shape)))
+    return tuple(found)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
