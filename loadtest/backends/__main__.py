@@ -28,7 +28,7 @@ from loadtest.model import LoadTestError
 
 from .bare import Bare
 from .comparison import BARE, XGBOOST, Figure, document, lines
-from .served import Served
+from .served import Served, idle_us
 from .subjects import ISOLATIONS, Subject, find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,15 +87,14 @@ def measure(subject: Subject, options: argparse.Namespace, files: Path) -> dict[
         repository = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loadtest-models-", dir=files)))
         write_repository(subject, isolations, files, repository)
         libraries = {BARE: subject.library} | ({XGBOOST: "xgboost"} if subject.library == "trees" else {})
-        bare = {
-            side: stack.enter_context(Bare(subject, library, files)) for side, library in libraries.items()
-        }
+        bare = {side: stack.enter_context(Bare(subject, library, files)) for side, library in libraries.items()}
         server = stack.enter_context(Charonia(repository, options.serve_option, options.checkout.resolve()))
         served = {isolation: Served(server.endpoints, subject, isolation) for isolation in isolations}
         for one in served.values():
             stack.callback(one.close)
             one.check(bare[BARE].answer)
             one.measure(0.3)
+        idle = idle_us(server.endpoints) if served else 0.0
         sides = [*bare, *served]
         for number in range(options.rounds):
             for side in sides if number % 2 == 0 else reversed(sides):
@@ -103,7 +102,7 @@ def measure(subject: Subject, options: argparse.Namespace, files: Path) -> dict[
                     figure = Figure(*bare[side].measure(options.seconds))
                 else:
                     window = served[side].measure(options.seconds)
-                    figure = Figure(window.rate, window.total_us, window.cpu_us, window.rows_per_execution)
+                    figure = Figure(window.rate, window.total_us, window.cpu_us, window.rows_per_execution, idle)
                 rounds.setdefault(side, []).append(figure)
                 text = f"{figure.rate:10,.0f} rows/s {figure.cpu_us:10.2f} us"
                 print(f"{subject.name} round {number + 1}/{options.rounds} {side:8}{text}", file=sys.stderr)

@@ -20,6 +20,13 @@ class Figure:
     cpu_us: float
     roles: Mapping[str, float] = field(default_factory=dict)
     rows_per_execution: float | None = None
+    idle_us: float = 0.0
+    """CPU microseconds a second of the server without requests: they are no row's."""
+
+    @property
+    def busy_us(self) -> float:
+        """CPU microseconds a row without those of an idle server."""
+        return self.cpu_us - self.idle_us / self.rate
 
 
 Rounds = Mapping[str, Sequence[Figure]]
@@ -36,8 +43,9 @@ def ratio(rounds: Rounds, above: str, below: str, of: str = "cpu_us") -> float |
 def document(rounds: Rounds) -> dict[str, Any]:
     """What is known of a subject: medians of each side, and of the ratios.
 
-    `bare_of_served` is CPU of the library / CPU of all processes of the server, `rate` is rows a second / those of
-    the library, `of_none` CPU / CPU of the model in the executor, `of_xgboost` CPU / XGBoost's own.
+    `bare_of_served` is CPU of the library / CPU of all processes of the server, `bare_of_busy` the same without what the
+    idle server takes, `rate` is rows a second / those of the library, `of_none` that CPU / that of the model in the executor,
+    `of_xgboost` CPU / XGBoost's own.
     """
     sides = {}
     for side, figures in rounds.items():
@@ -51,8 +59,9 @@ def document(rounds: Rounds) -> dict[str, Any]:
             },
             "rows_per_execution": median(executed) if executed else None,
             "bare_of_served": None if side in (BARE, XGBOOST) else ratio(rounds, BARE, side),
+            "bare_of_busy": None if side in (BARE, XGBOOST) else ratio(rounds, BARE, side, "busy_us"),
             "rate": ratio(rounds, side, BARE, "rate"),
-            "of_none": ratio(rounds, side, "none"),
+            "of_none": ratio(rounds, side, "none", "busy_us"),
             "of_xgboost": ratio(rounds, side, XGBOOST),
         }
     return sides
@@ -60,13 +69,24 @@ def document(rounds: Rounds) -> dict[str, Any]:
 
 def lines(documents: Mapping[str, dict[str, Any]]) -> str:
     """The table of all subjects."""
-    head = ["model", "side", "rows/s", "CPU us/row", "bare/served", "rate", "of none", "of xgboost", "rows/execution"]
+    head = [
+        "model",
+        "side",
+        "rows/s",
+        "CPU us/row",
+        "bare/served",
+        "less idle",
+        "rate",
+        "of none",
+        "of xgboost",
+        "rows/execution",
+    ]
     rows = [[*head, "CPU us a row by process"]]
     for name, sides in documents.items():
         for side, found in sides.items():
             roles = ", ".join(f"{role} {us:.1f}" for role, us in found["roles_us"].items() if us >= 0.05)
             texts = [f"{found['rows_per_s']:,.0f}", f"{found['cpu_us_per_row']:,.2f}"]
-            for key in ("bare_of_served", "rate", "of_none", "of_xgboost"):
+            for key in ("bare_of_served", "bare_of_busy", "rate", "of_none", "of_xgboost"):
                 texts.append("-" if found[key] is None else f"{found[key]:.2f}")
             executed = found["rows_per_execution"]
             rows.append([name, side, *texts, "-" if executed is None else f"{executed:.0f}", roles])

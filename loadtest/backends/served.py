@@ -6,6 +6,7 @@ The generator is this process, whose CPU does not count. Its calls end in the th
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import threading
 import time
@@ -26,6 +27,7 @@ from .subjects import Array, Subject
 _TIMEOUT_S = 60.0
 _CONNECTIONS = 4
 _WARM_S = 0.4
+_IDLE_S = 3.0
 _LEAST_ANSWERS = 4
 """For each request in flight, so that what was begun before a window weighs little."""
 _OPTIONS = [
@@ -76,6 +78,23 @@ def executed(text: str, model: str) -> tuple[float, float]:
     return found[0], found[1]
 
 
+def roles_of(endpoints: Endpoints) -> dict[int, str]:
+    """Role of every process of the server; processes of models, and those that keep heartbeats, have their own."""
+    assert endpoints.processes_file is not None
+    entries = json.loads(endpoints.processes_file.read_bytes())
+    beating = {int(one["pid"]): "heartbeats" for one in entries if "parent" in one and one["role"] == "beats"}
+    return members(load_roles(endpoints.processes_file, models=True) | beating)
+
+
+def idle_us(endpoints: Endpoints) -> float:
+    """CPU microseconds a second of a server that has no requests."""
+    roles = roles_of(endpoints)
+    before, began = usage_by_role(roles), time.perf_counter()
+    time.sleep(_IDLE_S)
+    after, wall_s = usage_by_role(roles), time.perf_counter() - began
+    return sum(one.since(before.get(role, Usage())).cpu_ns for role, one in after.items()) / 1e3 / wall_s
+
+
 class Served:
     """One model of a running server."""
 
@@ -111,7 +130,7 @@ class Served:
     def measure(self, seconds: float) -> Window:
         """One window under load, longer than `seconds` for a slow model. Raises LoadTestError for wrong answers."""
         load = _Load(self)
-        roles = members(load_roles(self._endpoints.processes_file, models=True))  # type: ignore[arg-type]
+        roles = roles_of(self._endpoints)
         load.begin(self._subject.in_flight)
         try:
             time.sleep(_WARM_S)
