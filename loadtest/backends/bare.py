@@ -105,7 +105,7 @@ class Bare:
         command = [sys.executable, "-m", "loadtest.backends.bare", subject.name, library, str(directory)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
         self._process: subprocess.Popen[str] = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
-        self._rows = subject.rows
+        self._rows = subject.bare_rows or subject.rows
         self.answer: list[float] = self._read()
 
     def __enter__(self) -> Bare:
@@ -128,7 +128,8 @@ class Bare:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
         try:
@@ -141,6 +142,7 @@ class Bare:
 def _main(subject: Subject, library: str, directory: Path) -> None:
     run, contents = LIBRARIES[library](directory / subject.file), subject.contents()
     print(json.dumps(run(contents[0]).ravel().tolist()), flush=True)
+    contents = subject.contents(subject.bare_rows)
     for _ in range(_WARM_CALLS):
         run(contents[0])
     for line in sys.stdin:

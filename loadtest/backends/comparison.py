@@ -43,9 +43,9 @@ def ratio(rounds: Rounds, above: str, below: str, of: str = "cpu_us") -> float |
 def document(rounds: Rounds) -> dict[str, Any]:
     """What is known of a subject: medians of each side, and of the ratios.
 
-    `bare_of_served` is CPU of the library / CPU of all processes of the server, `bare_of_busy` the same without what the
-    idle server takes, `rate` is rows a second / those of the library, `of_none` that CPU / that of the model in the executor,
-    `of_xgboost` CPU / XGBoost's own.
+    `bare_of_served` is CPU of the library / CPU of all processes of the server, `bare_of_busy` the same without what
+    the idle server takes. `rate` is rows a second / those of the library. `of_none` is CPU, without that, / that of
+    the model in the executor, `of_xgboost` CPU / XGBoost's own.
     """
     sides = {}
     for side, figures in rounds.items():

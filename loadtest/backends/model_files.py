@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def _resnet() -> Any:
     widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
     return nn.Sequential(
         *(nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
-        *(Block(*pair) for pair in zip(widths, widths[1:], strict=False)),
+        *(Block(*pair) for pair in pairwise(widths)),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES)),
     ).eval()
 

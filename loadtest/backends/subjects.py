@@ -29,7 +29,8 @@ class Subject:
 
     `shape` is that of a request, rows first. `threads` is the parameter that bounds the model's threads to one, as
     the library has alone. `bodies` different requests are sent in turns: of the same rows a processor learns the
-    branches of trees. `batches` models join requests, the others run each alone.
+    branches of trees. A model with a `batch` joins requests up to so many rows, the others run each alone; the library
+    alone runs the rows of a request at once, or `bare_rows`.
     """
 
     name: str
@@ -43,7 +44,8 @@ class Subject:
     more: str = ""
     in_flight: int = 4
     bodies: int = 8
-    batches: bool = False
+    batch: int = 0
+    bare_rows: int = 0
     isolations: tuple[str, ...] = ISOLATIONS
 
     @property
@@ -51,10 +53,11 @@ class Subject:
         """Rows of a request."""
         return self.shape[0]
 
-    def contents(self) -> list[Array]:
-        """The requests' tensors: random, and the same in each run."""
+    def contents(self, rows: int = 0) -> list[Array]:
+        """The tensors of requests, or of so many rows: random, and the same in each run."""
         source = np.random.default_rng(1)
-        return [source.standard_normal(self.shape, dtype=np.float32) for _ in range(self.bodies)]
+        shape = (rows or self.rows, *self.shape[1:])
+        return [source.standard_normal(shape, dtype=np.float32) for _ in range(self.bodies)]
 
     def model(self, isolation: str) -> str:
         """The name of the model of a repository that is isolated so."""
@@ -67,11 +70,11 @@ class Subject:
             f'name: "{self.model(isolation)}"',
             f'backend: "{self.backend}"',
             f'default_model_filename: "{self.file}"',
-            f"max_batch_size: {max(2048, self.rows) if self.batches else self.rows}",
+            f"max_batch_size: {self.batch or self.rows}",
             f'input {{ name: "{self.tensors[0]}" data_type: TYPE_FP32 dims: {list(self.shape[1:])} }}',
             f'output {{ name: "{self.tensors[1]}" data_type: TYPE_FP32 dims: [ {self.outputs} ] }}',
             "instance_group { count: 1 kind: KIND_CPU }",
-            _BATCHED if self.batches else "",
+            _BATCHED if self.batch else "",
             self.more,
             *(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in given.items()),
         ]
@@ -95,7 +98,7 @@ _TREES = Subject(
     threads=("cpu_nthread", "1"),
     in_flight=16,
     bodies=32,
-    batches=True,
+    batch=2048,
     isolations=("none", "process"),
 )
 
@@ -103,6 +106,7 @@ SUBJECTS = {
     subject.name: subject
     for subject in (
         _ONNX,
+        replace(_ONNX, name="onnx_batched", in_flight=16, batch=8, bare_rows=8),
         replace(_ONNX, name="onnx_quick", file="quick.onnx"),
         replace(
             _ONNX,
@@ -112,6 +116,7 @@ SUBJECTS = {
             threads=("INFERENCE_NUM_THREADS", "1"),
         ),
         _TORCH,
+        replace(_TORCH, name="torch_batched", in_flight=16, batch=8, bare_rows=8),
         replace(_TORCH, name="torch_pt2", file="resnet18.pt2", library="pt2"),
         _TREES,
         replace(_TREES, name="fil_32", shape=(32, FEATURES), in_flight=32, bodies=64),
