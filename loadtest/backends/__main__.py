@@ -115,14 +115,14 @@ def machine() -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """All subjects; the medians and rounds of each. Raises LoadTestError."""
+    """All subjects; the medians and rounds of each, and those that failed. Raises LoadTestError for wrong options."""
     if options.rounds < 1 or options.seconds <= 0 or not set(options.isolation.split(",")) <= set(ISOLATIONS):
         raise LoadTestError("--rounds and --seconds must be positive, --isolation of none, process and sandbox")
     subjects = find(options.subjects)
     if options.in_flight:
         subjects = [replace(subject, in_flight=options.in_flight) for subject in subjects]
     favour()
-    found: dict[str, Any] = {"began": machine(), "medians": {}, "rounds": {}}
+    found: dict[str, Any] = {"machine": {}, "medians": {}, "rounds": {}, "failed": []}
     with ExitStack() as stack:
         files = options.files or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loadtest-files-")))
         files.mkdir(parents=True, exist_ok=True)
@@ -130,29 +130,36 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             if name := missing(subject):
                 print(f"left out: {subject.name}: {name} is not installed", file=sys.stderr)
                 continue
-            rounds = measure(subject, options, files)
+            began = machine()
+            try:
+                rounds = measure(subject, options, files)
+            except LoadTestError as error:
+                print(f"FAILED: {subject.name}: {error}", file=sys.stderr)
+                found["failed"].append(subject.name)
+                continue
             found["medians"][subject.name] = document(rounds)
             found["rounds"][subject.name] = {
                 side: [{"rows_per_s": one.rate, "cpu_us_per_row": one.cpu_us} for one in figures]
                 for side, figures in rounds.items()
             }
-    found["ended"] = machine()
+            found["machine"][subject.name] = [began, machine()]
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0, or 2 when the bench could not run."""
+    """Exit status: 0, or 2 when the bench could not run or a subject failed."""
     options = parser().parse_args(arguments)
     try:
         found = run(options)
     except (LoadTestError, OSError, ValueError, KeyError) as error:
         print(f"loadtest.backends: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"load before {found['began']['load']}, after {found['ended']['load']}, {found['began']['cores']} cores")
+    for name, (began, ended) in found["machine"].items():
+        print(f"{name}: {ended['date']}, {ended['cores']} cores, load {began['load'][0]} to {ended['load'][0]}")
     print(lines(found["medians"]))
-    return 0
+    return 2 if found["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ def _torchscript(path: Path) -> None:
 def _pt2(path: Path) -> None:
     import torch
 
-    torch.export.save(torch.export.export(_resnet(), (torch.zeros(1, *IMAGE),)), str(path))
+    shapes = ({0: torch.export.Dim("rows", min=1, max=64)},)
+    program = torch.export.export(_resnet(), (torch.zeros(2, *IMAGE),), dynamic_shapes=shapes)
+    torch.export.save(program, str(path))
 
 
 def _trees(path: Path) -> None:
