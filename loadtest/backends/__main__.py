@@ -24,6 +24,7 @@ from typing import Any
 
 from loadtest.bench.points import favour
 from loadtest.bench.servers import Charonia
+from loadtest.measurement import median
 from loadtest.model import LoadTestError
 
 from .bare import Bare
@@ -94,19 +95,22 @@ def measure(subject: Subject, options: argparse.Namespace, files: Path) -> dict[
             stack.callback(one.close)
             one.check(bare[BARE].answer)
             one.measure(0.3)
-        idle = idle_us(server.endpoints) if served else 0.0
+        idle: list[float] = []
         sides = [*bare, *served]
         for number in range(options.rounds):
+            idle.append(idle_us(server.endpoints, options.seconds))
             for side in sides if number % 2 == 0 else reversed(sides):
                 if side in bare:
                     figure = Figure(*bare[side].measure(options.seconds))
                 else:
                     window = served[side].measure(options.seconds)
-                    figure = Figure(window.rate, window.total_us, window.cpu_us, window.rows_per_execution, idle)
+                    figure = Figure(window.rate, window.total_us, window.cpu_us, window.rows_per_execution)
                 rounds.setdefault(side, []).append(figure)
                 text = f"{figure.rate:10,.0f} rows/s {figure.cpu_us:10.2f} us"
                 print(f"{subject.name} round {number + 1}/{options.rounds} {side:8}{text}", file=sys.stderr)
-    return {side: rounds[side] for side in sides}
+    return {
+        side: [replace(one, idle_us=median(idle)) if side in served else one for one in rounds[side]] for side in sides
+    }
 
 
 def machine() -> dict[str, Any]:

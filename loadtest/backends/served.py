@@ -27,7 +27,7 @@ from .subjects import Array, Subject
 _TIMEOUT_S = 60.0
 _CONNECTIONS = 4
 _WARM_S = 0.4
-_IDLE_S = 3.0
+_SETTLE_S = 0.5
 _LEAST_ANSWERS = 4
 """For each request in flight, so that what was begun before a window weighs little."""
 _OPTIONS = [
@@ -86,11 +86,12 @@ def roles_of(endpoints: Endpoints) -> dict[int, str]:
     return members(load_roles(endpoints.processes_file, models=True) | beating)
 
 
-def idle_us(endpoints: Endpoints) -> float:
-    """CPU microseconds a second of a server that has no requests."""
+def idle_us(endpoints: Endpoints, seconds: float) -> float:
+    """CPU microseconds a second of a server that has no requests, once it has settled what it had."""
+    time.sleep(_SETTLE_S)
     roles = roles_of(endpoints)
     before, began = usage_by_role(roles), time.perf_counter()
-    time.sleep(_IDLE_S)
+    time.sleep(seconds)
     after, wall_s = usage_by_role(roles), time.perf_counter() - began
     return sum(one.since(before.get(role, Usage())).cpu_ns for role, one in after.items()) / 1e3 / wall_s
 
