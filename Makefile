@@ -22,7 +22,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve serve-torch test check test-backends test-dali test-tensorflow test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-neighbours bench-peers peers-setup client-examples perf-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help install models serve serve-torch test check test-backends test-dali test-tensorflow test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -132,6 +132,9 @@ bench-neighbours: $(VENV)/.tested ## p99 of small calls beside one client that s
 
 bench-budget: $(VENV)/.tested ## fail when a request costs more log commands or Python calls than loadtest/bench/budgets.toml allows
 	$(BIN)/python -m loadtest.bench.budget $(BENCH_FLAGS)
+
+bench-backends: $(VENV)/.plugins ## each backend's library alone against the server, in turns; BENCH_FLAGS='--subjects fil_256,torchscript'
+	$(BIN)/python -m loadtest.backends $(BENCH_FLAGS)
 
 peers-setup: $(VENV)/.tested ## set other model servers up in PEERS=directory; PEER="triton mlserver ..." for some
 	@$(NO_PEERS)

@@ -27,6 +27,7 @@ MAX_ELEMENTS = 2**63 - 1
 """Element counts and byte sizes are int64 on the wire (T6)."""
 
 _LENGTH = struct.Struct("<I")
+_IS_LITTLE = sys.byteorder == "little"
 
 _AT_ONCE = 8192
 """Elements that are handled by one call: it keeps the interpreter's lock, which other threads wait for."""
@@ -66,7 +67,9 @@ class Tensor:
     @staticmethod
     def of(name: str, array: npt.NDArray[np.generic]) -> Tensor:
         """The tensor of an array (made contiguous if it is not). str and object arrays become BYTES, str as UTF-8."""
-        datatype = DataType.of_numpy(array.dtype.newbyteorder("<"))
+        given = array.dtype
+        # `newbyteorder` makes a new object, whose hash takes longer than the rest here
+        datatype = DataType.of_numpy(given if _IS_LITTLE and given.isnative else given.newbyteorder("<"))
         if datatype is DataType.BYTES:
             return Tensor(name, datatype, tuple(array.shape), join_bytes_elements(array))
         contiguous = np.ascontiguousarray(array)

@@ -28,6 +28,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from charonia.backend import (
     Array,
     GraphSignature,
@@ -170,14 +172,15 @@ def arrays_of(tensors: Sequence[Any], parts: Sequence[memoryview]) -> dict[str, 
         count = prod(shape)
         if min(shape, default=0) < 0 or len(data) != size:
             raise FrameError(f"tensor '{name}' is not of the size that it is described with")
-        raw: Buffer = data
         if datatype is DataType.BYTES:
             raw = bytes(data)  # it must not change between the check and the use
             try:
                 check_bytes_elements(raw, count, name=name, model="")
             except InvalidArgument as error:
                 raise FrameError(error.message) from None
+            arrays[str(name)] = Tensor(name, datatype, tuple(shape), raw).array()
         elif size != count * datatype.size_bytes:
             raise FrameError(f"tensor '{name}' has {size} bytes, which is not shape {list(shape)} of {datatype.value}")
-        arrays[str(name)] = Tensor(name, datatype, tuple(shape), raw).array()
+        else:
+            arrays[str(name)] = np.frombuffer(data, datatype.numpy).reshape(shape)
     return arrays

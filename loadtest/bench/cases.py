@@ -114,7 +114,7 @@ def config(
     )
 
 
-class _Graph:
+class Graph:
     """Collects the nodes and weights of an ONNX graph with one input, INPUT0."""
 
     def __init__(self) -> None:
@@ -171,13 +171,13 @@ class _Graph:
 
 
 def _write_mlp(path: Path) -> None:
-    graph = _Graph()
+    graph = Graph()
     graph.linear(graph.node("Relu", graph.linear("INPUT0", (784, 256))), (256, 10))
     graph.save(path, ([784], [10]))
 
 
-def _write_resnet18(path: Path) -> None:
-    graph = _Graph()
+def write_resnet18(path: Path) -> None:
+    graph = Graph()
     x = graph.node("Relu", graph.convolution("INPUT0", (3, 64), 7, 2))
     x = graph.node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     inward = 64
@@ -221,10 +221,10 @@ def write_repository(repository: Path, cases: list[Case], examples: Path) -> Non
         elif case.name == "mlp":
             _write_mlp(home / "1" / "model.onnx")
         elif case.name == "resnet18":
-            _write_resnet18(home / "1" / "model.onnx")
+            write_resnet18(home / "1" / "model.onnx")
         else:
             shape = list(case.shape[1:])
-            graph = _Graph()
+            graph = Graph()
             graph.node("Identity", "INPUT0")
             graph.save(home / "1" / "model.onnx", (shape, shape))
         (home / "config.pbtxt").write_text(configs[case.name])  # last: it marks the model as complete
