@@ -311,7 +311,8 @@ _STRETCH = 1.5
 _MOST_STRETCH = 8
 _MOST_STRETCH_QUICK = 16
 _ENOUGH = 8
-"""So many may leave as soon as no other is under way; fewer wait for the interval, which is short for them."""
+"""An interval ends early once so many requests wait, and as many as were lately open at once. Fewer wait until its end,
+which comes soon where few are under way."""
 
 
 class Coalescer(QueueEntrance):
@@ -401,7 +402,7 @@ class Coalescer(QueueEntrance):
             self._flush()
 
     def _flush_late(self) -> None:
-        """The interval passed before as many came as were open at once: fewer callers may be left."""
+        """Flush at the end of the interval. Fewer requests came than were lately open at once, so lower `_callers`."""
         gone = self._callers - self.open_requests
         self._callers = max(self.open_requests, self._callers - 1 - max(self._callers // 8, gone // 2))
         self._flush()
