@@ -1,4 +1,4 @@
-"""The gateway: turns HTTP and gRPC into requests in the log, and answers from it into responses.
+"""The gateway: turns HTTP and gRPC calls into requests in the log, and answers from it into responses.
 
 Rooms import downwards, in this order: `http2` and `clouds`, which put other protocols before the HTTP front; the fronts
 `http` and `grpc`; `control`; `lane` and `jobs`; `access`; and at the bottom `requests`, `regions`, `tracing` and

@@ -311,8 +311,7 @@ _STRETCH = 1.5
 _MOST_STRETCH = 8
 _MOST_STRETCH_QUICK = 16
 _ENOUGH = 8
-"""An interval ends early once so many requests wait, and as many as were lately open at once. Fewer wait until its end,
-which comes soon where few are under way."""
+"""So many may leave as soon as no other is under way; fewer wait for the interval, which is short for them."""
 
 
 class Coalescer(QueueEntrance):
@@ -402,7 +401,7 @@ class Coalescer(QueueEntrance):
             self._flush()
 
     def _flush_late(self) -> None:
-        """Flush at the end of the interval. Fewer requests came than were lately open at once, so lower `_callers`."""
+        """The interval passed before as many came as were open at once: fewer callers may be left."""
         gone = self._callers - self.open_requests
         self._callers = max(self.open_requests, self._callers - 1 - max(self._callers // 8, gone // 2))
         self._flush()

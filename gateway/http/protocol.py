@@ -107,9 +107,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
         """With their names as they were sent, for forwarding (H21)."""
         self._expects_continue = False
         self._upgrading = False
-        """The request asks for another protocol."""
         self._coding = b""
         """The last Transfer-Encoding."""
+        """It asks for another protocol."""
         self._header_bytes = self._body_bytes = self._chunks = 0
         self._piece_bytes = 0
         """Of what is read; headers that came in one piece are measured when they are complete."""

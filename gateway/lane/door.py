@@ -73,15 +73,13 @@ class Signature(Protocol):
     def door(self) -> Door: ...
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
-        """Write answers to `calls`, which follow one another in a wave from index `start` on. Calls that are `gone` get
-        none.
-        """
+        """Answer calls that are neighbours in a wave, the first at index `start`; those gone get none."""
 
     def respond(self, call: Call, record: ResponseRecord) -> None:
         """Answer one call by itself, with an error or with outputs unlike the others'."""
 
     def fail(self, call: Call, error: CharoniaError) -> None:
-        """End a call with an error that this gateway raises itself: no response came for the call."""
+        """End a call of which nothing is known but an error of this gateway's."""
 
     def leave(self, call: Call) -> None:
         """Send a call the full way: nothing of it is in the log."""

@@ -101,9 +101,7 @@ class Lane:
         return bool(self._ways)
 
     def may_learn(self, model: str, size_bytes: int) -> bool:
-        """Whether to try to learn a signature from a request that took the full way. Only `_TRIES` requests of a model
-        and size are tried in `_TRIES_NS`: those that can never be recognised must not cost a try each.
-        """
+        """Whether it is worth while to look at a request that went the full way: not at all that ever do so."""
         if self._is_closed:
             return False
         key = model, size_bytes

@@ -37,11 +37,11 @@ _LONE = 1.5
 _HOLD_S = 0.002
 """The longest wait for callers that were just answered."""
 _EXPECTED = 0.9
-"""Waves wait until this share of the callers answered last has asked again."""
+"""The share of the callers answered last that is waited for."""
 _HOLDS = 0.5
-"""Waves wait for callers only while at least this share of the latest waits ended because the callers came in time."""
+"""Waves wait for callers while at least this share of the lately waited-for ones came in time."""
 _PROBES = 32
-"""Below that share, waves wait only every 32nd time, to find out whether callers come in time again."""
+"""Otherwise every 32nd wave waits, to find out whether callers come in time again."""
 _WEIGHT = 8
 """Averages move by an eighth of the difference to each new value."""
 _STALL_S = 0.01

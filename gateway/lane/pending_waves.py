@@ -287,9 +287,7 @@ class Waves:
             call.signature.fail(call, error)
 
     async def _expire_in_log(self, wave: PendingWave, call: Call) -> None:
-        """Burst the wave and settle one request of it as expired. Its caller gets the deadline error only if this
-        settlement is the first; otherwise the answer is on its way.
-        """
+        """Settle a request of a wave as expired, for which the wave is taken apart; only who wins that is told so."""
         served = wave.door.served
         key = keys.statistics(served.model, served.version, served.content_hash)
         increments = {"fail_count": 1, "fail_ns": monotonic_ns() - wave.sent_ns, "fail_REJECTED": 1}
