@@ -22,9 +22,9 @@ much as a small record).
 
 What a later release may add: a value at the end of a meta, of a batch header or of a lineage; a flag that no bytes of
 the record belong to; a field of an entry with another name. Older releases skip these, so they must do without them.
-Every other change (of the fixed header, or a part before the meta) needs a new `WIRE_VERSION`. Later releases read the
-old version for ever (tests/golden); an older release refuses the new one with `InvalidRecord`. A sender that has to
-know whether its readers understand a record asks the catalog, as with `ProcessJoined.reads_waves`.
+Every other change (of the fixed header, or a part before the meta) needs a new `WIRE_VERSION`, which older releases
+refuse with `InvalidRecord`, or is sent only where all readers have announced that they understand it, as with
+`ProcessJoined.reads_waves`. Old versions are read for ever (tests/golden).
 
 May import tensors, traces and inference, and nothing above. Begin reading at `requests`, then `responses`.
 """
