@@ -1,8 +1,9 @@
 """Queue entries as a model's owner reads them: their requests, the read position of each stream, what is settled.
 
-A queue entry is deleted when all its requests are settled, a fact when the replies it holds are sent. Deleting queue
-entries only saves space: a successor that finds an entry of settled requests deletes it. Decides nothing about
-requests.
+This module deletes a queue entry of single requests when all of them are settled, and a fact when the replies it holds
+are sent. Deleting such a queue entry only saves space: a successor that finds an entry of settled requests deletes it.
+The entry of a wave is not deleted by `Windows.settle`: its deletion is the settlement of the wave's requests
+(docs/adr/0015). Decides nothing about requests.
 """
 
 from __future__ import annotations

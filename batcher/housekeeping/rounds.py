@@ -43,7 +43,11 @@ _TIDY_S = 300.0
 
 
 class Rounds:
-    """Rounds of the batcher `incarnation`; `owned` and `upkeep` belong to its models, and change with them."""
+    """Runs the periodic checks of one batcher, whose process incarnation is `incarnation`. Unrelated to the express
+    lane's `Round`.
+
+    `owned` and `upkeep` have an entry for each model that the batcher owns; the caller adds and removes them.
+    """
 
     def __init__(
         self,

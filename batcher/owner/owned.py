@@ -1,7 +1,8 @@
 """One owned model: feeds its pure scheduler with facts of the log and carries out the scheduler's decisions.
 
-A queue entry stays in the log until all its requests are settled. So a successor recovers from the queue alone, and
-deleting an entry only saves space. Batches and replies are appended by tasks, never awaited in line.
+A queue entry stays in the log until all its requests are settled, so a successor recovers from the queue alone. The
+owner deletes an entry of single requests after their settlement, which only saves space; a wave's entry is deleted by
+the executor, and that deletion is the settlement. Batches and replies are appended by tasks, never awaited in line.
 
 Which requests were read, dispatched and settled must agree at every await, so their facts and decisions meet here. Each
 is tracked by a part with an interface: `carriers` (the queue and the facts), `dispatched_batches`, `refusals`, and

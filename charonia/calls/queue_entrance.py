@@ -26,7 +26,8 @@ from .admission import Admitted, sequence_mark
 from .waiters import OpenRequest
 
 MOST_IN_GROUP = 64
-"""Max members of a group; the log's scripts check them one by one."""
+"""Max members of a group. The log's scripts settle a whole group of up to 64 members by one comparison (`SEQUENCE` in
+`group_values.lua`), and would check the members of a larger one each by itself."""
 
 _LAST_BYTES = [bytes((last,)) for last in range(MOST_IN_GROUP)]
 _IDS_AT_ONCE = 256

@@ -119,17 +119,23 @@ OPTIONS: tuple[Option, ...] = (
         "float",
         2.0,
         frozenset({BATCHER, EXECUTOR, WEBHOOKS, SERVE}),
-        "how long others take the process for alive that is not heard of; its work moves on then",
+        "seconds without a heartbeat until a batcher, executor or webhook sender is presumed dead and others take its "
+        "work",
     ),
     Option(
-        "gateway-heartbeat-ttl-secs", "float", 2.0, _G, "the same of gateways, whose keyless calls are dropped then"
+        "gateway-heartbeat-ttl-secs",
+        "float",
+        2.0,
+        _G,
+        "seconds without a heartbeat until a gateway is presumed dead; then its calls without an idempotency key are "
+        "dropped",
     ),
     Option(
         "stall-limit-secs",
         "float",
         30.0,
         _ALL,
-        "how long the process's event loop may be held up before it is taken for dead although it runs",
+        "seconds that a process's event loop may stand still before the process is presumed dead although it runs",
     ),
     Option("exit-on-error", "bool", True, _E, "end when a model fails to load at start"),
     Option(

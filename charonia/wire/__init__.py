@@ -3,7 +3,7 @@
 A record is: fixed struct header + short strings + msgpack meta + raw tensor bytes. Meta describes the tensors and
 repeats from request to request, so packed and unpacked metas are cached by their content; what differs each time
 (ids, times) is in the header. Decoding makes views and copies nothing. Unknown record versions and lengths that do not
-add up raise `InvalidRecord`: such an entry is quarantined by its reader, never a crash.
+add up raise `InvalidRecord`: the reader logs such a record and drops it, and never crashes of it.
 
     request   header | endpoint | client id | sequence | lineage | trace context | meta [version, content hash, inputs,
               outputs, parameters] | tensor bytes
@@ -18,7 +18,13 @@ Tensor bytes over some size may lie elsewhere: then a `Reference` stands in thei
 
 All integers little-endian; times are wall clock ns since the epoch. Fields of an entry are named `h` (batch header),
 `w` (a wave), `r` (one record) and `m` (many: their number, their lengths, then themselves; each field costs the log as
-much as a small record). Layout changes need a new `WIRE_VERSION` and keep the old one readable (tests/golden).
+much as a small record).
+
+What a later release may add: a value at the end of a meta, of a batch header or of a lineage; a flag that no bytes of
+the record belong to; a field of an entry with another name. Older releases skip these, so they must do without them.
+Every other change (of the fixed header, or a part before the meta) needs a new `WIRE_VERSION`, which older releases
+refuse with `InvalidRecord`, or is sent only where all readers have announced that they understand it, as with
+`ProcessJoined.reads_waves`. Old versions are read for ever (tests/golden).
 
 May import tensors, traces and inference, and nothing above. Begin reading at `requests`, then `responses`.
 """

@@ -36,7 +36,8 @@ from .requests import (
 )
 
 MAX_WAVE_REQUESTS = 64
-"""More members than this the log's scripts would look at one by one (`docs/adr/0007`)."""
+"""Max requests of a wave. When a wave is burst they become one group of unsettled requests, and a whole group of up to
+64 members is settled by one comparison (`docs/adr/0007`)."""
 PREFIX_BYTES = 15
 
 # version, flags, endpoint length, requests, rows of each, meta length, accepted ns, timeout us, level, signature,

@@ -23,11 +23,14 @@ _ERRORS = {
     404: ("There is no such thing", "Request for unknown model: 'nope' is not found"),
     413: ("The body is too large once it is decompressed", "request is too large when decompressed"),
     422: ("The idempotency key was used for another request", "the idempotency key was used for another request"),
-    429: ("A bound on waiting requests or bytes is reached", "Exceeds maximum queue size"),
+    429: (
+        "A bound on unsettled requests or bytes is reached",
+        "model 'identity' has reached its limit of 100 unsettled requests",
+    ),
     431: ("The request has too many headers", "request has more than 256 headers"),
     500: ("The server failed, or JSON is malformed", "failed to parse the request JSON buffer: Invalid value. at 1"),
     501: ("Not supported", "Unsupported compression type"),
-    503: ("The server is stopping, or what is asked for is not available", "Server exiting"),
+    503: ("The server is stopping, a model's queue is full, or a part is not available", "Server exiting"),
     504: ("The deadline passed", "Request timeout expired"),
 }
 _ERROR_HEADERS = {
