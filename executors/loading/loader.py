@@ -261,7 +261,7 @@ class Loader:
             served.warmed = await served.pool.grow(free[:change], group, batches)
         else:
             served.warmed = []
-            served.pool.set_target(served.pool.slots + change)
+            served.pool.set_target(served.pool.instance_count + change)
         served.source, served.interface, served.pool.interface = source, interface, interface
         return change
 
