@@ -170,11 +170,13 @@ class DeepWorker(ThreadWorker):
 
     def _run_in(self, turn: _ThreadedTurn, batch: SubmittedBatch) -> None:
         executed = self._run(batch, turn)
+        if executed.death is not None:
+            with self._state:  # before the owner of the batch hears of it, and sends the next one
+                self._is_dead = True
         if batch.settler is not None and isinstance(executed, ExecutedWaves):
             batch.settler.answer(batch, executed)  # the event loop is a wake-up away
         self._loop.call_soon_threadsafe(self._pool.finish, batch, executed)
         with self._state:
-            self._is_dead |= executed.death is not None
             is_last = self._is_dead and len(self._free) == self.depth - 1
         if is_last:  # nothing is under way in the dead instance any more, and nothing begins
             self._revive(turn)
