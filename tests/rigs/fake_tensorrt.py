@@ -100,7 +100,7 @@ def init_libnvinfer_plugins(logger: ILogger, namespace: str) -> bool:
     return True
 
 
-class EngineStat(Enum):
+class EngineStat(enum.Enum):
     TOTAL_WEIGHTS_SIZE = 0
 
 
