@@ -433,7 +433,8 @@ class ResponseStream(Protocol):
         """Whether a request had as many responses as are wanted for now."""
 
     async def drain(self) -> None:
-        """Wait until what was sent is no longer too much: await it after each `send`, or at least after large ones.
+        """Wait until what was sent is no longer too much: await it after each `send`, or at least after large ones and
+        while a request is `blocked`.
 
         Responses go to the log; a model that makes them faster than the log takes them is slowed here.
         """
