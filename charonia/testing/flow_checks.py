@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import AsyncExitStack
 
 import numpy as np
@@ -68,10 +68,13 @@ async def check_window(backend: Backend, model: ReferenceModel) -> None:
                 )
                 responses.allow(window + 1)
             await responses.until(model.copies, running)
+            responses.allow(model.copies + 1)  # what ends the request may come behind the last response
             done, _ = await asyncio.wait({running}, timeout=_ENDS_WITHIN_S)
             require(bool(done), "execute_stream did not go on when all responses were wanted")
             running.result()
         finally:
+            request.window = 0
+            responses.wake()  # what waits for more in a thread has to end
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         require(not responses.broken, responses.broken)
@@ -92,7 +95,8 @@ async def check_submissions(backend: Backend, model: ReferenceModel) -> None:
             isinstance(instance.depth, int) and instance.depth >= 2,
             f"a SubmittingInstance has a depth of {instance.depth!r}; it must be 2 or more",
         )
-        if model.interface.batching and getattr(instance, "batch_sizes", ()):
+        sizes: Sequence[int] = getattr(instance, "batch_sizes", ())
+        if model.interface.batching and sizes:
             return  # the requests are not of these sizes; other checks submit them one at a time
         # as the executor does, each thread submits one batch and waits for it
         threads = [ThreadPoolExecutor(1, thread_name_prefix="instance") for _ in range(instance.depth)]
@@ -170,7 +174,10 @@ def _check_return(instance: SubmittingInstance, model: ReferenceModel, thread: T
 def _submitted(
     instance: SubmittingInstance, thread: ThreadPoolExecutor, inputs: Inputs, model: ReferenceModel
 ) -> Result:
-    future = thread.submit(instance.submit, inputs, tuple(model.interface.outputs)).result(_ENDS_WITHIN_S)
+    submitting = thread.submit(instance.submit, inputs, tuple(model.interface.outputs))
+    done, _ = wait((submitting,), _ENDS_WITHIN_S)
+    require(bool(done), f"submit did not return within {_ENDS_WITHIN_S:g} s")
+    future = submitting.result()
     require(
         isinstance(future, Future),
         f"submit returned a {type(future).__name__}; it must be a concurrent.futures.Future",
@@ -239,9 +246,13 @@ class _Windowed(KeptResponses):
 
     def allow(self, count: int) -> None:
         self._request.window = count
-        self._changed.set()
+        self.wake()
         if isinstance(self._instance, WindowedInstance):
             self._instance.allow_responses(self._request, count)
+
+    def wake(self) -> None:
+        """Have what waits look again."""
+        self._changed.set()
 
     async def until(self, count: int, running: asyncio.Future[None]) -> None:
         """Wait until so many responses were sent. Raises `AssertionError` when the call ends before, or takes long."""
