@@ -229,11 +229,11 @@ class _Windowed(KeptResponses):
         super().__init__(1)
         self._instance = instance
         self._request = request
-        self._changed = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
         super().send(index, response, final=final)
-        self._changed.set()
+        self.wake()
 
     @property
     def blocked(self) -> bool:
@@ -252,16 +252,17 @@ class _Windowed(KeptResponses):
 
     def wake(self) -> None:
         """Have what waits look again."""
-        self._changed.set()
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
 
     async def until(self, count: int, running: asyncio.Future[None]) -> None:
         """Wait until so many responses were sent. Raises `AssertionError` when the call ends before, or takes long."""
         try:
             async with asyncio.timeout(_ENDS_WITHIN_S):
                 while len(self.responses[0]) < count:
-                    change = asyncio.ensure_future(self._change())
-                    await asyncio.wait({change, running}, return_when=asyncio.FIRST_COMPLETED)
-                    change.cancel()
+                    await asyncio.wait({self._change(), running}, return_when=asyncio.FIRST_COMPLETED)
                     if running.done() and len(self.responses[0]) < count:
                         running.result()
                         raise AssertionError(f"execute_stream returned after {len(self.responses[0])} responses")
@@ -270,6 +271,8 @@ class _Windowed(KeptResponses):
                 f"a request had {len(self.responses[0])} responses while {count} were wanted, and no more came"
             ) from None
 
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
+    def _change(self) -> asyncio.Future[None]:
+        """Done at the next change from now on."""
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(change)
+        return change
