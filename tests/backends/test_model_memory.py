@@ -11,8 +11,21 @@ import onnx
 import pytest
 import torch
 import xgboost
+from e2e_server import serving
 from onnx import TensorProto, helper, numpy_helper
-from torch_models import as_class, as_package, as_program, as_script, dense, nested_tensors, package, source, spec
+from torch_models import (
+    as_class,
+    as_package,
+    as_program,
+    as_script,
+    dense,
+    exported,
+    nested_tensors,
+    package,
+    source,
+    spec,
+)
+from tritonclient import http as client
 
 from charonia.backend import InstanceSpec, MemoryUse, ModelSource
 from charonia.models.interface import ModelInterface
@@ -113,3 +126,18 @@ async def test_a_model_in_another_process_says_it_too(tmp_path: Path) -> None:
     await asyncio.to_thread(instance.close)
     await model.close()
     assert found == [MemoryUse("CPU", 0, sum(tensor.nbytes for tensor in dense().parameters()))]
+
+
+def test_clients_read_it_in_the_statistics(tmp_path: Path) -> None:
+    """X7: of a model in the executor, and of one in a sandbox."""
+    (tmp_path / "models" / "linear").mkdir(parents=True)
+    linear(tmp_path / "models" / "linear", "onnxruntime")
+    (tmp_path / "models" / "linear" / "config.pbtxt").write_text(f'backend: "onnxruntime" {TENSORS}')
+    (tmp_path / "models" / "dense" / "1").mkdir(parents=True)
+    exported(dense(), tmp_path / "models" / "dense" / "1" / "model.pt2")
+    (tmp_path / "models" / "dense" / "config.pbtxt").write_text('backend: "pytorch"')
+    expected = {"linear": WEIGHT_BYTES, "dense": sum(tensor.nbytes for tensor in dense().parameters())}
+    with serving(tmp_path / "models", tmp_path / "state") as server, client.InferenceServerClient(server.http) as asked:
+        for model, size_bytes in expected.items():
+            ((row,),) = asked.get_inference_statistics(model).values()
+            assert row["memory_usage"] == [{"type": "CPU", "id": 0, "byte_size": size_bytes}]
