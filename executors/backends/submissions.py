@@ -86,4 +86,4 @@ class Submission:
             future.cancel()
 
     def close(self) -> None:
-        """Does nothing: whoever has the instance closes it."""
+        """Does nothing: the instance is closed itself."""
