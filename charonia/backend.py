@@ -9,13 +9,15 @@ Three shapes of instance: a `BatchInstance` gets assembled arrays (the executor 
 dimension and cuts results apart), called in a thread of its own, so it must release the interpreter lock while it
 works; a `RequestInstance` gets the single requests and is a coroutine, for backends that run models in processes of
 their own; a `StreamingInstance` is one that answers each request any number of times (decoupled models, C19).
-A `RequestInstance` may take many requests of one form as columns besides: a `ColumnInstance`.
+A `RequestInstance` may take many requests of one form as columns besides: a `ColumnInstance`. A `BatchInstance` may
+have several batches under way: a `SubmittingInstance`.
 `charonia.testing.backend_contract` is the suite every backend must pass; it needs no test framework.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -316,6 +318,31 @@ class InterruptibleInstance(BatchInstance, Protocol):
 
 
 @runtime_checkable
+class SubmittingInstance(BatchInstance, Protocol):
+    """A `BatchInstance` that takes further batches while it works on one, so that its device never waits for the host.
+
+    Up to `depth` batches, 2 or more, are under way at a time, each in a thread of the executor that joins its inputs,
+    submits them, waits for the result and packs it: `started` is called once in each of these threads. With a sequence
+    batcher or a rate limiter one batch is under way at a time, and `execute` may be called in place of `submit`.
+    `InterruptibleInstance` is not heeded for it.
+    """
+
+    @property
+    def depth(self) -> int:
+        """How many batches may be under way; read once, when the instance was made."""
+
+    def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Future[Mapping[str, Array] | Outcome]:
+        """Begin one batch and return without waiting for it. Inputs, outputs and errors are those of `execute`.
+
+        Never called by two threads at once. The inputs stay as they are until the future is done; futures may become
+        done in any order. An exception, raised here or set on the future, fails that batch alone; `InstanceDied` has to
+        be the exception of every future under way. A future is cancelled when no request of its batch is wanted any
+        more: call its `set_running_or_notify_cancel` before work on it begins, as the executors of
+        `concurrent.futures` do. The instance is closed when nothing is under way.
+        """
+
+
+@runtime_checkable
 class RequestInstance(Protocol):
     """An instance over single requests, run in a process (or event loop) of its own."""
 
@@ -419,7 +446,8 @@ class ResponseStream(Protocol):
         """Whether a request had as many responses as are wanted for now."""
 
     async def drain(self) -> None:
-        """Wait until what was sent is no longer too much: await it after each `send`, or at least after large ones.
+        """Wait until what was sent is no longer too much: await it after each `send`, or at least after large ones and
+        while a request is `blocked`.
 
         Responses go to the log; a model that makes them faster than the log takes them is slowed here.
         """
@@ -670,6 +698,7 @@ __all__ = [
     "ResponseStream",
     "SelfCheckingInstance",
     "StreamingInstance",
+    "SubmittingInstance",
     "TensorSignature",
     "Timings",
     "WindowedInstance",

@@ -9,7 +9,8 @@ of its own:
         await check(MyBackend(), my_model(tmp_path))
 
 A broken promise is an `AssertionError` whose text says which. Every check creates and closes instances of its own. How
-instances are driven is `driven_instance`'s; `lasting_checks` has the checks of what shows in use only.
+instances are driven is in `driven_instance`; `lasting_checks` has the checks of what shows in use only, `flow_checks`
+those of what is under way.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from charonia.models.interface import ModelInterface
 from protos.model_config_pb2 import ModelConfig
 
 from .driven_instance import DrivenInstance, Inputs, require
+from .flow_checks import check_submissions, check_window
 from .lasting_checks import (
     check_close_in_a_call,
     check_late_calls,
@@ -193,6 +195,8 @@ CHECKS: tuple[Check, ...] = (
     check_late_calls,
     check_close_in_a_call,
     check_refusals,
+    check_window,
+    check_submissions,
 )
 
 
@@ -229,5 +233,7 @@ __all__ = [
     "check_round_trip",
     "check_signature",
     "check_sizes",
+    "check_submissions",
+    "check_window",
     "same_as",
 ]

@@ -26,12 +26,14 @@ from charonia.backend import (
     Outcome,
     RequestInstance,
     StreamingInstance,
+    SubmittingInstance,
 )
 from charonia.errors import CharoniaError, InternalError
 from charonia.tensors import Tensor
 
 Inputs = Mapping[str, Array]
 Answer = Mapping[str, Array] | Exception
+Execute = Callable[[Inputs, Sequence[str]], Mapping[str, Array] | Outcome]
 
 
 def require(kept: bool, sentence: str) -> None:
@@ -84,7 +86,7 @@ class DrivenInstance:
             if isinstance(self.instance, StreamingInstance) and (
                 self._interface.decoupled or not isinstance(self.instance, RequestInstance)
             ):
-                responses = await stream(self.instance, _asked(requests, outputs))
+                responses = await stream(self.instance, asked(requests, outputs))
                 return [self._only(some) for some in responses]
             if isinstance(self.instance, RequestInstance):
                 return await self._run_requests(self.instance, requests, outputs)
@@ -122,7 +124,7 @@ class DrivenInstance:
 
     def _only(self, responses: Sequence[ModelResponse]) -> Answer:
         """The answer that all responses of a request are, or its error."""
-        answers = [_of_response(response) for response in responses]
+        answers = [of_response(response) for response in responses]
         for answer in answers:
             if isinstance(answer, Exception):
                 return answer
@@ -141,7 +143,7 @@ class DrivenInstance:
         self, instance: RequestInstance, requests: Sequence[Inputs], outputs: tuple[str, ...]
     ) -> list[Answer]:
         try:
-            responses = await instance.execute_requests(_asked(requests, outputs))
+            responses = await instance.execute_requests(asked(requests, outputs))
         except InstanceDied as death:
             raise AssertionError(f"the instance died: {death} {death.stderr}".rstrip()) from death
         except Exception as error:
@@ -150,7 +152,7 @@ class DrivenInstance:
             len(responses) == len(requests),
             f"execute_requests gave {len(responses)} responses to {len(requests)} requests",
         )
-        return [_of_response(response) for response in responses]
+        return [of_response(response) for response in responses]
 
     async def _run_joined(self, requests: Sequence[Inputs], names: Sequence[str]) -> list[Answer]:
         if len(requests) == 1:  # the arrays of a single request are not copied
@@ -189,7 +191,10 @@ class DrivenInstance:
         """Run arrays in the instance's thread. Rows that failed are put into `failures`, which fail all without it."""
         assert isinstance(self.instance, BatchInstance)
         sizes = getattr(self.instance, "batch_sizes", ()) if self._interface.batching else ()
-        execute = partial(_execute_sized, self.instance, sizes) if sizes else self.instance.execute
+        run = (
+            partial(_submit, self.instance) if isinstance(self.instance, SubmittingInstance) else self.instance.execute
+        )
+        execute = partial(_execute_sized, run, sizes) if sizes else run
         try:
             loop = asyncio.get_running_loop()
             results = await loop.run_in_executor(self._thread, self._begun, execute, inputs, names)
@@ -214,8 +219,16 @@ class DrivenInstance:
         return dict(results)
 
 
+def _submit(instance: SubmittingInstance, inputs: Inputs, names: Sequence[str]) -> Mapping[str, Array] | Outcome:
+    """Execute as the executor does for an instance that has several batches under way."""
+    return instance.submit(inputs, names).result()
+
+
 def _execute_sized(
-    instance: BatchInstance, sizes: Collection[int], inputs: Inputs, names: Sequence[str]
+    execute: Callable[[Inputs, Sequence[str]], Mapping[str, Array] | Outcome],
+    sizes: Collection[int],
+    inputs: Inputs,
+    names: Sequence[str],
 ) -> Mapping[str, Array] | Outcome:
     """Execute as the executor does for an instance with `batch_sizes`: the last row is repeated up to the next size."""
     rows, most = len(next(iter(inputs.values()))), max(sizes)
@@ -226,7 +239,7 @@ def _execute_sized(
         added = min(size for size in sizes if size >= count) - count
         cut = {name: array[start : start + count] for name, array in inputs.items()}
         padded = {name: np.concatenate([array, np.repeat(array[-1:], added, 0)]) for name, array in cut.items()}
-        found = instance.execute(padded, names)
+        found = execute(padded, names)
         outcome = found if isinstance(found, Outcome) else Outcome(found)
         failures.update({start + row: error for row, error in outcome.failures.items() if row < count})
         for name, array in outcome.arrays.items():
@@ -234,7 +247,8 @@ def _execute_sized(
     return Outcome({name: np.concatenate(parts) for name, parts in arrays.items()}, None, failures)
 
 
-def _asked(requests: Sequence[Inputs], outputs: tuple[str, ...]) -> list[ModelRequest]:
+def asked(requests: Sequence[Inputs], outputs: tuple[str, ...]) -> list[ModelRequest]:
+    """The requests as an instance over requests gets them."""
     return [
         ModelRequest(
             id=f"request {number}",
@@ -247,7 +261,8 @@ def _asked(requests: Sequence[Inputs], outputs: tuple[str, ...]) -> list[ModelRe
     ]
 
 
-def _of_response(response: ModelResponse) -> Answer:
+def of_response(response: ModelResponse) -> Answer:
+    """The arrays of a response, or its error. Raises `AssertionError` for an error of another kind."""
     if response.error is not None:
         require(
             isinstance(response.error, CharoniaError),

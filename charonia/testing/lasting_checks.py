@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import gc
 import os
 import threading
 import time
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +29,11 @@ from charonia.tensors import Tensor
 from .driven_instance import DrivenInstance, Inputs, require
 from .reference_model import ReferenceModel, check_answer, check_material, instance_of, round_trip
 
-_LOADS = 3
+_FEW_LOADS, _FEWEST_LOADS = 3, 40
+"""More loads than the first may leave something that is made once, late; memory is measured from the other one on."""
+_PERIODS = 4
+_KEPT_BYTES = 8192
+"""Growth by a load that is a leak: a smaller one is lost in what an allocator does."""
 _ENDS_WITHIN_S = 10.0
 """For threads of something that was closed; they end by themselves."""
 _CLOSES_WITHIN_S = 60.0
@@ -91,25 +98,36 @@ async def check_lock(backend: Backend, model: ReferenceModel) -> None:
 
 
 async def check_repeated_loads(backend: Backend, model: ReferenceModel) -> None:
-    """Loading and unloading again and again leaves no files open and no threads."""
+    """Loading and unloading again and again, `loads` times, leaves no files open, no threads and no memory."""
     check_material(model)
-    before = (0, 0)
-    for number in range(_LOADS + 1):
+    before, loads = (0, 0), max(1, model.loads)
+    resident: list[int] = []
+    for number in range(loads + 1):
         async with AsyncExitStack() as stack:
             instance = await instance_of(stack, backend, model)
             await round_trip(instance, model, model.requests[:1], f"requests of load {number + 1}")
         if number == 0:  # what a backend keeps for itself it has by now
             before = _held()
+        elif loads >= _FEWEST_LOADS and number % (loads // _PERIODS) == 0:
+            resident.append(_resident_bytes())
+    bounds = max(_FEW_LOADS, loads // _PERIODS) if loads > _FEW_LOADS else loads
     deadline = time.monotonic() + _ENDS_WITHIN_S
-    while _more_than(before) and time.monotonic() < deadline:
+    while _more_than(before, bounds) and time.monotonic() < deadline:
         gc.collect()
         await asyncio.sleep(0.01)
     after = _held()
     for kind, one, other in zip(("open files", "threads"), before, after, strict=True):
         require(
-            other - one < _LOADS,
-            f"{_LOADS} loads and unloads left {other - one} more {kind}; close of an instance or a model gives up all",
+            other - one < bounds,
+            f"{loads} loads and unloads left {other - one} more {kind}; close of an instance or a model gives up all",
         )
+    # memory that is freed late, or kept once, grows in one period or another; a leak grows in each
+    least = min((now - then for then, now in pairwise(resident)), default=0) // max(1, loads // _PERIODS)
+    require(
+        least < _KEPT_BYTES,
+        f"memory grew by {least} bytes or more with each of {loads} loads and unloads; close of an instance or a model "
+        "gives up all",
+    )
 
 
 async def check_late_calls(backend: Backend, model: ReferenceModel) -> None:
@@ -202,8 +220,17 @@ def _held() -> tuple[int, int]:
     return len(os.listdir(files)) if files.exists() else 0, threading.active_count()
 
 
-def _more_than(before: tuple[int, int]) -> bool:
-    return any(now - one >= _LOADS for one, now in zip(before, _held(), strict=True))
+def _more_than(before: tuple[int, int], bound: int) -> bool:
+    return any(now - one >= bound for one, now in zip(before, _held(), strict=True))
+
+
+def _resident_bytes() -> int:
+    """The memory of this process that is in use; 0 where the kernel does not say it."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # of other C libraries
+        ctypes.CDLL(None).malloc_trim(0)
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 class _Ticker:

@@ -31,7 +31,8 @@ class ReferenceModel:
     for the rows), of the exact shape otherwise. `failing` is one more request, one the model cannot run: of a wrong
     shape, or with a value the model refuses. BYTES are object arrays of bytes. `copies`: a decoupled model answers each
     request so often, each time the same. `strict`: the backend itself refuses inputs of another rank, width or
-    datatype, though the server checks every request before.
+    datatype, though the server checks every request before. `loads`: so often the model is loaded and unloaded to see
+    whether anything of it stays; memory is looked at from 40 on. Fewer for models that take long to load.
     """
 
     source: ModelSource
@@ -43,6 +44,7 @@ class ReferenceModel:
     device_id: int = -1
     copies: int = 1
     strict: bool = False
+    loads: int = 200
     atol: float = 0.0
     rtol: float = 0.0
 

@@ -5,6 +5,9 @@
     PREFERS_GPU    nil                                 DONE  whether its backend does
     CREATE         {source, name, kind, device, cores}; the instance's socket and memory come over the other socket
                                                        DONE  {shape, ...}, see `Made`
+                   {beside}: the number of an instance over arrays that runs several batches at once; another socket and
+                   memory for it                       DONE  {shape, ...}
+    MEMORY         nil                                 DONE  [[kind, device, bytes], ...] that the model holds
     HEALTH         number of an instance over arrays   DONE  whether it is ready
     FINALIZE       nil                                 DONE  nil
     EXECUTE        of a `BatchInstance`, over its own socket: [outputs, tensors, slot, output slot]
@@ -34,6 +37,7 @@ from charonia.backend import (
     Array,
     GraphSignature,
     InstanceSpec,
+    MemoryUse,
     ModelCalls,
     ModelSource,
     Outcome,
@@ -62,6 +66,7 @@ class Made:
     stateless: bool = False
     rows_fail_alone: bool = False
     batch_sizes: tuple[int, ...] = ()
+    depth: int = 1
     checks_health: bool = False
     answers_later: bool = False
     reports_responses: bool = True
@@ -128,6 +133,16 @@ def signature_of(content: Any) -> GraphSignature | ModelConfig | None:
         return ModelConfig.FromString(words[0])
     inputs, outputs = ([TensorSignature(name, word, tuple(dims)) for name, word, dims in side] for side in words)
     return GraphSignature(tuple(inputs), tuple(outputs))
+
+
+def memory_content(uses: Sequence[MemoryUse]) -> list[Any]:
+    """What a model holds, as content."""
+    return [[str(use.kind), int(use.device_id), int(use.size_bytes)] for use in uses]
+
+
+def memory_of(content: Any) -> list[MemoryUse]:
+    """What it holds. Raises one of `UNREADABLE` for content that is something else."""
+    return [MemoryUse(kind, int(device), int(size_bytes)) for kind, device, size_bytes in content]
 
 
 def described(arrays: Mapping[str, Array]) -> tuple[list[Any], list[Buffer]]:

@@ -29,7 +29,11 @@ _END_S = 30.0
 
 
 class IsolatedBatches:
-    """A `BatchInstance`. An execution longer than `ceiling_s` seconds (0: no limit) ends the process."""
+    """A `BatchInstance`. An execution longer than `ceiling_s` seconds (0: no limit) ends the process.
+
+    `parallel_parts` run batches of one instance at the same time, each over a connection of its own: this one, and
+    others like it that only `add_part` adds.
+    """
 
     def __init__(
         self,
@@ -43,7 +47,8 @@ class IsolatedBatches:
         self.checks_health = made.checks_health
         self.rows_fail_alone = made.rows_fail_alone
         self.batch_sizes = tuple(made.batch_sizes)
-        self._number = made.number
+        self.number = made.number
+        self.parallel_parts: list[IsolatedBatches] = [self]
         self._process = process
         self._connection = connection
         self._within_s = -1.0
@@ -57,6 +62,10 @@ class IsolatedBatches:
     def pid(self) -> int:
         """The id of the model's process."""
         return self._process.pid
+
+    def add_part(self, part: IsolatedBatches) -> None:
+        """Add a connection of the same instance. It is closed with this one."""
+        self.parallel_parts.append(part)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array] | Outcome:
         """See `BatchInstance.execute`. Raises `InstanceDied` when the process has ended or was too slow."""
@@ -80,7 +89,7 @@ class IsolatedBatches:
     async def check_health(self) -> bool:
         """See `SelfCheckingInstance`."""
         frame = await self._process.call(
-            Kind.HEALTH, self._number, ceiling_s=_HEALTH_CEILING_S, ceiling="a check of health"
+            Kind.HEALTH, self.number, ceiling_s=_HEALTH_CEILING_S, ceiling="a check of health"
         )
         if frame.kind is Kind.FAILED:
             raise failure_of(frame)
@@ -90,9 +99,15 @@ class IsolatedBatches:
         """Close the model's instance. A second call does nothing."""
         if self._connection.fileno() < 0:
             return
+        for part in self.parallel_parts[1:]:
+            part.disconnect()
         if not self._process.ended.is_set():
             with contextlib.suppress(InstanceDied, CharoniaError, FrameError):
                 self._call(Kind.FINALIZE, None, (), _CLOSE_S)
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Close the connection alone."""
         self._process.on_end.discard(self._interrupt)
         self._connection.close()
 

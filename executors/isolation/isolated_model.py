@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 from dataclasses import replace
+from typing import Any
 
 from charonia.backend import (
     API,
@@ -17,6 +18,7 @@ from charonia.backend import (
     GraphSignature,
     InstanceSpec,
     Isolation,
+    MemoryUse,
     ModelSource,
     RequestInstance,
     StreamingInstance,
@@ -30,7 +32,7 @@ from executors.backends.python.python_instance import PythonInstance
 from executors.configuration.time_parameters import max_execution_s
 from protos.model_config_pb2 import ModelConfig
 
-from .forms import Made, signature_of, spec_content
+from .forms import Made, memory_of, signature_of, spec_content
 from .isolated_batch import IsolatedBatches
 from .isolated_requests import InstanceLink, IsolatedEither, IsolatedRequests, IsolatedStreams
 from .isolation_choice import SANDBOX
@@ -68,6 +70,7 @@ class IsolatedModel:
         self._spare: ModelProcess | None = None
         """The one that was asked for the signature: that of the first device that has an instance."""
         self._starting = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
 
     async def signature(self) -> GraphSignature | ModelConfig | None:
         """What the model says of itself. Raises its errors, and `InternalError` when its process ends."""
@@ -82,11 +85,33 @@ class IsolatedModel:
 
     async def create_instance(self, spec: InstanceSpec) -> BatchInstance | RequestInstance | StreamingInstance:
         """Make an instance in the process of its device. Raises a `CharoniaError` with the reason."""
+        spec = replace(spec, source=replace(spec.source, isolation=self._source.isolation))
         process = await self._process_of(spec.device_id)
         if spec.calls is not None and not process.may_call:
             process.may_call = True
             # those of instances over arrays, and of a model that calls while it is made
             PendingModelCalls(process, self._source.name, spec.calls, {})
+        ours, slots, made = await self._connected(process, spec, spec_content(spec))
+        if not made.batch:
+            try:
+                return await self._over_requests(process, ours, slots, spec, made)
+            except BaseException:
+                ours.close()
+                raise
+        instance = IsolatedBatches(process, ours, slots, made, self._ceiling_s)
+        try:
+            for _ in range(1, made.depth):
+                beside = await self._connected(process, spec, {"beside": made.number})
+                instance.add_part(IsolatedBatches(process, *beside, self._ceiling_s))
+        except BaseException:
+            await asyncio.to_thread(instance.close)
+            raise
+        return instance
+
+    async def _connected(
+        self, process: ModelProcess, spec: InstanceSpec, content: Any
+    ) -> tuple[socket.socket, ExecutorSlots | None, Made]:
+        """Have the process make what `content` describes, with a socket and shared memory. Raises a `CharoniaError`."""
         slots = _slots(spec)
         ours, theirs = socket.socketpair()
         try:
@@ -96,12 +121,8 @@ class IsolatedModel:
                     socket.send_fds(process.passing, [b"i"], descriptors)
                 except OSError:
                     raise InternalError(f"the process of model '{self._source.name}' has ended") from None
-                source = replace(spec.source, isolation=self._source.isolation)
-                call = process.load_call(source, Kind.CREATE, spec_content(replace(spec, source=source)))
-            made = Made(**await call)
-            if made.batch:
-                return IsolatedBatches(process, ours, slots, made, self._ceiling_s)
-            return await self._over_requests(process, ours, slots, spec, made)
+                call = process.load_call(spec.source, Kind.CREATE, content)
+            return ours, slots, Made(**await call)
         except BaseException as error:
             ours.close()
             if isinstance(error, UNREADABLE):
@@ -126,6 +147,16 @@ class IsolatedModel:
         either = IsolatedEither(link, instance, reports_responses=made.reports_responses)
         either.answers_later = made.answers_later
         return either
+
+    def memory(self) -> list[MemoryUse]:
+        """What the models of its processes say that they hold. Not called in the event loop."""
+        return asyncio.run_coroutine_threadsafe(self._memory(), self._loop).result()
+
+    async def _memory(self) -> list[MemoryUse]:
+        found: list[MemoryUse] = []
+        for process in list(self._processes.values()):
+            found += memory_of(await process.load_call(self._source, Kind.MEMORY, None))
+        return found
 
     async def close(self) -> None:
         """End its processes. A second call does nothing."""

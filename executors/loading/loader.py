@@ -261,7 +261,7 @@ class Loader:
             served.warmed = await served.pool.grow(free[:change], group, batches)
         else:
             served.warmed = []
-            served.pool.set_target(served.pool.slots + change)
+            served.pool.set_target(served.pool.instance_count + change)
         served.source, served.interface, served.pool.interface = source, interface, interface
         return change
 
@@ -347,7 +347,8 @@ def _memory_of(model: MeasuredModel, name: str) -> dict[str, int]:
             if use.kind not in ("CPU", "CPU_PINNED", "GPU") or min(use.device_id, use.size_bytes) < 0:
                 raise ValueError(f"{use!r} is no memory")
             place = f"{use.kind} {int(use.device_id)}"
-            found[place] = found.get(place, 0) + int(use.size_bytes)
+            if use.size_bytes:
+                found[place] = found.get(place, 0) + int(use.size_bytes)
     except Exception:
         _log.exception("model %s cannot say how much memory it holds", name)
         return {}

@@ -30,17 +30,20 @@ from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.latency_target import PARAMETER as TARGET
 from charonia.tasks import Tasks
 from charonia.wire import RequestRecord
+from executors.backends.submissions import depth_of
 from executors.batches.accounting import Death, Executed
 from executors.batches.assembly import Planner
 from executors.batches.execution import Batch
 from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves
 
+from .deep_workers import DeepWorker
 from .health import DEFAULT_INTERVAL_S
 from .resource_grants import RateLimitedQueue, ResourceGrants
 from .stream_workers import StreamWorker
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
-from .workers import Instance, TaskWorker, ThreadQueue, ThreadWorker, Worker
+from .thread_queue import ThreadQueue
+from .workers import Instance, TaskWorker, ThreadWorker, Worker
 
 Create = Callable[[InstanceSpec], Awaitable[Instance]]
 Hung = Callable[[SubmittedBatch, Death], None]
@@ -159,7 +162,13 @@ class InstancePool:
 
     @property
     def slots(self) -> int:
-        """How many batches can run at once."""
+        """How many batches can run at once: one in each instance, or its depth."""
+        depths = [worker.depth for worker in self._workers if not worker.passive]
+        return sum(depths[: self._target_count] if self._target_count else depths)
+
+    @property
+    def instance_count(self) -> int:
+        """How many instances take batches, and stay."""
         return self._target_count or sum(not worker.passive for worker in self._workers)
 
     @property
@@ -188,8 +197,9 @@ class InstancePool:
     ) -> ThreadWorker | TaskWorker | StreamWorker:
         worker: ThreadWorker | TaskWorker | StreamWorker
         if isinstance(instance, BatchInstance):
-            queue = self._blocking if self._limited_queue is None and not self._is_bound else ThreadQueue()
-            worker = ThreadWorker(self, spec, instance, group.passive, queue)
+            is_free = self._limited_queue is None and not self._is_bound
+            kind = DeepWorker if is_free and depth_of(instance) > 1 else ThreadWorker
+            worker = kind(self, spec, instance, group.passive, self._blocking if is_free else ThreadQueue())
         elif isinstance(instance, StreamingInstance) and self._streams_on(instance):
             own = self._cooperative if self._limited_queue is None and not self._is_bound else asyncio.Queue()
             worker = StreamWorker(self, spec, instance, group.passive, own)
@@ -461,19 +471,20 @@ class InstancePool:
         for worker in self._workers:
             if not isinstance(worker, ThreadWorker):
                 continue
-            running = worker.running
-            if running is None or running[0].abandoned:
-                continue
-            batch, since_ns = running
-            left_s = self.ceiling_s - (now_ns - since_ns) / 1e9
-            if left_s > 0:
-                wait_s = min(wait_s, left_s)
-                continue
-            batch.abandoned = True
-            if self.on_hung is not None:
-                text = f"it exceeded max_execution_s ({self.ceiling_s:g} s)"
-                self.on_hung(batch, Death(worker.spec.name, text, worker.stack()))
-            self._finished(1)
+            for turn in worker.turns:
+                running = turn.running
+                if running is None or running[0].abandoned:
+                    continue
+                batch, since_ns = running
+                left_s = self.ceiling_s - (now_ns - since_ns) / 1e9
+                if left_s > 0:
+                    wait_s = min(wait_s, left_s)
+                    continue
+                batch.abandoned = True
+                if self.on_hung is not None:
+                    text = f"it exceeded max_execution_s ({self.ceiling_s:g} s)"
+                    self.on_hung(batch, Death(worker.spec.name, text, turn.stack()))
+                self._finished(1)
         return max(wait_s, _MIN_WATCH_S)
 
 

@@ -13,7 +13,6 @@ import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -43,6 +42,7 @@ from executors.host.host_policy import restrict_thread
 
 from .quick_runs import INTERRUPTER
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
+from .thread_queue import ThreadQueue, WaitingThread
 
 _log = logging.getLogger(__name__)
 
@@ -50,79 +50,6 @@ Instance = BatchInstance | RequestInstance | StreamingInstance
 
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 30.0
-
-
-class WaitingThread:
-    """One thread's place to wait for its next batch. `worker` is whose thread it is."""
-
-    __slots__ = ("_batch", "_lock", "worker")
-
-    def __init__(self, worker: ThreadWorker | None = None) -> None:
-        self.worker = worker
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self._batch: SubmittedBatch | None = None
-
-    def wake(self, batch: SubmittedBatch | None) -> None:
-        """Pass a batch (None: the end) to the thread and wake it."""
-        self._batch = batch
-        self._lock.release()
-
-    def wait(self) -> SubmittedBatch | None:
-        """Wait for `wake`, and return its batch."""
-        self._lock.acquire()
-        batch, self._batch = self._batch, None
-        return batch
-
-
-class ThreadQueue:
-    """A FIFO queue of batches for several threads. None ends one thread."""
-
-    __slots__ = ("_batches", "_idle", "_lock")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._batches: deque[SubmittedBatch | None] = deque()
-        self._idle: list[WaitingThread] = []
-
-    def put(self, batch: SubmittedBatch | None) -> None:
-        """Pass a batch to the thread that began to wait last, whose caches are warm; queue it when none waits."""
-        with self._lock:
-            waiting = self._idle.pop() if self._idle else None
-            if waiting is None:
-                self._batches.append(batch)
-        if waiting is not None:
-            waiting.wake(batch)
-
-    def get(self, waiting: WaitingThread) -> SubmittedBatch | None:
-        """Wait for the next batch and return it. `waiting` belongs to the calling thread."""
-        with self._lock:
-            if self._batches:
-                return self._batches.popleft()
-            self._idle.append(waiting)
-        return waiting.wait()
-
-    def borrow(self) -> WaitingThread | None:
-        """Take the thread that began to wait last, which gets no batches until `give_back`; None when none waits."""
-        with self._lock:
-            return self._idle.pop() if self._idle else None
-
-    def give_back(self, waiting: WaitingThread) -> None:
-        """Return a borrowed thread, which takes the next batch if one has come meanwhile."""
-        with self._lock:
-            if not self._batches:
-                self._idle.append(waiting)
-                return
-            batch = self._batches.popleft()
-        waiting.wake(batch)
-
-    def take_all(self) -> list[SubmittedBatch]:
-        """Remove and return the batches that no thread has taken. The ends (None) stay in the queue."""
-        with self._lock:
-            taken = [batch for batch in self._batches if batch is not None]
-            ends = len(self._batches) - len(taken)
-            self._batches = deque([None] * ends)
-        return taken
 
 
 class Pool(Protocol):
@@ -151,8 +78,29 @@ class Pool(Protocol):
     def freed(self, batch: SubmittedBatch) -> None: ...
 
 
+class Turn:
+    """A batch that an instance over arrays runs in a thread: the instance, its input buffers, and what runs now."""
+
+    __slots__ = ("instance", "running", "thread", "workspace")
+
+    def __init__(self) -> None:
+        self.instance: BatchInstance | None = None
+        self.running: tuple[SubmittedBatch, int] | None = None
+        """The current batch and its start (monotonic ns)."""
+        self.thread: threading.Thread | None = None
+        self.workspace = Workspace()
+
+    def stack(self) -> str:
+        """The thread's current stack as text, innermost call last."""
+        frame = sys._current_frames().get(self.thread.ident or 0) if self.thread is not None else None
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
 class Worker(ABC):
     """Runs batches on one instance. `down` while the instance is dead; a passive worker (C8) is never started."""
+
+    depth = 1
+    """How many batches it runs at a time."""
 
     def __init__(self, pool: Pool, spec: InstanceSpec, passive: bool) -> None:
         self.spec, self.passive, self.down = spec, passive, False
@@ -255,6 +203,11 @@ class Worker(ABC):
             delay_s = min(delay_s * 2, _LAST_BACKOFF_S)
 
 
+def is_unwanted(batch: SubmittedBatch) -> bool:
+    """Whether a batch may be ended, as no request of it is wanted any more."""
+    return batch.steps is None and bool(batch.records) and all(one.id in batch.unwanted for one in batch.records)
+
+
 def self_checking(instance: object) -> SelfCheckingInstance | None:
     """Return the instance if it has a health check (P6), else None."""
     return instance if isinstance(instance, SelfCheckingInstance) and instance.checks_health else None
@@ -271,20 +224,20 @@ async def close_instance_of(instance: RequestInstance | StreamingInstance, name:
 
 
 class ThreadWorker(Worker):
-    """Runs a `BatchInstance` in a thread. `running` is the current batch and its start (monotonic ns)."""
+    """Runs a `BatchInstance` in a thread."""
 
     def __init__(
         self, pool: Pool, spec: InstanceSpec, instance: BatchInstance, passive: bool, queue: ThreadQueue
     ) -> None:
         super().__init__(pool, spec, passive)
-        self.running: tuple[SubmittedBatch, int] | None = None
+        self.turns = [Turn()]
+        self._turn = self.turns[0]
         self._queue = queue
         self._waiting = WaitingThread(self)
         self._instance: BatchInstance | None = None
         self.interruptible: InterruptibleInstance | None = None
         """The instance, if it may run in the event loop: on any core, and only until it is interrupted."""
         self._take(instance)
-        self._workspace = Workspace()
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
         self._first: SimpleQueue[tuple[Future[Executed | None], Batch | None] | None] = SimpleQueue()
@@ -300,7 +253,8 @@ class ThreadWorker(Worker):
     def _begin_thread(self) -> None:
         if self._thread is None:
             # a daemon: a native library that hangs must not keep the process from ending
-            self._thread = threading.Thread(target=self._work, name=f"instance {self.spec.name}", daemon=True)
+            name = f"instance {self.spec.name}"
+            self._turn.thread = self._thread = threading.Thread(target=self._work, name=name, daemon=True)
             self._thread.start()
 
     def submit(self, batch: SubmittedBatch) -> None:
@@ -331,17 +285,17 @@ class ThreadWorker(Worker):
 
     @property
     def idle_self_check(self) -> SelfCheckingInstance | None:
-        return None if self.running is not None else self_checking(self._instance)
+        return None if self._turn.running is not None else self_checking(self._instance)
 
     def cancel(self, batch: SubmittedBatch) -> None:
         """End the execution of a batch none of whose requests is wanted any more, if the instance can be interrupted.
 
         Another execution that is interrupted, as this one just ended, runs again.
         """
-        running, instance = self.running, self._instance
+        running, instance = self._turn.running, self._instance
         if running is None or running[0] is not batch or not isinstance(instance, InterruptibleInstance):
             return
-        if batch.steps is None and batch.records and all(record.id in batch.unwanted for record in batch.records):
+        if is_unwanted(batch):
             with contextlib.suppress(Exception):  # one that cannot be interrupted runs to its end
                 instance.interrupt()
 
@@ -363,11 +317,6 @@ class ThreadWorker(Worker):
             self._thread.join()
         await self._unload()
 
-    def stack(self) -> str:
-        """The thread's current stack as text, innermost call last."""
-        frame = sys._current_frames().get(self._thread.ident or 0) if self._thread is not None else None
-        return "".join(traceback.format_stack(frame)) if frame is not None else ""
-
     async def replace(self) -> None:
         """Replace the instance, which died in the event loop, and end the loan of the thread."""
         await self._replace()
@@ -379,7 +328,7 @@ class ThreadWorker(Worker):
         self._take(created)
 
     def _take(self, instance: BatchInstance) -> None:
-        self._instance = instance
+        self._instance = self._turn.instance = instance
         if hasattr(instance, "started"):
             return  # it wants the one thread
         if isinstance(instance, InterruptibleInstance) and self.spec.kind == "CPU" and not self.spec.cores:
@@ -387,16 +336,18 @@ class ThreadWorker(Worker):
 
     async def _unload(self) -> None:
         instance, self._instance, self.interruptible = self._instance, None, None
+        for turn in self.turns:
+            turn.instance = None
         if instance is not None:
             try:
                 await asyncio.to_thread(instance.close)
             except Exception:
                 _log.exception("instance %s failed to close", self.spec.name)
 
-    def _execute(self, execution: Batch | WaveBatch) -> Executed:
-        if self._instance is None:
+    def _execute(self, execution: Batch | WaveBatch, turn: Turn) -> Executed:
+        if turn.instance is None:
             raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
-        return execution.run_on(self._instance, self._workspace)
+        return execution.run_on(turn.instance, turn.workspace)
 
     def _started(self) -> None:
         """Notify a new instance that this thread executes it from now on."""
@@ -411,7 +362,7 @@ class ThreadWorker(Worker):
             try:
                 if execution is None:
                     self._started()
-                done.set_result(None if execution is None else self._execute(execution))
+                done.set_result(None if execution is None else self._execute(execution, self._turn))
             except BaseException as error:
                 done.set_exception(error)
         if not self._takes_batches:
@@ -419,7 +370,7 @@ class ThreadWorker(Worker):
         # the loop is gone only when the process ends without draining
         with contextlib.suppress(RuntimeError):
             while (batch := self._queue.get(self._waiting)) is not None:
-                executed = self._run(batch)
+                executed = self._run(batch, self._turn)
                 if batch.settler is not None and isinstance(executed, ExecutedWaves):
                     batch.settler.answer(batch, executed)  # the event loop is a wake-up away
                 self._loop.call_soon_threadsafe(self._pool.finish, batch, executed)
@@ -438,23 +389,23 @@ class ThreadWorker(Worker):
             return self._closing.is_set()
         return True
 
-    def _run(self, batch: SubmittedBatch) -> Executed:
-        self.running = (batch, monotonic_ns())
+    def _run(self, batch: SubmittedBatch, turn: Turn) -> Executed:
+        turn.running = (batch, monotonic_ns())
         try:
             while True:
                 try:
-                    return self._attempt(batch)
+                    return self._attempt(batch, turn)
                 except Interrupted:  # meant for an execution that ended before, or for requests that now are left out
                     continue
         finally:
-            self.running = None
+            turn.running = None
 
-    def _attempt(self, batch: SubmittedBatch) -> Executed:
+    def _attempt(self, batch: SubmittedBatch, turn: Turn) -> Executed:
         execution = self._execution_of(batch)
         batch.planned = execution.planned
         failpoints.hit("executor.executing")
         try:
-            return self._execute(execution)
+            return self._execute(execution, turn)
         except Interrupted:  # the batch runs again, and stores its answers again
             if isinstance(execution, WaveBatch) and batch.take_back is not None:
                 for reference in execution.stored:
@@ -470,7 +421,7 @@ class ThreadWorker(Worker):
         assert self.interruptible is not None
         INTERRUPTER.begin(self.interruptible)
         try:
-            return self._attempt(batch)
+            return self._attempt(batch, self._turn)
         finally:
             INTERRUPTER.end()
 

@@ -316,7 +316,7 @@ def reference(name: str, rows_per_request: int, **parameters: str) -> Callable[[
         begins = range(0, 3 * rows_per_request, rows_per_request)
         requests = [{"input__0": model.rows[begin : begin + rows_per_request]} for begin in begins]
         failing = {"input__0": np.zeros((1, width + 1), np.float32)}
-        return ReferenceModel(of, ModelInterface.of(of.config), expected, requests, failing, atol=2e-5)
+        return ReferenceModel(of, ModelInterface.of(of.config), expected, requests, failing, loads=5, atol=2e-5)
 
     return made
 

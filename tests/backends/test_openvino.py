@@ -85,6 +85,7 @@ def sums(file: str, rows: tuple[int, ...] | None) -> Callable[[Path], ReferenceM
             expected=lambda inputs: {"c": inputs["a"] + inputs["b"]},
             requests=requests,
             failing={name: np.zeros((2, 5) if rows else 5, np.float32) for name in "ab"},
+            loads=40,
         )
 
     return made
@@ -106,6 +107,7 @@ def dense(directory: Path) -> ReferenceModel:
         expected=lambda inputs: {"y": tflite_model.expected(inputs["x"])},
         requests=[{"x": numbers[:2]}, {"x": numbers[2:3]}, {"x": numbers[3:]}],
         failing={"x": np.zeros((2, 5), np.float32)},
+        loads=40,
         rtol=1e-6,
     )
 

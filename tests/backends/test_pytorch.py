@@ -62,6 +62,7 @@ def reference_of(made: Made, directory: Path) -> ReferenceModel:
         expected=expected,
         requests=[{"x": numbers[:2]}, {"x": numbers[2:3]}, {"x": numbers[3:]}],
         failing={"x": np.zeros((2, 5), np.float32)},
+        loads=3,
         rtol=1e-5,
         atol=1e-6,
     )
@@ -83,7 +84,9 @@ async def test_packages_keep_the_contract(check: Check, tmp_path: Path, package:
     requests = [dict(zip(STRUCTURE, nested_inputs(rows), strict=False)) for rows in (2, 1, 3)]
     failing = {**requests[0], "ARGS[0]": np.zeros((2, 5), np.float32)}
     interface = ModelInterface.of(of.config)
-    await check(PyTorchBackend(), ReferenceModel(of, interface, expected, requests, failing, rtol=1e-5, atol=1e-6))
+    await check(
+        PyTorchBackend(), ReferenceModel(of, interface, expected, requests, failing, loads=3, rtol=1e-5, atol=1e-6)
+    )
 
 
 @pytest.mark.parametrize("made", [as_script, as_program, as_class], ids=lambda made: made.__name__[3:])

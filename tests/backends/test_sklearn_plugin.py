@@ -51,6 +51,7 @@ def reference(directory: Path, model: Any, config: str = CONFIG) -> ReferenceMod
         },
         requests=[{"features": WINE[:5]}, {"features": WINE[70:71]}, {"features": WINE[150:170]}],
         failing={"features": np.zeros((2, 5))},
+        loads=5,
         rtol=1e-6,
     )
 

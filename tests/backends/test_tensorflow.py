@@ -69,6 +69,7 @@ def reference(platform: str) -> Callable[[Path], ReferenceModel]:
             expected=lambda inputs: {"scores": tf.scores(inputs[name])},
             requests=[{name: IMAGE[:2]}, {name: IMAGE[2:]}, {name: IMAGE}],
             failing={name: np.zeros((2, 5), np.float32)},
+            loads=5,
             rtol=1e-6,
         )
 

@@ -8,8 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import onnx
@@ -29,7 +30,7 @@ from charonia.backend import (
 )
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.testing import lasting_checks
+from charonia.testing import flow_checks, lasting_checks
 from charonia.testing.backend_contract import (
     CHECKS,
     Check,
@@ -41,6 +42,8 @@ from charonia.testing.backend_contract import (
     check_refusals,
     check_repeated_loads,
     check_reused_inputs,
+    check_submissions,
+    check_window,
     same_as,
 )
 from executors.backends.bound import BoundBackend, BoundFunction, Request, Style
@@ -93,7 +96,14 @@ def inputs(first: float, rows: int | None) -> dict[str, Array]:
 
 
 def identity(
-    directory: Path, backend: str, batching: bool, *, copies: int = 1, decoupled: bool = False, strict: bool = False
+    directory: Path,
+    backend: str,
+    batching: bool,
+    *,
+    copies: int = 1,
+    decoupled: bool = False,
+    strict: bool = False,
+    loads: int = 3,
 ) -> ReferenceModel:
     text = f'name: "m" backend: "{backend}" max_batch_size: {8 if batching else 0} {TENSORS}'
     if decoupled:
@@ -109,6 +119,7 @@ def identity(
         failing=wrong,
         copies=copies,
         strict=strict,
+        loads=loads,
     )
 
 
@@ -121,7 +132,7 @@ def onnx_model(directory: Path, batching: bool) -> ReferenceModel:
     (directory / "1").mkdir()
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.save(model, directory / "1" / "model.onnx")
-    return identity(directory, "onnxruntime", batching, strict=True)
+    return identity(directory, "onnxruntime", batching, strict=True, loads=200)
 
 
 def python_model(directory: Path, batching: bool) -> ReferenceModel:
@@ -137,7 +148,7 @@ def decoupled_python_model(directory: Path, batching: bool) -> ReferenceModel:
 
 
 def bound_model(directory: Path, batching: bool) -> ReferenceModel:
-    return identity(directory, "bound", batching)
+    return identity(directory, "bound", batching, loads=200)
 
 
 def decoupled_bound_model(directory: Path, batching: bool) -> ReferenceModel:
@@ -331,6 +342,17 @@ class Leaking(Echo):
         OPENED.append(os.open(os.devnull, os.O_RDONLY))
 
 
+KEPT: list[bytes] = []
+
+
+class Hoarding(Echo):
+    """Something of each load stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        KEPT.append(os.urandom(50_000))
+
+
 class OfSomeRows(Echo):
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         if len(inputs["A"]) > 6:
@@ -392,6 +414,14 @@ async def test_files_that_stay_open_are_counted(tmp_path: Path, monkeypatch: pyt
         await check_repeated_loads(EchoBackend(Leaking), identity(tmp_path, "echo", batching=True))
     while OPENED:
         os.close(OPENED.pop())
+
+
+async def test_memory_that_stays_is_measured(tmp_path: Path) -> None:
+    model = identity(tmp_path, "echo", batching=True, loads=200)
+    with pytest.raises(AssertionError, match=r"memory grew by \d+ bytes or more with each of 200 loads and unloads"):
+        await check_repeated_loads(EchoBackend(Hoarding), model)
+    KEPT.clear()
+    await check_repeated_loads(EchoBackend(), model)
 
 
 async def test_a_strict_model_that_refuses_nothing_is_found(tmp_path: Path) -> None:
@@ -481,6 +511,51 @@ async def test_a_call_that_outlives_its_instance_is_found(tmp_path: Path, monkey
         await check_close_in_a_call(backend, identity(tmp_path, "echo", True, copies=2, decoupled=True))
 
 
+class Heedless(Streaming):
+    """Sends all it has at once."""
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        await super().execute_stream(requests, Eager(responses))
+
+
+class Eager:
+    """A `ResponseStream` whose `drain` waits for nothing."""
+
+    full = blocked = False
+
+    def __init__(self, responses: ResponseStream) -> None:
+        self.send = responses.send
+
+    async def drain(self) -> None: ...
+
+    def free(self) -> None: ...
+
+
+class Stuck(Streaming):
+    """Takes a window for the end."""
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        for index, request in enumerate(requests):
+            outputs = [Tensor(name, t.datatype, t.shape, t.data) for name, t in zip("XY", request.inputs, strict=True)]
+            responses.send(index, ModelResponse(outputs), final=request.window == 1)
+
+
+@pytest.mark.parametrize(
+    ("instance", "sentence"),
+    [
+        (Heedless, "a request had 2 responses while 1 were wanted; await drain after each response"),
+        (Stuck, "execute_stream returned after 1 responses"),
+    ],
+)
+async def test_a_window_that_is_not_heeded_is_found(
+    instance: type[Streaming], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = StreamingBackend()
+    monkeypatch.setattr(backend, "create_instance", lambda _spec: completed(instance("")))
+    with pytest.raises(AssertionError, match=sentence):
+        await check_window(backend, identity(tmp_path, "echo", True, copies=2, decoupled=True))
+
+
 async def completed(found: Streaming) -> Streaming:
     return found
 
@@ -503,3 +578,189 @@ async def test_a_streaming_instance_that_does_not_is_told_why(
 ) -> None:
     with pytest.raises(AssertionError, match=sentence):
         await check_backend(backend, identity(tmp_path, "echo", True, copies=2, decoupled=True))
+
+
+class Submitting(Echo):
+    """The smallest `SubmittingInstance` that keeps the contract: its device is a thread."""
+
+    depth = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = ThreadPoolExecutor(1)
+
+    def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Future[Mapping[str, Array]]:
+        return self.device.submit(self.execute, inputs, outputs)
+
+    def close(self) -> None:
+        self.device.shutdown()
+
+
+class Backwards(Submitting):
+    """Done in the opposite order of submission, as devices with several queues may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[tuple[Future[Any], Any, Any]] = []
+        self.changed = threading.Condition()
+        self.device.submit(self.work)
+
+    def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Future[Mapping[str, Array]]:
+        future: Future[Mapping[str, Array]] = Future()
+        with self.changed:
+            self.waiting.append((future, inputs, outputs))
+            self.changed.notify()
+        return future
+
+    def work(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.waiting)
+                future, inputs, outputs = self.waiting.pop()
+            if outputs is None:
+                return
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self.execute(inputs, outputs))
+            except Exception as error:
+                future.set_exception(error)
+
+    def close(self) -> None:
+        with self.changed:
+            self.waiting.append((Future(), None, None))
+            self.changed.notify()
+        super().close()
+
+
+class OneResult(Submitting):
+    """All batches have their results in the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory: dict[tuple[str, Any], Array] = {}
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        found = {}
+        for name, array in super().execute(inputs, outputs).items():
+            whole = self.memory.setdefault((name, None), np.zeros((8, *array.shape[1:]), array.dtype))
+            whole[: len(array)] = array
+            found[name] = whole[: len(array)]
+        return found
+
+
+class Swapped(Submitting):
+    """Gives a result to whichever batch came first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Any = None
+
+    def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Future[Mapping[str, Array]]:
+        self.last = inputs
+        return self.device.submit(self.run, outputs)
+
+    def run(self, outputs: Sequence[str]) -> Mapping[str, Array]:
+        time.sleep(0.01)
+        return self.execute(self.last, outputs)
+
+
+class Contagious(Submitting):
+    """A batch that fails takes those behind it along."""
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        if self.broken:
+            self.broken = False
+            raise RuntimeError("broken by another batch")
+        self.broken = inputs["A"].shape[-1] != 3
+        return super().execute(inputs, outputs)
+
+
+class Uncancellable(Submitting):
+    """Sets results without having said that work has begun: a cancelled future has none, and ends the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_broken = False
+
+    def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Future[Mapping[str, Array]]:
+        future: Future[Mapping[str, Array]] = Future()
+        self.device.submit(self.run, future, inputs, outputs)
+        return future
+
+    def run(self, future: Future[Mapping[str, Array]], inputs: Any, outputs: Sequence[str]) -> None:
+        time.sleep(0.001)
+        if self.is_broken:
+            return
+        try:
+            found = self.execute(inputs, outputs)
+        except Exception as error:
+            future.set_exception(error)
+            return
+        try:
+            future.set_result(found)
+        except InvalidStateError:
+            self.is_broken = True
+
+
+class Shallow(Submitting):
+    depth = 1
+
+
+class Promising(Submitting):
+    """Returns the results themselves."""
+
+    def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Any:
+        return self.execute(inputs, outputs)
+
+
+class Waiting(Submitting):
+    """Waits for its device before it returns."""
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        time.sleep(0.06)
+        return super().execute(inputs, outputs)
+
+    def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Future[Mapping[str, Array]]:
+        future = super().submit(inputs, outputs)
+        wait((future,))
+        return future
+
+
+class GivingUp(Submitting):
+    """Cancels what it cannot run."""
+
+    def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Future[Mapping[str, Array]]:
+        future = super().submit(inputs, outputs)
+        if inputs["A"].shape[-1] != 3:
+            wait((future,))
+            future = Future()
+            future.cancel()
+        return future
+
+
+@pytest.mark.parametrize("instance", [Submitting, Backwards])
+async def test_batches_under_way_that_keep_the_contract_are_found_good(instance: type[Echo], tmp_path: Path) -> None:
+    await check_backend(EchoBackend(instance), identity(tmp_path, "echo", batching=True))
+
+
+@pytest.mark.parametrize(
+    ("instance", "sentence"),
+    [
+        (OneResult, "round 1 of batches under way, output 'X'|round 1 of batches under way: output 'X'"),
+        (Swapped, "round 1 of batches under way"),
+        (Contagious, "a batch under way beside one that fails failed with RuntimeError: broken by another batch"),
+        (Uncancellable, "a batch that was submitted is not done after 3 s"),
+        (Shallow, "a SubmittingInstance has a depth of 1; it must be 2 or more"),
+        (Promising, "submit returned a dict"),
+        (Waiting, "it must return without waiting"),
+        (GivingUp, "the future of a batch was cancelled by the instance"),
+    ],
+)
+async def test_batches_under_way_that_do_not_are_told_why(
+    instance: type[Echo], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if instance is Uncancellable:
+        monkeypatch.setattr(flow_checks, "_ENDS_WITHIN_S", 3)
+    with pytest.raises(AssertionError, match=sentence):
+        await check_submissions(EchoBackend(instance), identity(tmp_path, "echo", batching=True))

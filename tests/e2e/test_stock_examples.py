@@ -83,7 +83,7 @@ def test_sums_and_differences(model: str, kind: str, server: Any) -> None:
     np.testing.assert_array_equal(answer.as_numpy("OUTPUT1").astype(np.int32), FIRST - 1)
     assert answer.as_numpy("OUTPUT0").dtype == given.dtype
     memory = row["memory_usage"] if kind == "http" else row.memory_usage
-    assert list(memory) == [], "X7: the backends of these models report none"
+    assert list(memory) == [], "X7: these graphs have no weights"
 
 
 @pytest.mark.parametrize("datatype", ["INT8", "INT32", "BYTES"])

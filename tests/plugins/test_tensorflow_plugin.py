@@ -61,6 +61,7 @@ async def test_it_keeps_the_contract(check: Check, platform: str, tmp_path: Path
         expected=lambda inputs: {"scores": written.scores(inputs[name])},
         requests=[{name: IMAGE[:2]}, {name: IMAGE[2:]}, {name: IMAGE}],
         failing={name: np.zeros((2, 5), np.float32)},
+        loads=3,
         rtol=1e-5,
     )
     await check(TensorFlowBackend(), model)

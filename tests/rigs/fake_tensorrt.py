@@ -100,13 +100,25 @@ def init_libnvinfer_plugins(logger: ILogger, namespace: str) -> bool:
     return True
 
 
+class EngineStat(enum.Enum):
+    TOTAL_WEIGHTS_SIZE = 0
+
+
 class ICudaEngine:
+    device_memory_size_v2 = 4096
+
     def __init__(self, plan: dict[str, Any], logger: ILogger) -> None:
         self.plan = plan
         self.logger = logger
         self.tensors = {tensor["name"]: tensor for tensor in plan["tensors"]}
         self.num_io_tensors = len(self.tensors)
         self.num_optimization_profiles = len(plan["profiles"])
+
+    def get_engine_stat(self, stat: EngineStat) -> int:
+        return int(self.plan.get("weights", -1))
+
+    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
+        return 1024 * (profile_index + 1)
 
     def get_tensor_name(self, index: int) -> str:
         return list(self.tensors)[index]

@@ -1,8 +1,9 @@
 """Backends as a distribution of their own, which processes of isolated models find: `install` makes one of this file.
 
 `shapes` answers in every shape: input `x` FP32 [-1], output `y` = 2x; its parameter `shape` is batch, requests, stream
-or calls. `hostile` does what its input `act` says, and answers with the error number, 0 for success. `slow` holds the
-interpreter's lock for seconds while it loads.
+or calls. `deep` doubles on a device that takes `device_ms` for a batch, after `host_ms` on the host, and has up to
+`depth` batches under way. `hostile` does what its input `act` says, and answers with the error number, 0 for success.
+`slow` holds the interpreter's lock for seconds while it loads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from charonia.backend import (
     Array,
     GraphSignature,
     InstanceSpec,
+    MemoryUse,
     ModelRequest,
     ModelResponse,
     ModelSource,
@@ -48,7 +51,7 @@ def install(directory: Path) -> Path:
     (directory / f"{name}-1.dist-info").mkdir(parents=True)
     shutil.copy(__file__, directory)
     (directory / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-    words = {"shapes": "Shapes", "hostile": "Hostile", "slow": "Slow"}
+    words = {"shapes": "Shapes", "deep": "Deep", "hostile": "Hostile", "slow": "Slow"}
     entries = "".join(f"{word} = {name}:{backend}\n" for word, backend in words.items())
     (directory / f"{name}-1.dist-info" / "entry_points.txt").write_text(f"[charonia.backends]\n{entries}")
     return directory
@@ -174,6 +177,62 @@ class Calls(Requests):
         assert response is not None
         assert await call.next() is None
         return response
+
+
+class Deep:
+    name = "deep"
+    api = (1, 0)
+
+    async def load(self, source: ModelSource) -> DeepModel:
+        return DeepModel(source)
+
+
+class DeepModel(_Model):
+    async def create_instance(self, spec: InstanceSpec) -> DeepInstance:
+        return DeepInstance(spec.source)
+
+    def memory(self) -> list[MemoryUse]:
+        return [MemoryUse("GPU", 1, 4096), MemoryUse("CPU", 0, 512)]
+
+
+class DeepInstance:
+    """A device that runs one batch after another: a thread. It refuses -1, and ends the process for -2."""
+
+    stateless = True
+    checks_health = True
+
+    def __init__(self, source: ModelSource) -> None:
+        self.depth = source.integer("depth") or 2
+        self.device_s = (source.integer("device_ms") or 0) / 1000
+        self.host_s = (source.integer("host_ms") or 0) / 1000
+        self.device = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self.threads: set[int] = set()
+
+    def started(self) -> None:
+        self.threads.add(threading.get_ident())
+
+    async def check_health(self) -> bool:
+        return True
+
+    def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Future[Mapping[str, Array]]:
+        assert threading.get_ident() in self.threads
+        time.sleep(self.host_s)
+        return self.device.submit(self.run, inputs, outputs)
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        return self.submit(inputs, outputs).result()
+
+    def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        (x,) = inputs.values()
+        time.sleep(self.device_s)
+        if np.any(x == -1):
+            raise InvalidArgument("this model takes no -1")
+        if np.any(x == -2):
+            os._exit(3)
+        return dict.fromkeys(outputs, x * 2)
+
+    def close(self) -> None:
+        self.device.shutdown()
 
 
 class Hostile:

@@ -20,6 +20,7 @@ from charonia.backend import (
     GraphSignature,
     InstanceSpec,
     Isolation,
+    MemoryUse,
     ModelSource,
     TensorSignature,
 )
@@ -83,6 +84,13 @@ class FilModel:
         Raises `InvalidArgument` when the configuration does not fit the model, `Unsupported` for one on a GPU.
         """
         return await asyncio.to_thread(self._create, spec)
+
+    def memory(self) -> list[MemoryUse]:
+        """The forest as its engines are given it, once for each of them: they do not say what they make of it."""
+        with self._lock:
+            if self._found is None:
+                return []
+            return [MemoryUse("CPU", 0, len(self._found.content)) for _ in self._found.engines]
 
     async def close(self) -> None:
         """Release the engines. Their memory is freed when the last instance that uses one is closed."""

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from charonia.backend import (
     GraphSignature,
     InstanceSpec,
     Interrupted,
+    MemoryUse,
     ModelSource,
     TensorSignature,
 )
@@ -46,6 +47,7 @@ from executors.host.host_policy import thread_on
 
 from .bound_runs import GRAPH, BoundRuns
 from .execution_providers import CPU, CUDA, OPENVINO, execution_providers
+from .graph_weights import weight_bytes
 from .library_setup import set_up
 from .session_options import intra_op_threads, run_entries, session_options
 
@@ -118,6 +120,8 @@ class OnnxModel:
         self._source = source
         self._sessions: dict[frozenset[int], tuple[object, _Session]] = {}
         """With what each was made from."""
+        self._places: list[tuple[Literal["CPU", "GPU"], int]] = []
+        """Where each of the other sessions has its weights."""
         self._lock = threading.Lock()
 
     async def signature(self) -> GraphSignature:
@@ -133,6 +137,15 @@ class OnnxModel:
         """
         return await asyncio.to_thread(self._create, spec)
 
+    def memory(self) -> list[MemoryUse]:
+        """The weights of the file, once for each session; not what executions take, which the library does not say."""
+        size_bytes = weight_bytes(model_path(self._source, _DEFAULT_FILENAME))
+        if size_bytes is None:
+            return []
+        with self._lock:
+            places = [*(("CPU", 0) for _ in self._sessions), *self._places]
+        return [MemoryUse(kind, device, size_bytes) for kind, device in places]
+
     async def close(self) -> None:
         """Release the sessions. Their memory is freed when the last instance that uses one is closed."""
         with self._lock:
@@ -146,6 +159,9 @@ class OnnxModel:
         else:
             with thread_on(spec.cores):
                 opened = _open(source, model_path(source, _DEFAULT_FILENAME), spec.kind, spec.device_id, 1)
+            on_gpu = spec.kind == "GPU" or CUDA in opened.session.get_providers()
+            with self._lock:
+                self._places.append(("GPU", max(spec.device_id, 0)) if on_gpu else ("CPU", 0))
         check_against_graph(source.config, opened.signature)
         return (OnnxRuntimeInstance if opened.bound is None else GraphInstance)(interface, opened)
 

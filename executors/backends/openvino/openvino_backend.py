@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from charonia.backend import Array, Backend, Format, GraphSignature, InstanceSpec, Interrupted, ModelSource
+from charonia.backend import Array, Backend, Format, GraphSignature, InstanceSpec, Interrupted, MemoryUse, ModelSource
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument, Unsupported
 from charonia.models.interface import ModelInterface
@@ -35,11 +35,12 @@ _CANCELLED = "Infer Request was canceled"
 
 @dataclass(slots=True)
 class _Compiled:
-    """A compiled model and its tensors. `reader` has to live as long."""
+    """A compiled model, its tensors and the bytes of its constants. `reader` has to live as long."""
 
     model: Any
     signature: GraphSignature
     reader: Any
+    weight_bytes: int
 
 
 class OpenVinoBackend(Backend):
@@ -92,6 +93,11 @@ class OpenVinoModel:
         Raises `InvalidArgument` when the configuration does not fit the model, `Unsupported` for one on a GPU.
         """
         return await asyncio.to_thread(self._create, spec)
+
+    def memory(self) -> list[MemoryUse]:
+        """The constants of the model as it was read, once for each compiled model; not what inferences take."""
+        with self._lock:
+            return [MemoryUse("CPU", 0, compiled.weight_bytes) for compiled in self._compiled.values()]
 
     async def close(self) -> None:
         """Release the compiled models. Their memory is freed when the last instance that uses one is closed."""
@@ -180,7 +186,10 @@ def _compile(source: ModelSource, streams: int, cores: int) -> _Compiled:
             f"model '{source.name}' asks for the device '{device}', OpenVINO has "
             f"{', '.join(found.core.available_devices)}"
         )
+    # a compiled model does not list them any more
+    weight_bytes = sum(node.get_byte_size() for node in found.model.get_ops() if node.get_type_name() == "Constant")
     try:
-        return _Compiled(found.core.compile_model(found.model, device, properties), found.signature, found.reader)
+        compiled = found.core.compile_model(found.model, device, properties)
+        return _Compiled(compiled, found.signature, found.reader, weight_bytes)
     except RuntimeError as error:
         raise InternalError(f"openvino error: {reason(error)}") from None

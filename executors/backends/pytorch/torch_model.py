@@ -12,6 +12,7 @@ from charonia.backend import (
     GraphSignature,
     InstanceSpec,
     Isolation,
+    MemoryUse,
     Model,
     ModelSource,
     TensorSignature,
@@ -55,6 +56,8 @@ class TorchModel(Model):
         self._source = source
         self._shared: dict[str, tuple[Program, int]] = {}
         """By device, with the fewest rows that the program takes."""
+        self._uses: list[MemoryUse] = []
+        """What the weights of all programs take."""
 
     async def signature(self) -> GraphSignature | None:
         """What an exported program says of its tensors; None for other forms, which do not say it.
@@ -68,6 +71,11 @@ class TorchModel(Model):
         a device that there is not, and for machine code without the operator's leave.
         """
         return await asyncio.to_thread(self._create, spec)
+
+    def memory(self) -> list[MemoryUse]:
+        """What the weights and states of its programs take; nothing of compiled packages, which do not say it."""
+        with LOADING:
+            return list(self._uses)
 
     async def close(self) -> None:
         """Release the programs. Their memory is freed when the last instance that uses one is closed."""
@@ -94,6 +102,7 @@ class TorchModel(Model):
             program, rows = self._shared.get(str(device), (None, 0))
             if program is None:
                 program = load_program(torch, source, path, form, settings, device, _runners(spec))
+                self._uses += program.memory()
                 if form in (Form.PROGRAM, Form.PACKAGE):
                     rows = rows_taken(program, torch, spec, settings, device)
                 if shared:

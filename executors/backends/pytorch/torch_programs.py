@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
-from charonia.backend import ModelSource
+from charonia.backend import MemoryUse, ModelSource
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unsupported
 
 from .model_archives import Argument, Form, read_program
@@ -79,6 +79,10 @@ class ModuleProgram:
         """Where its weights and state lie: a result there is copied, as the next execution may change it."""
         return _storages((*self.module.parameters(), *self.module.buffers()))
 
+    def memory(self) -> list[MemoryUse]:
+        """What its weights and state take."""
+        return memory_of((*self.module.parameters(), *self.module.buffers()))
+
     def _value(self, name: str, value: Any) -> Any:
         if name not in self.numbers:
             return value
@@ -102,6 +106,8 @@ class ArchivedProgram:
     run: Callable[[Sequence[Any]], Any]
     """Called with all arguments in order, constants included."""
     weights: frozenset[int] = frozenset()
+    uses: tuple[MemoryUse, ...] = ()
+    """What its weights take; empty for a compiled package, which does not say it."""
 
     def locate(self, names: Sequence[str]) -> Sequence[str | int]:
         """What stands for each name in `call`. Raises `InvalidArgument` for names that do not fit."""
@@ -122,6 +128,10 @@ class ArchivedProgram:
     def held(self) -> frozenset[int]:
         """Where its weights lie; see `ModuleProgram.held`."""
         return self.weights
+
+    def memory(self) -> list[MemoryUse]:
+        """What its weights take."""
+        return list(self.uses)
 
 
 Program = ModuleProgram | ArchivedProgram
@@ -253,8 +263,8 @@ def _exported(torch: Any, source: ModelSource, path: Path, device: Any) -> Archi
         positional, keyword = takes.build(values)
         return module(*positional, **keyword)
 
-    weights = _storages((*program.state_dict.values(), *program.constants.values()))
-    return ArchivedProgram(source.name, takes, text.inputs, run, weights)
+    weights = (*program.state_dict.values(), *program.constants.values())
+    return ArchivedProgram(source.name, takes, text.inputs, run, _storages(weights), tuple(memory_of(weights)))
 
 
 def _package(torch: Any, source: ModelSource, path: Path, device: Any, runners: int) -> ArchivedProgram:
@@ -278,6 +288,18 @@ def _storages(tensors: Iterable[Any]) -> frozenset[int]:
     return frozenset(
         tensor.untyped_storage().data_ptr() for _, tensor in leaves(tuple(tensors)) if _has_storage(tensor)
     )
+
+
+def memory_of(tensors: Iterable[Any]) -> list[MemoryUse]:
+    """What the storages of tensors take, each of them counted once, whatever shares it."""
+    found: dict[tuple[Literal["CPU", "GPU"], int], dict[int, int]] = {}
+    for _, tensor in leaves(tuple(tensors)):
+        if _has_storage(tensor) and tensor.device.type in ("cpu", "cuda"):
+            place: tuple[Literal["CPU", "GPU"], int]
+            place = ("CPU", 0) if tensor.device.type == "cpu" else ("GPU", tensor.device.index or 0)
+            storage = tensor.untyped_storage()
+            found.setdefault(place, {})[storage.data_ptr()] = storage.nbytes()
+    return [MemoryUse(*place, sum(sizes.values())) for place, sizes in found.items()]
 
 
 def _has_storage(tensor: Any) -> bool:

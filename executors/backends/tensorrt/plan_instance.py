@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from charonia.backend import Array, InstanceSpec
+from charonia.backend import Array, InstanceSpec, MemoryUse
 from charonia.cuda.cuda_library import CudaError
 from charonia.errors import InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface
@@ -46,6 +46,17 @@ class Engine:
     def launching(self) -> AbstractContextManager[Any]:
         """Held while kernels are launched: with the policy DEVICE_BLOCKING one instance at a time does that."""
         return self._launching or contextlib.nullcontext()
+
+    def weight_bytes(self) -> int:
+        """The plan's weights; 0 where the library is too old to say it."""
+        stat = getattr(self.library.trt, "EngineStat", None)
+        return max(0, self.engine.get_engine_stat(stat.TOTAL_WEIGHTS_SIZE)) if stat is not None else 0
+
+    def context_bytes(self, profile: Profile, strategy: str) -> int:
+        """What TensorRT takes of the GPU for a context; 0 where the library is too old to say it."""
+        if strategy == "STATIC" or not hasattr(self.engine, "get_device_memory_size_for_profile_v2"):
+            return int(getattr(self.engine, "device_memory_size_v2", 0))
+        return int(self.engine.get_device_memory_size_for_profile_v2(profile.index))
 
     def close(self) -> None:
         """Release the plan's memory on its GPU. A second call does nothing."""
@@ -91,6 +102,7 @@ class PlanInstance:
         self._growing: dict[str, Any] = {}
         """By name: allocators of outputs whose shape depends on values."""
         self._contexts: list[_Context] = []
+        self._strategy = strategy
         try:
             for profile in profiles:
                 self._contexts.append(self._context(profile, strategy))
@@ -130,6 +142,14 @@ class PlanInstance:
                     raise
         except CudaError as error:
             raise InternalError(f"model '{self._model}' on GPU {self._engine.device.device_id}: {error}") from None
+
+    def memory(self) -> list[MemoryUse]:
+        """Buffers and what TensorRT takes for contexts, on the GPU; pinned memory that batches were copied through."""
+        device_id = self._engine.device.device_id
+        contexts = sum(self._engine.context_bytes(each.profile, self._strategy) for each in self._contexts)
+        blocks = sum(block.size_bytes for block in self._memory.values())
+        pinned = sum(block.array.nbytes for block in self._pinned.values())
+        return [MemoryUse("GPU", device_id, contexts + blocks), MemoryUse("CPU_PINNED", device_id, pinned)]
 
     def close(self) -> None:
         """Release contexts and memory. A second call does nothing."""

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
+from weakref import WeakSet
 
-from charonia.backend import Backend, Feature, Format, InstanceSpec, Isolation, Model, ModelSource
+from charonia.backend import Backend, Feature, Format, InstanceSpec, Isolation, MemoryUse, Model, ModelSource
 from charonia.cuda.cuda_library import CudaError
 from charonia.errors import InternalError, InvalidArgument, Unsupported
 from executors.backends.model_files import model_path
@@ -65,6 +66,7 @@ class PlanModel(Model):
         self._source = source
         self._backend = backend
         self._engines: dict[int, Engine] = {}
+        self._instances: WeakSet[PlanInstance] = WeakSet()
         self._lock = threading.Lock()
 
     async def signature(self) -> ModelConfig:
@@ -78,6 +80,14 @@ class PlanModel(Model):
         GPU.
         """
         return await asyncio.to_thread(self._create, spec)
+
+    def memory(self) -> list[MemoryUse]:
+        """Weights of the engines, and what instances hold: buffers, contexts and pinned memory."""
+        with self._lock:
+            found = [MemoryUse("GPU", device, engine.weight_bytes()) for device, engine in self._engines.items()]
+            for instance in self._instances:
+                found += instance.memory()
+        return [use for use in found if use.size_bytes]
 
     async def close(self) -> None:
         """Release the engines. No instance uses one any more."""
@@ -107,7 +117,10 @@ class PlanModel(Model):
         check_config(source.config, engine.tensors)
         profiles = profile_indices(_profiles_of(spec), len(engine.tensors.profiles), source.name)
         with _on(engine.device, source.name):
-            return PlanInstance(spec, engine, [engine.tensors.profiles[at] for at in profiles], strategy)
+            made = PlanInstance(spec, engine, [engine.tensors.profiles[at] for at in profiles], strategy)
+        with self._lock:
+            self._instances.add(made)
+        return made
 
     def _engine(self, source: ModelSource, device_id: int) -> Engine:
         """The engine of a GPU, read once."""

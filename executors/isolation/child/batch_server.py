@@ -1,4 +1,7 @@
-"""Runs a `BatchInstance` in a thread: takes batches from its socket, one after another, and answers them."""
+"""Runs a `BatchInstance` in a thread: takes batches from its socket, one after another, and answers them.
+
+An instance that has several batches under way has as many threads and sockets.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,21 @@ from executors.isolation.forms import arrays_of, described, in_frame, outcome_co
 
 
 class BatchServer:
-    """One instance, its socket and the memory that it shares with the executor. `start` starts its thread."""
+    """One instance, its socket and the memory that it shares with the executor. `start` starts its thread.
+
+    `part` runs the batches of this socket: the instance, or one of several submissions to it.
+    """
 
     def __init__(
-        self, instance: BatchInstance, connection: socket.socket, slots: ModelSlots | None, cores: frozenset[int]
+        self,
+        instance: BatchInstance,
+        part: BatchInstance,
+        connection: socket.socket,
+        slots: ModelSlots | None,
+        cores: frozenset[int],
     ) -> None:
         self._instance = instance
+        self._part = part
         self._connection = connection
         self._slots = slots
         self._cores = cores
@@ -81,7 +93,7 @@ class BatchServer:
             parts = self._slots.columns(taken[0], taken[1], sizes)
         else:
             parts = in_frame(frame, sizes)
-        found = self._instance.execute(arrays_of(tensors, parts), outputs)
+        found = self._part.execute(arrays_of(tensors, parts), outputs)
         arrays, rest = outcome_content(found)
         answers, data = described(arrays)
         if expected is None or self._slots is None:

@@ -15,10 +15,13 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from charonia.backend import (
     BatchInstance,
+    InstanceSpec,
+    MeasuredModel,
     Model,
     ModelSource,
     RequestInstance,
@@ -30,8 +33,9 @@ from executors.backends.python.protocol.frames import Frame, Kind
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 from executors.backends.registry import BackendRegistry, prefers_gpu
+from executors.backends.submissions import parts_of
 from executors.host.parent_death import die_with
-from executors.isolation.forms import Made, signature_content, source_of, spec_of
+from executors.isolation.forms import Made, memory_content, signature_content, source_of, spec_of
 
 from .batch_server import BatchServer
 from .link import Link
@@ -79,6 +83,8 @@ class ProcessHost:
         self._one = asyncio.Lock()
         self._checked: dict[int, SelfCheckingInstance] = {}
         """By number: the instances over arrays that can be asked for their health."""
+        self._depths: dict[int, _Deep] = {}
+        """By number: the instances over arrays that run several batches, until all their sockets are there."""
         self._answers = Answers()
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,6 +118,8 @@ class ProcessHost:
         if frame.kind is Kind.HEALTH:
             return await self._checked[content].check_health()
         assert self._model is not None
+        if frame.kind is Kind.MEMORY:
+            return await asyncio.to_thread(_memory_of, self._model)
         if frame.kind is Kind.PREFERS_GPU:
             return await asyncio.to_thread(prefers_gpu, self._backend)
         if frame.kind is Kind.AUTO_COMPLETE:
@@ -134,6 +142,8 @@ class ProcessHost:
         connection = socket.socket(fileno=passed[0])
         try:
             slots = ModelSlots(passed[1]) if len(passed) > 1 else None
+            if "beside" in content:
+                return await self._beside(content["beside"], connection, slots)
             calls = RemoteCalls(self.link, self._answers)
             spec = spec_of(content, calls)
             async with contextlib.nullcontext() if self._is_parallel else self._one:
@@ -145,9 +155,12 @@ class ProcessHost:
             for descriptor in passed[1:]:
                 os.close(descriptor)
         if isinstance(instance, BatchInstance):
-            await BatchServer(instance, connection, slots, spec.cores).start(spec.name)
+            part, *others = parts_of(instance)
+            await BatchServer(instance, part, connection, slots, spec.cores).start(spec.name)
             checks = isinstance(instance, SelfCheckingInstance) and instance.checks_health
             number = next(self._numbers)
+            if others:
+                self._depths[number] = _Deep(instance, others, spec)
             if isinstance(instance, SelfCheckingInstance) and checks:
                 self._checked[number] = instance
             stateless = bool(getattr(instance, "stateless", False))
@@ -155,6 +168,7 @@ class ProcessHost:
                 *(True, False, False, number, stateless),
                 rows_fail_alone=bool(getattr(instance, "rows_fail_alone", False)),
                 batch_sizes=tuple(getattr(instance, "batch_sizes", ())),
+                depth=1 + len(others),
                 checks_health=checks,
             )
         if not isinstance(instance, RequestInstance | StreamingInstance):
@@ -171,6 +185,28 @@ class ProcessHost:
             answers_later=bool(getattr(instance, "answers_later", False)),
             reports_responses=bool(getattr(instance, "reports_responses", True)),
         )
+
+    async def _beside(self, number: int, connection: socket.socket, slots: ModelSlots | None) -> Made:
+        """Another socket of an instance that runs several batches at once."""
+        deep = self._depths[number]
+        part = deep.parts.pop()
+        if not deep.parts:
+            del self._depths[number]
+        await BatchServer(deep.instance, part, connection, slots, deep.spec.cores).start(deep.spec.name)
+        return Made(True, False, False)
+
+
+@dataclass(slots=True)
+class _Deep:
+    """An instance, and what runs batches of it for which no socket has come yet."""
+
+    instance: BatchInstance
+    parts: list[BatchInstance]
+    spec: InstanceSpec
+
+
+def _memory_of(model: Model) -> Any:
+    return memory_content(model.memory()) if isinstance(model, MeasuredModel) else []
 
 
 def _descriptors(passing: socket.socket) -> list[int]:

@@ -44,7 +44,7 @@ class Kind(IntEnum):
 
     CANCEL and WINDOW carry the number of their EXECUTE and get no reply. RESPONSE answers one request of an EXECUTE,
     before or after its DONE. EXECUTE_COLUMNS is an EXECUTE in another form; its reply is COLUMNS when all answers have
-    one form. LOAD, CREATE, EXECUTE_STREAM, SLOT, STORED and PREFERS_GPU are of isolated native models
+    one form. LOAD, CREATE, EXECUTE_STREAM, SLOT, STORED, PREFERS_GPU and MEMORY are of isolated native models
     (`executors.isolation.forms`).
     The model process numbers its own requests (CALL, CONTROL), which are answered by ANSWERs and one
     LAST_ANSWER with that number.
@@ -66,6 +66,7 @@ class Kind(IntEnum):
     SLOT = 14
     STORED = 15
     PREFERS_GPU = 27
+    MEMORY = 28
     READY = 16
     DONE = 17
     FAILED = 18

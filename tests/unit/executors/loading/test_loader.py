@@ -230,6 +230,7 @@ async def test_instances_are_made_one_by_one_where_the_backend_wants_it(parallel
     ("uses", "memory"),
     [
         ([MemoryUse("GPU", 0, 3), MemoryUse("CPU", 0, 5), MemoryUse("GPU", 0, 4)], {"GPU 0": 7, "CPU 0": 5}),
+        ([MemoryUse("GPU", 0, 0)], {}),
         ([MemoryUse("GPU", -1, 3)], {}),
         ([MemoryUse("disk", 0, 3)], {}),  # type: ignore[arg-type]
         (None, {}),

@@ -8,7 +8,7 @@ import pytest
 
 from executors.batches.accounting import Executed
 from executors.running.submitted_batch import SubmittedBatch
-from executors.running.workers import ThreadQueue, WaitingThread
+from executors.running.thread_queue import ThreadQueue, WaitingThread
 
 
 def batch() -> SubmittedBatch:

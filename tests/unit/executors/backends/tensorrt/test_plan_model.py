@@ -15,7 +15,7 @@ import pytest
 from backend_calls import instance_of, signature_of
 from fake_tensorrt import FakeDriver, driver, driver_file
 
-from charonia.backend import InstanceSpec, ModelSource
+from charonia.backend import InstanceSpec, MemoryUse, ModelSource
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unsupported
 from charonia.models.interface import ModelInterface
 from charonia.testing.backend_contract import CHECKS, Check, ReferenceModel
@@ -313,6 +313,23 @@ class TestFailures:
             made.close()
             await model.close()
             assert (driver.blocks, driver.objects) == (0, 0)
+
+    @pytest.mark.parametrize(("strategy", "context_bytes"), [("STATIC", 4096), ("ON_PROFILE_CHANGE", 1024)])
+    async def test_memory_is_told(self, strategy: str, context_bytes: int, tmp_path: Path, driver: FakeDriver) -> None:
+        said = f'parameters {{ key: "execution_context_allocation_strategy" value {{ string_value: "{strategy}" }} }}'
+        plan = json.dumps({**json.loads(ADD), "weights": 10_000}).encode()
+        of = source(tmp_path, plan, f"max_batch_size: 8 {TENSORS} {said}")
+        model: Any = await TensorRtBackend().load(of)
+        assert model.memory() == []
+        made = await model.create_instance(spec(of))
+        buffers = 3 * 8 * 4 * 4
+        expected = [MemoryUse("GPU", 0, 10_000), MemoryUse("GPU", 0, context_bytes + buffers)]
+        assert model.memory() == expected
+        a = numbers(2, 4)
+        made.execute({"a": a, "b": a}, ["c"])
+        assert model.memory() == [*expected, MemoryUse("CPU_PINNED", 0, 3 * 2 * 4 * 4)]
+        made.close()
+        await model.close()
 
     async def test_without_pinned_memory_left_batches_are_copied_from_where_they_are(
         self, tmp_path: Path, driver: FakeDriver
