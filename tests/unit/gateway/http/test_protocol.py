@@ -192,7 +192,14 @@ async def test_a_request_that_was_answered_before_its_body_came() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", [b"nonsense\r\n\r\n", b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"nonsense\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",  # as its headers end
+    ],
+)
 async def test_a_refusal_waits_for_the_answers_to_what_came_before(broken: bytes) -> None:
     gate = Gate()
     wire = Wire(App(gate))
