@@ -217,6 +217,14 @@ async def test_a_refusal_waits_for_the_answers_to_what_came_before(broken: bytes
     await wire.leave()
 
 
+async def test_a_body_that_breaks_at_once_is_not_asked_for() -> None:
+    """The refusal ends what may be written: no 100 Continue comes behind it."""
+    wire = Wire(App(echo))
+    head = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n"
+    written = await wire.exchange(head + b"G")
+    assert [status for status, _, _ in responses(written, ["POST"])] == [400]
+
+
 async def test_a_body_that_breaks_behind_the_head_of_its_answer_gets_no_second_answer() -> None:
     go_on = asyncio.Event()
 
