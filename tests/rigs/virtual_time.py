@@ -24,20 +24,10 @@ class _NoFiles:
         return []
 
 
-class VirtualLoop(asyncio.BaseEventLoop):
-    """Timers are called in the order of their times. It has no files, so that one is made in microseconds."""
+class _Virtual(asyncio.BaseEventLoop):
+    """Timers are called in the order of their times."""
 
     _now_s = 0.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._selector = _NoFiles()
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        """There are none."""
-
-    def _write_to_self(self) -> None:
-        self._selector.called.set()
 
     def time(self) -> float:
         return self._now_s
@@ -61,6 +51,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.run_forever()
 
 
+class VirtualLoop(_Virtual, asyncio.SelectorEventLoop):
+    """With sockets and pipes, where time stands still as well."""
+
+
+class MemoryLoop(_Virtual):
+    """Has no files, so that one is made in microseconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _NoFiles()
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        self._selector.called.set()
+
+
 def in_no_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """Run a test on a loop where no time passes, however busy the machine is."""
 
@@ -77,7 +85,7 @@ def in_no_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], No
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
     """The result of `main` on a loop of its own, whose tasks end with it. As `asyncio.run`, in a tenth of its time."""
-    loop = VirtualLoop()
+    loop = MemoryLoop()
     try:
         return loop.run_until_complete(main)
     finally:
@@ -96,5 +104,5 @@ async def settle(max_turns: int) -> None:
     loop = asyncio.get_running_loop()
     for _ in range(max_turns):
         await asyncio.sleep(0)
-        if isinstance(loop, VirtualLoop) and loop.is_idle():
+        if isinstance(loop, _Virtual) and loop.is_idle():
             return
