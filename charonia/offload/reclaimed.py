@@ -1,6 +1,6 @@
 """Mapped memory whose pages are given back to the system in a thread.
 
-`munmap` of 64 MB takes 15 ms, most of it to free the pages, and what drops the last view of a payload is often an event
+To unmap 64 MB takes 15 ms, most of it to free the pages, and what drops the last view of a payload is often an event
 loop. `mmap.close` lets go of the interpreter's lock, the end of an `mmap` without it does not.
 """
 
