@@ -98,7 +98,7 @@ async def sweep_lent(log: EventLog, present: Container[str]) -> int:
 
 
 _LONG_COPY_BYTES = 4 * 1024 * 1024
-"""Copying this much takes 1 ms into a slot that was used before, and 5 ms into a new one; more is copied in a thread."""
+"""Copying this much takes 1 ms into a slot that was used before, 5 ms into a new one; more is copied in a thread."""
 
 _SWEEP_S = 60.0
 _BLOBS_SWEEP_S = 5.0
