@@ -13,6 +13,7 @@ OPENAPI_FLAGS ?=
 FUZZ_FLAGS ?=
 CHECKOUT ?=
 PERF ?=
+ANALYZER ?=
 CLIENTS_FLAGS ?=
 BASE ?= HEAD~1
 SERVER ?= redis-server
@@ -22,7 +23,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve serve-torch test check test-backends test-dali test-tensorflow test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help install models serve serve-torch test check test-backends test-dali test-tensorflow test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -151,6 +152,10 @@ client-examples: $(VENV)/.tested ## run the Python examples of Triton's client r
 perf-analyzer: $(VENV)/.tested ## run perf_analyzer in each of its ways: PERF=program CLIENTS_FLAGS='--library directory'
 	@test -n '$(PERF)' || { echo "say where perf_analyzer is: PERF=program" >&2; exit 1; }
 	$(BIN)/python -m loadtest.clients perf '$(PERF)' $(CLIENTS_FLAGS)
+
+model-analyzer: $(VENV)/.tested ## have model_analyzer search configurations: ANALYZER=program PERF=program CLIENTS_FLAGS='--library directory'
+	@test -n '$(ANALYZER)' -a -n '$(PERF)' || { echo "say where the programs are: ANALYZER=model-analyzer PERF=perf_analyzer" >&2; exit 1; }
+	$(BIN)/python -m loadtest.clients analyzer '$(ANALYZER)' --perf '$(PERF)' $(CLIENTS_FLAGS)
 
 walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP call, one job and one stream pass; WALK_FLAGS=--list
 	for kind in infer job stream; do echo "$$kind:"; $(BIN)/python -m loadtest.walk --kind $$kind $(WALK_FLAGS) || exit; done

@@ -321,6 +321,8 @@ class GatewayService:
         request = one.request
         with self._requester.coming():
             data = tuple([tensor.data for tensor in request.inputs])
+            if not way.takes_at_once(data):
+                return await self._dataplane.infer(one)
             client_id = request.id.encode() if request.id else b""
             record = await way.infer(data, client_id, request.deadline_ns)
             return record if record is not None else await self._dataplane.infer(one)

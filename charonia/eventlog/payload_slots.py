@@ -33,6 +33,7 @@ import numpy as np
 
 from charonia.clock import monotonic_ns
 from charonia.errors import InvalidRecord
+from charonia.offload.reclaimed import ReclaimedMap
 from charonia.tensors import Buffer
 
 _log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def _mapped(descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
     if size_bytes <= _POPULATED_BYTES:
         flags |= getattr(mmap, "MAP_POPULATE", 0)
     protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-    return mmap.mmap(descriptor, size_bytes, flags=flags, prot=protection)
+    return ReclaimedMap(descriptor, size_bytes, flags=flags, prot=protection)
 
 
 def slot_name(generation: int, number: int, offset: int) -> str:

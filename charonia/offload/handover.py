@@ -16,6 +16,8 @@ from typing import Any
 
 import msgpack
 
+from .reclaimed import ReclaimedMap
+
 Buffer = bytes | bytearray | memoryview
 
 _HEAD = Struct("<QQ")
@@ -51,7 +53,7 @@ def receive(connection: socket.socket) -> tuple[Any, list[memoryview]]:
                 raise EOFError("the other side has gone")
             head += more
         note_bytes, size_bytes = _HEAD.unpack(head)
-        whole = memoryview(mmap.mmap(descriptors[0], size_bytes, prot=mmap.PROT_READ))
+        whole = memoryview(ReclaimedMap(descriptors[0], size_bytes, prot=mmap.PROT_READ))
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -352,9 +352,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self._refuse(400, "this server is no proxy")
             self._upgrading = True  # nothing of it begins before the parser stops
             return
-        self._phase = _BODY
-        self._chunks = self._body_bytes = 0
         two_framings = bool(self._coding) and self._drop_length()
+        self._phase = _BODY  # now `_latest` is this request: what is refused before leaves the one before it alone
+        self._chunks = self._body_bytes = 0
         version: str = parser.get_http_version()
         exchange = self._latest = Exchange(
             self,

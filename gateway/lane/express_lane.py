@@ -316,6 +316,11 @@ class Awaited:
     def __init__(self, door: Door) -> None:
         self.door = door
 
+    def takes_at_once(self, data: tuple[Buffer, ...]) -> bool:
+        """Whether the loop has little to copy to send these tensors; the full way copies in a thread."""
+        payloads = self.door.waves.payloads
+        return not self.door.held_bytes or payloads is None or payloads.lends_at_once(data)
+
     async def infer(self, data: tuple[Buffer, ...], client_id: bytes, deadline_ns: int) -> ResponseRecord | None:
         """The response record of a request that is in no wave yet; None where it has to go by itself.
 

@@ -1,4 +1,7 @@
-"""The command: `examples CHECKOUT` or `perf PROGRAM`; a table, or one JSON document. Exit 1 when a run failed."""
+"""The command: `examples CHECKOUT`, `perf PROGRAM` or `analyzer PROGRAM`; a table, or one JSON document.
+
+Exit 1 when a run failed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 from loadtest.model import LoadTestError
 
-from . import examples, perf
+from . import analyzer, examples, perf
 from .outcome import Outcome, document, table
 
 
@@ -21,12 +24,16 @@ def parser() -> argparse.ArgumentParser:
     stock = verbs.add_parser("examples", help="the Python examples of Triton's client repository")
     stock.add_argument("checkout", type=Path, help="a checkout of triton-inference-server/client")
     stock.add_argument("--python", default=sys.executable, help="interpreter with tritonclient (default: this one)")
-    analyzer = verbs.add_parser("perf", help="perf_analyzer in each of its ways")
-    analyzer.add_argument("program", type=Path, help="perf_analyzer, of the wheel tritonclient 2.50.0")
-    analyzer.add_argument(
-        "--library", type=Path, action="append", default=[], metavar="DIRECTORY", help="with libb64 or libcudart"
-    )
-    for verb in (stock, analyzer):
+    asking = verbs.add_parser("perf", help="perf_analyzer in each of its ways")
+    asking.add_argument("program", type=Path, help="perf_analyzer, of the wheel tritonclient 2.50.0")
+    tuning = verbs.add_parser("analyzer", help="model_analyzer against a server that is there")
+    tuning.add_argument("program", type=Path, help="model-analyzer, of the distribution triton-model-analyzer")
+    tuning.add_argument("--perf", type=Path, required=True, help="perf_analyzer, of the wheel tritonclient 2.50.0")
+    for verb in (asking, tuning):
+        verb.add_argument(
+            "--library", type=Path, action="append", default=[], metavar="DIRECTORY", help="with libb64 or libcudart"
+        )
+    for verb in (stock, asking, tuning):
         verb.add_argument("--only", default="", metavar="TEXT", help="runs whose name has this text in it")
         verb.add_argument(
             "--serve", action="append", default=[], metavar="OPTION", help="one more option of the servers; repeatable"
@@ -42,6 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.verb == "examples":
             against = f"triton-inference-server/client, {examples.version(options.checkout)}"
             outcomes = _shown(examples.play(options.checkout, options.python, options.serve, options.only))
+        elif options.verb == "analyzer":
+            against, program, asking = str(options.program), options.program.absolute(), options.perf.absolute()
+            outcomes = _shown(analyzer.play(program, asking, options.library, options.serve, options.only))
         else:
             against = str(options.program)
             outcomes = _shown(perf.play(options.program.absolute(), options.library, options.serve, options.only))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.clients import examples, perf
+from loadtest.clients import analyzer, examples, perf
 from loadtest.model import LoadTestError
 
 ASKS = """
@@ -59,3 +59,15 @@ def test_a_report_without_requests_is_no_measurement(tmp_path: Path) -> None:
     export.write_text(json.dumps({"experiments": [{"requests": [{"response_timestamps": []}]}]}))
     with pytest.raises(ValueError, match="no response"):
         perf.exported(export)
+
+
+def test_variants_that_answered_nothing_are_no_measurement(tmp_path: Path) -> None:
+    report = tmp_path / analyzer.REPORT
+    head = "Model,Model Config Path,Throughput (infer/sec)\n"
+    report.write_text(f"{head}m,m_config_0,120.5\nm,m_config_0,300\nm,m_config_default,90\n")
+    assert analyzer.measured(report, 2) == "m_config_0: 300/s, m_config_default: 90/s"
+    with pytest.raises(ValueError, match="3 variants"):
+        analyzer.measured(report, 3)
+    report.write_text(f"{head}m,m_config_0,0\n")
+    with pytest.raises(ValueError, match="rates"):
+        analyzer.measured(report, 1)

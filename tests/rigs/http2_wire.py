@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from uvicorn.server import ServerState
+from virtual_time import settle
 
 from gateway.grpc.calling import Context, Streaming, Unary, Write
 from gateway.grpc.native.codec import http2_frames as frames
@@ -115,16 +116,14 @@ async def answers(
         connection.data_received(piece)
         if slowly and number % 3 == 0:
             await asyncio.sleep(0)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await settle(20)
     written = bytes(transport.written)
     answered = read_frames(written)
     ended = [number for kind, flags, number, _ in answered if kind == frames.HEADERS and flags & frames.END_STREAM]
     assert len(ended) == len(set(ended)), "a stream was ended twice"
     assert answered[0][0] == frames.SETTINGS
     transport.close()
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settle(5)
     assert not connection.calls.streams
     assert not serving.connections
     assert connection.out.blocked_bytes == serving.held_bytes == 0

@@ -10,6 +10,7 @@ from typing import Any, cast
 import h11
 from uvicorn import Config
 from uvicorn.server import ServerState
+from virtual_time import settle
 
 from gateway.http.bodies import EXCHANGE, Message, Receive, Scope, Send
 from gateway.http.codec.response_codec import response_head
@@ -72,6 +73,11 @@ class App:
 
     def __init__(self, answer: Answer, *, forwards_headers: bool = False, has_room: bool = False) -> None:
         self._answer = answer
+        self.config = Config(
+            cast("Any", self), http=BoundedHttpProtocol, log_config=None, lifespan="off", interface="asgi3"
+        )
+        self.config.proxy_headers = False
+        self.config.load()
         self.forwards_headers = forwards_headers
         self.room = (lambda size, _skew: memoryview(bytearray(size))) if has_room else None
 
@@ -83,12 +89,9 @@ class Wire:
     """A connection and its transport; `send` is what a client sends."""
 
     def __init__(self, app: App) -> None:
-        config = Config(cast("Any", app), http=BoundedHttpProtocol, log_config=None, lifespan="off", interface="asgi3")
-        config.proxy_headers = False
-        config.load()
         self.state = ServerState()
         self.transport = MemoryTransport()
-        self.connection = BoundedHttpProtocol(config, self.state, {})
+        self.connection = BoundedHttpProtocol(app.config, self.state, {})
         self.transport.protocol = self.connection
         self.connection.connection_made(self.transport)
 
@@ -111,8 +114,7 @@ class Wire:
 
     async def rest(self) -> None:
         """Let everything happen that can."""
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
+        await settle(TURNS)
 
     async def leave(self) -> None:
         """The client goes, and the connection's task ends."""

@@ -22,7 +22,7 @@ from typing import Any
 import http2_wire
 import http_wire
 import inference_doubles
-from virtual_time import VirtualLoop
+import virtual_time
 
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.redis.stored_records import record_of
@@ -94,24 +94,25 @@ def _tells_no_address(data: bytes, answer: bytes) -> None:
 
 
 def http(data: bytes) -> None:
-    """Heads, lengths, chunks and pipelining of HTTP/1.1."""
+    """Heads, lengths, chunks and pipelining of HTTP/1.1. No time passes, so that no deadline does."""
     has_room = bool(zlib.crc32(data) & 1)
     whole, at_once, slowly = (
-        asyncio.run(_http_answers(pieces, has_room=has_room, slowly=slowly))
+        virtual_time.run(_http_answers(pieces, _APPS[has_room], slowly=slowly))
         for pieces, slowly in (([data], False), (cuts(data), False), (cuts(data), True))
     )
     assert whole == at_once, ("cut", whole, at_once)
-    assert whole == slowly, ("cut and slow", whole, slowly)
+    # an application that does not read is quicker than a body that breaks only where that comes late
+    assert whole == slowly or b"deaf" in data, ("cut and slow", whole, slowly)
     _tells_no_address(data, whole[0])
 
 
 _MOST_RESTS = 6
 
 
-async def _http_answers(pieces: list[bytes], *, has_room: bool, slowly: bool) -> tuple[bytes, bool]:
+async def _http_answers(pieces: list[bytes], app: http_wire.App, *, slowly: bool) -> tuple[bytes, bool]:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-    wire = http_wire.Wire(http_wire.App(_echo, has_room=has_room))
+    wire = http_wire.Wire(app)
     for number, piece in enumerate(pieces):
         await wire.send(piece)
         if slowly and number < _MOST_RESTS:
@@ -127,6 +128,9 @@ async def _echo(scope: Any, receive: Any, send: Any) -> None:
     """As an application does, it ends when the client has left."""
     with contextlib.suppress(asyncio.CancelledError):
         await http_wire.echo(scope, receive, send)
+
+
+_APPS = tuple(http_wire.App(_echo, has_room=has_room) for has_room in (False, True))
 
 
 def infer(data: bytes) -> None:
@@ -174,8 +178,7 @@ def http2(data: bytes) -> None:
     """
 
     def answers(pieces: list[bytes], *, of_http: bool, slowly: bool = False) -> bytes:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            return runner.run(http2_wire.answers(pieces, slowly=slowly, of_http=of_http))
+        return virtual_time.run(http2_wire.answers(pieces, slowly=slowly, of_http=of_http))
 
     for of_http in (False, True):
         whole = answers([data], of_http=of_http)

@@ -15,6 +15,7 @@ from http_wire import App, Wire, echo, responses, summary, whole_body
 from gateway.http import protocol
 from gateway.http.asgi import HIGH_WATER_BYTES
 from gateway.http.bodies import CLIENT_LEFT, EXCHANGE, RAW_HEADERS, Receive, Scope, Send, reply_whole
+from gateway.http.codec.response_codec import response_head
 
 GET = b"GET /a?chunked HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -192,7 +193,14 @@ async def test_a_request_that_was_answered_before_its_body_came() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("broken", [b"nonsense\r\n\r\n", b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n"])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"nonsense\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",  # as its headers end
+    ],
+)
 async def test_a_refusal_waits_for_the_answers_to_what_came_before(broken: bytes) -> None:
     gate = Gate()
     wire = Wire(App(gate))
@@ -208,6 +216,33 @@ async def test_a_refusal_waits_for_the_answers_to_what_came_before(broken: bytes
     assert [status for status, _, _ in responses(bytes(wire.transport.written), ["GET"] * 3)] == [200, 200, 400]
     assert gate.begun == 2
     await wire.leave()
+
+
+async def test_a_body_that_breaks_at_once_is_not_asked_for() -> None:
+    """The refusal ends what may be written: no 100 Continue comes behind it."""
+    wire = Wire(App(echo))
+    head = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n"
+    written = await wire.exchange(head + b"G")
+    assert [status for status, _, _ in responses(written, ["POST"])] == [400]
+
+
+async def test_a_large_answer_is_written_in_slices() -> None:
+    """A transport that gets all of it at once writes on for as long as the client reads as fast."""
+    body = bytes(9 << 20)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", b"%d" % len(body))]
+        assert not scope["state"][EXCHANGE].respond(response_head(headers, len(body)), body)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    wire = Wire(App(answer))
+    sizes = []
+    write = wire.transport.write
+    wire.transport.write = lambda data: (sizes.append(len(data)), write(data))[1]  # type: ignore[method-assign]
+    written = await wire.exchange(GET)
+    assert responses(written, ["GET"])[0][2] == body
+    assert max(sizes) <= 1 << 20
 
 
 async def test_a_body_that_breaks_behind_the_head_of_its_answer_gets_no_second_answer() -> None:

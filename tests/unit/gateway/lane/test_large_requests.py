@@ -227,3 +227,17 @@ def test_a_reply_in_many_parts_is_put_together() -> None:
         for at in range(0, len(stream), step):
             connection.data_received(stream[at : at + step])
         assert got == replies
+
+
+def test_what_takes_long_to_copy_into_a_slot_goes_the_full_way(bench: LaneBench) -> None:
+    """Which copies in a thread; the lane would copy in the loop."""
+    width = (4 << 20) // 4
+    (asked,) = ask(bench, 1, width=width)
+    assert bench.sent() == []
+    while not (entries := bench.run(bench.log.range(bench.stream))):
+        bench.settle()
+    (record,) = records_of(entries[0].fields)
+    assert unpack_request(record).reference is not None
+    asked.cancel()
+    (_,) = ask(bench, 2, width=width - 1)
+    assert len(bench.sent()) == 1

@@ -1,0 +1,63 @@
+"""`charonia.offload.reclaimed`: large memory is unmapped in a thread, and only once nothing refers to it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from queue import Queue
+
+import pytest
+
+from charonia.offload.reclaimed import ReclaimedMap
+
+WITHIN_S = 10.0
+
+
+def mapped(size_bytes: int) -> ReclaimedMap:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
+    try:
+        os.truncate(descriptor, size_bytes)
+        os.pwrite(descriptor, b"begin", 0)
+        return ReclaimedMap(descriptor, size_bytes, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def closings(monkeypatch: pytest.MonkeyPatch) -> Queue[tuple[str, int]]:
+    """The thread and the size of each map that is closed."""
+    closed: Queue[tuple[str, int]] = Queue()
+
+    def close(self: ReclaimedMap) -> None:
+        size = len(self)
+        mmap.mmap.close(self)
+        closed.put((threading.current_thread().name, size))
+
+    monkeypatch.setattr(ReclaimedMap, "close", close)
+    return closed
+
+
+def test_large_memory_is_unmapped_in_a_thread_with_its_last_view(closings: Queue[tuple[str, int]]) -> None:
+    view = memoryview(mapped(8 << 20))
+    part = view[:5]
+    del view
+    assert bytes(part) == b"begin"
+    assert closings.empty()
+    del part
+    assert closings.get(timeout=WITHIN_S) == ("charonia-reclaim", 8 << 20)
+
+
+def test_small_memory_goes_where_it_is_dropped(closings: Queue[tuple[str, int]]) -> None:
+    view = memoryview(mapped(4096))
+    assert bytes(view[:5]) == b"begin"
+    del view
+    assert closings.empty()
+
+
+def test_a_map_that_is_closed_is_not_closed_again(closings: Queue[tuple[str, int]]) -> None:
+    mapped(2 << 20).close()
+    assert closings.get(timeout=WITHIN_S)[0] == threading.current_thread().name
+    memoryview(mapped(3 << 20)).release()
+    assert closings.get(timeout=WITHIN_S) == ("charonia-reclaim", 3 << 20)
+    assert closings.empty()
