@@ -98,6 +98,8 @@ class IsolatedModel:
                 call = process.load_call(spec.source, Kind.CREATE, spec_content(spec))
             made = Made(**await call)
             if made.batch:
+                if slots is not None:
+                    slots.keeps_pages = made.pins
                 return IsolatedBatches(process, ours, slots, made, self._ceiling_s)
             return await self._over_requests(process, ours, slots, spec, made)
         except BaseException as error:

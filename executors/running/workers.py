@@ -284,7 +284,6 @@ class ThreadWorker(Worker):
         self.interruptible: InterruptibleInstance | None = None
         """The instance, if it may run in the event loop: on any core, and only until it is interrupted."""
         self._take(instance)
-        self._workspace = Workspace()
         self._loop = asyncio.get_running_loop()
         self._thread: threading.Thread | None = None
         self._first: SimpleQueue[tuple[Future[Executed | None], Batch | None] | None] = SimpleQueue()
@@ -380,6 +379,7 @@ class ThreadWorker(Worker):
 
     def _take(self, instance: BatchInstance) -> None:
         self._instance = instance
+        self._workspace = Workspace(getattr(instance, "allocate", None))
         if hasattr(instance, "started"):
             return  # it wants the one thread
         if isinstance(instance, InterruptibleInstance) and self.spec.kind == "CPU" and not self.spec.cores:

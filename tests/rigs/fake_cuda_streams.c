@@ -7,14 +7,15 @@ context current, allocated what is copied. `fake_*` functions are those of the t
 
 typedef unsigned long long Address;
 typedef struct Work { int kind; void *to, *from; size_t size; void (*call)(void *); struct Work *next; } Work;
-typedef struct { Work *first, *last; int capturing; } Stream;
+typedef struct { Work *first, *last; int capturing; long added, done; } Stream;
 typedef struct { Stream work; } Graph;
-typedef struct { Stream *stream; } Event;
-enum { COPY, CALL };
+typedef struct { Stream *stream; long upto; } Event;
+enum { COPY, CALL, WAIT };
 
 #define MOST 256
 static struct { char *at; size_t size; int pinned; } blocks[MOST];
-static int initialised, retained[8], failure, streams, events, graphs, launches;
+static Stream *open_streams[MOST];
+static int initialised, retained[8], failure, streams, events, graphs, launches, registered, drains;
 static __thread int current = -1;
 
 static int ready(void) { return !initialised ? 3 : current < 0 ? 201 : 0; }
@@ -53,24 +54,31 @@ static void add(Stream *stream, Work work) {
   one->next = NULL;
   if (stream->last) stream->last->next = one; else stream->first = one;
   stream->last = one;
+  stream->added++;
 }
-static int run(Stream *stream) {
+static int run_to(Stream *stream, long upto) {
   if (stream->capturing) return 900;
-  while (stream->first) {
+  while (stream->first && stream->done < upto) {
     Work *one = stream->first;
     stream->first = one->next;
     if (!stream->first) stream->last = NULL;
+    stream->done++;
     if (!failure) {
-      if (one->kind == COPY) memcpy(one->to, one->from, one->size); else one->call(one->from);
+      if (one->kind == COPY) memcpy(one->to, one->from, one->size);
+      else if (one->kind == CALL) one->call(one->from);
+      else run_to(one->from, (long)one->size);
     }
     free(one);
   }
   return failure;
 }
+static int run(Stream *stream) { return run_to(stream, stream->added); }
 
 int fake_blocks(void) { int count = 0; for (int i = 0; i < MOST; i++) count += blocks[i].at != NULL; return count; }
 int fake_objects(void) { return streams + events + graphs; }
 int fake_launches(void) { return launches; }
+int fake_registered(void) { return registered; }
+int fake_drains(void) { return drains; }
 void fake_fail(int status) { failure = status; }
 
 int cuInit(unsigned flags) { initialised = !flags; return flags ? 1 : 0; }
@@ -94,6 +102,30 @@ int cuMemAlloc_v2(Address *at, size_t size) { return block((void **)at, size, 0)
 int cuMemFree_v2(Address at) { return ready() ? ready() : release((void *)at, 0); }
 int cuMemHostAlloc(void **at, size_t size, unsigned flags) { (void)flags; return block(at, size, 1); }
 int cuMemFreeHost(void *at) { return ready() ? ready() : release(at, 1); }
+int cuMemHostRegister_v2(void *at, size_t size, unsigned flags) {
+  if (ready() || flags != 1 || (size_t)at % 4096) return ready() ? ready() : 1;
+  for (int i = 0; i < MOST; i++)
+    if (blocks[i].at && (char *)at < blocks[i].at + blocks[i].size && blocks[i].at < (char *)at + size) return 712;
+  for (int i = 0; i < MOST; i++)
+    if (!blocks[i].at) {
+      blocks[i].at = at;
+      blocks[i].size = size;
+      blocks[i].pinned = 2;
+      registered++;
+      return 0;
+    }
+  return 2;
+}
+int cuMemHostUnregister(void *at) {
+  if (ready()) return ready();
+  for (int i = 0; i < MOST; i++)
+    if (blocks[i].at == (char *)at && blocks[i].pinned == 2) {
+      blocks[i].at = NULL;
+      registered--;
+      return 0;
+    }
+  return 713;
+}
 int cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t size, Stream *stream) {
   if (ready() || !inside((void *)to, size, 0)) return ready() ? ready() : 1;
   add(stream, (Work){COPY, (void *)to, (void *)from, size, NULL, NULL});
@@ -111,11 +143,33 @@ int cuLaunchHostFunc(Stream *stream, void (*call)(void *), void *data) {
 int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) {
   if (ready() || flags != 1 || priority > 0 || priority < -5) return ready() ? ready() : 1;
   *stream = calloc(1, sizeof **stream);
+  for (int i = 0; i < MOST; i++)
+    if (!open_streams[i]) { open_streams[i] = *stream; break; }
   streams++;
   return 0;
 }
 int cuStreamSynchronize(Stream *stream) { return ready() ? ready() : run(stream); }
-int cuStreamDestroy_v2(Stream *stream) { streams--; free(stream); return 0; }
+int cuStreamDestroy_v2(Stream *stream) {
+  for (int i = 0; i < MOST; i++)
+    if (open_streams[i] == stream) open_streams[i] = NULL;
+  streams--;
+  free(stream);
+  return 0;
+}
+int cuCtxSynchronize(void) {
+  int status = ready();
+  for (int i = 0; !status && i < MOST; i++)
+    if (open_streams[i]) status = run(open_streams[i]);
+  drains++;
+  return status;
+}
+int cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
+  if (ready() || flags || !event) return ready() ? ready() : 1;
+  if (!event->stream) return 0;
+  if ((size_t)stream <= 2) return run_to(event->stream, event->upto);  /* a default stream: nobody waits for it here */
+  add(stream, (Work){WAIT, NULL, event->stream, (size_t)event->upto, NULL, NULL});
+  return 0;
+}
 int cuStreamBeginCapture_v2(Stream *stream, int mode) {
   if (ready() || mode != 1 || stream->first || stream->capturing) return ready() ? ready() : 1;
   stream->capturing = 1;
@@ -126,7 +180,9 @@ int cuStreamEndCapture(Stream *stream, Graph **graph) {
   *graph = calloc(1, sizeof **graph);
   (*graph)->work = *stream;
   (*graph)->work.capturing = 0;
-  memset(stream, 0, sizeof *stream);
+  stream->first = stream->last = NULL;
+  stream->added = stream->done;
+  stream->capturing = 0;
   graphs++;
   return 0;
 }
@@ -159,8 +215,8 @@ int cuEventCreate(Event **event, unsigned flags) {
   events++;
   return 0;
 }
-int cuEventRecord(Event *event, Stream *stream) { event->stream = stream; return ready(); }
-int cuEventSynchronize(Event *event) { return ready() ? ready() : event->stream ? run(event->stream) : 1; }
+int cuEventRecord(Event *event, Stream *stream) { event->stream = stream; event->upto = stream->added; return ready(); }
+int cuEventSynchronize(Event *event) { return ready() ? ready() : event->stream ? run_to(event->stream, event->upto) : 1; }
 int cuEventDestroy_v2(Event *event) { free(event); events--; return 0; }
 int cuGetErrorString(int status, const char **text) {
   switch (status) {
@@ -170,6 +226,8 @@ int cuGetErrorString(int status, const char **text) {
     case 100: *text = "no CUDA-capable device is detected"; return 0;
     case 101: *text = "invalid device ordinal"; return 0;
     case 201: *text = "invalid device context"; return 0;
+    case 712: *text = "part or all of the requested memory range is already mapped"; return 0;
+    case 713: *text = "pointer does not correspond to a registered memory region"; return 0;
     case 700: *text = "an illegal memory access was encountered"; return 0;
     case 900: *text = "operation not permitted when stream is capturing"; return 0;
   }

@@ -26,6 +26,7 @@ from charonia.backend import (
     StreamingInstance,
 )
 from charonia.errors import CharoniaError, InternalError
+from charonia.exchange.exchanging_instance import ExchangingInstance, with_wanted_memory
 from executors.backends.python.protocol.frames import Frame, Kind
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
@@ -137,7 +138,7 @@ class ProcessHost:
             calls = RemoteCalls(self.link, self._answers)
             spec = spec_of(content, calls)
             async with contextlib.nullcontext() if self._is_parallel else self._one:
-                instance: object = await model.create_instance(spec)
+                instance: object = await with_wanted_memory(model, await model.create_instance(spec), spec)
         except BaseException:
             connection.close()
             raise
@@ -145,6 +146,9 @@ class ProcessHost:
             for descriptor in passed[1:]:
                 os.close(descriptor)
         if isinstance(instance, BatchInstance):
+            pins = False
+            if slots is not None and isinstance(instance, ExchangingInstance) and instance.pins:
+                slots.pin, pins = instance.pin, True
             await BatchServer(instance, connection, slots, spec.cores).start(spec.name)
             checks = isinstance(instance, SelfCheckingInstance) and instance.checks_health
             number = next(self._numbers)
@@ -156,6 +160,7 @@ class ProcessHost:
                 rows_fail_alone=bool(getattr(instance, "rows_fail_alone", False)),
                 batch_sizes=tuple(getattr(instance, "batch_sizes", ())),
                 checks_health=checks,
+                pins=pins,
             )
         if not isinstance(instance, RequestInstance | StreamingInstance):
             connection.close()

@@ -319,7 +319,7 @@ class TestFailures:
     ) -> None:
         made = await instance(tmp_path, ADD, pinned_memory_pool_byte_size="100")
         pool = made._engine.library.pinned
-        for rows, used in ((2, 96), (8, 0), (2, 96), (3, 96)):
+        for rows, used in ((2, 32), (8, 0), (2, 32), (3, 48)):
             a = numbers(rows, 4, first=rows)
             assert np.array_equal(made.execute({"a": a, "b": 3 * a}, ["c"])["c"], 4 * a)
             assert pool.used_bytes == used
