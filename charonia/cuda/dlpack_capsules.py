@@ -1,7 +1,7 @@
 """Reads and makes DLPack capsules, of arrays on the host and on devices.
 
-Layout: `dlpack.h` of the DLPack project, the structures of ABI version 0 (capsules named `dltensor`), which producers of
-later versions still give. Imports no library of arrays but NumPy.
+Layout: `dlpack.h` of the DLPack project, the structures of ABI version 0 (capsules named `dltensor`), which producers
+of later versions still give. Imports no library of arrays but NumPy.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def described(array: Any, stream: int | None = None) -> Described:
     head = head_of(capsule)
     datatype = _DATATYPES.get((head.type_code, head.bits)) if head.lanes == 1 else None
     if datatype is None:
-        raise ValueError(f"DLPack type {head.type_code} of {head.bits} bits and {head.lanes} lanes is no tensor datatype")
+        raise ValueError(
+            f"DLPack type {head.type_code} of {head.bits} bits and {head.lanes} lanes is no tensor datatype"
+        )
     shape = tuple(head.shape[: head.ndim])
     steps = tuple(head.strides[: head.ndim]) if head.strides else _c_order(shape)
     if min(steps, default=0) < 0:

@@ -1,7 +1,7 @@
 """An input of a batch on a GPU: a DLPack producer, for any library that takes such arrays.
 
-`torch.from_dlpack(array)`, `jax.dlpack.from_dlpack(array)` and `cupy.from_dlpack(array)` make arrays over its memory. The
-library's stream is told to wait until the bytes are there.
+`torch.from_dlpack(array)`, `jax.dlpack.from_dlpack(array)` and `cupy.from_dlpack(array)` make arrays over its memory.
+The library's stream is told to wait until the bytes are there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Lease:
 
 
 class DeviceArray:
-    """An array in C order on a GPU. Its memory is the instance's to write to, and is used again when no one refers to it.
+    """An array in C order on a GPU. The instance may write to it; its memory is used again when nothing refers to it.
 
-    That is: work on the GPU that reads it has to be before the outputs of its batch, in their stream, or ended.
+    So work on the GPU that reads it comes before the batch's outputs, in their stream, or ended before `execute` did.
     """
 
     __slots__ = ("_copies", "_device", "_lease", "datatype", "shape")

@@ -1,4 +1,4 @@
-"""Stands for an instance whose model wants other memory than the host's: gives it its inputs there, fetches its outputs.
+"""Stands for an instance whose model wants other memory than the host's: moves inputs there, and outputs back.
 
     wants    on a GPU: inputs                                            outputs, everywhere
     pinned   NumPy, joined into pinned memory or copied there            NumPy, or any array with `__dlpack__`
@@ -59,7 +59,9 @@ class ExchangingInstance:
         self._instance = instance
         self._model = spec.source.name
         if wants not in _WORDS:
-            raise InternalError(f"model '{self._model}' wants '{wants}' memory: it has to be one of {', '.join(_WORDS)}")
+            raise InternalError(
+                f"model '{self._model}' wants '{wants}' memory: it has to be one of {', '.join(_WORDS)}"
+            )
         # of the operator, never of the model: the pool is the process's
         self._pool_bytes = int(spec.source.backend_config.get(_POOL_SIZE, PINNED_POOL_BYTES))
         config = spec.source.config
@@ -176,12 +178,11 @@ class ExchangingInstance:
             if isinstance(value, np.ndarray):
                 arrays[name] = value
             elif value is not None:  # the executor reports what is missing
-                one = self._described(name, value)
-                kind, device_id = one.device
-                if kind in (CPU, CUDA_HOST):
-                    arrays[name] = one.over(one.address, one.capsule)
+                taken = self._taken(name, value)
+                if isinstance(taken, Described):
+                    remote.setdefault(taken.device[1], {})[name] = taken
                 else:
-                    remote.setdefault(device_id, {})[name] = one
+                    arrays[name] = taken
         timings = self._fetch(remote, arrays, begun, placed) if remote else None
         if isinstance(found, Outcome):
             return Outcome(arrays, found.timings or timings, found.failures)
@@ -203,22 +204,29 @@ class ExchangingInstance:
                 link.wait()
         return Timings(placed - begun, computed - placed, monotonic_ns() - computed)
 
-    def _described(self, name: str, value: Any) -> Described:
-        """What an output is. The stream of copies from its GPU waits for it. Raises `InternalError`."""
+    def _taken(self, name: str, value: Any) -> Array | Described:
+        """An output as an array of the host, or what is on a GPU: the stream of copies from there waits for it.
+
+        Raises `InternalError` for what is no array, and for one that its library does not give.
+        """
         where = f"output '{name}' of model '{self._model}'"
         if not hasattr(value, "__dlpack__"):
             raise InternalError(f"{where} is a {type(value).__name__}: neither a NumPy array nor one with __dlpack__")
         try:
-            kind, device_id = (int(part) for part in value.__dlpack_device__())
-            if kind in (CPU, CUDA_HOST):
-                return described(value)
+            kind, device_id = value.__dlpack_device__()
             if kind in (CUDA, CUDA_MANAGED):
                 return described(value, self._link_to(device_id).stream)
+            if kind == CPU:
+                with suppress(BufferError, TypeError, RuntimeError):  # it does not know all types
+                    return np.from_dlpack(value)
+            if kind in (CPU, CUDA_HOST):
+                one = described(value)
+                return one.over(one.address, one.capsule)
         except CharoniaError:
             raise
         except Exception as error:
             raise InternalError(f"{where} cannot be taken through DLPack: {error}") from None
-        raise InternalError(f"{where} lies on a device that is none of NVIDIA's: DLPack's kind {kind}")
+        raise InternalError(f"{where} lies on a device that is none of NVIDIA's: DLPack's kind {int(kind)}")
 
     def _link_to(self, device_id: int) -> DeviceLink:
         """What copies from and to a GPU. Raises `CudaError`."""

@@ -65,12 +65,12 @@ class RecycledBlocks(Generic[B]):
 
     def _come_back(self, block: B, _user: object) -> None:
         del self._users[id(block)]
-        if not self._is_closed:
-            self._unused.append(block)
-            return
-        with suppress(CudaError), self._current():
-            block.free()
+        self._unused.append(block)
+        if self._is_closed:  # maybe only since a moment: another thread may have freed the rest meanwhile
+            with suppress(CudaError), self._current():
+                self._free()
 
     def _free(self) -> None:
-        while self._unused:
-            self._unused.pop().free()
+        with suppress(IndexError):
+            while True:
+                self._unused.pop().free()

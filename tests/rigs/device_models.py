@@ -1,7 +1,7 @@
 """Models for the exchange of arrays: one that computes on the driver without a GPU, and others on the host.
 
-`OnDevice` does with a stream of its own what torch or JAX do: it takes inputs through DLPack, queues its work, and returns
-arrays before the work is done. What is read too early or overwritten too soon gives wrong answers.
+`OnDevice` does with a stream of its own what torch or JAX do: it takes inputs through DLPack, queues its work, and
+returns arrays before the work is done. What is read too early or overwritten too soon gives wrong answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: 
 _HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def spec(directory: Path, text: str = f"max_batch_size: 8 {TENSORS}", kind: str = "GPU", **settings: str) -> InstanceSpec:
+def spec(
+    directory: Path, text: str = f"max_batch_size: 8 {TENSORS}", kind: str = "GPU", **settings: str
+) -> InstanceSpec:
     config = normalise(parse(f'name: "m" backend: "doubling" {text}'), gpus=2)
     of = ModelSource("m", 1, directory, config, {key.replace("_", "-"): value for key, value in settings.items()})
     return InstanceSpec("m_0_0", kind, 0 if kind == "GPU" else -1, of, ModelInterface.of(config))
@@ -89,6 +91,7 @@ class OnDevice:
         self.alive: list[object] = []
 
     def execute(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Mapping[str, Any]:
+        self.alive.clear()  # the work of the batch before has ended: its outputs were fetched
         x = described(inputs["x"], self.stream.handle)
         assert x.device == (CUDA, self.device.device_id)
         with self.device.current():
@@ -109,6 +112,7 @@ class OnDevice:
     def close(self) -> None:
         with self.device.current():
             self.stream.close()
+        self.alive.clear()
 
 
 def numbers(*shape: int, first: int = 0) -> Array:

@@ -1,6 +1,7 @@
 /* A driver library without a device, for models: a "GPU's" memory is the heap's, and a stream does its work when it is
 waited for, as late as a real one may. It is as strict about what a caller must have done before: initialised it, made a
 context current, allocated what is copied. `fake_*` functions are those of the tests. */
+#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,36 +18,42 @@ static struct { char *at; size_t size; int pinned; } blocks[MOST];
 static Stream *open_streams[MOST];
 static int initialised, retained[8], failure, streams, events, graphs, launches, registered, drains;
 static __thread int current = -1;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int unlocked(int status) { pthread_mutex_unlock(&lock); return status; }
 
 static int ready(void) { return !initialised ? 3 : current < 0 ? 201 : 0; }
 static int inside(const void *at, size_t size, int pinned) {
+  pthread_mutex_lock(&lock);
   for (int i = 0; i < MOST; i++)
     if (blocks[i].at && blocks[i].pinned == pinned && (char *)at >= blocks[i].at && (char *)at + size <= blocks[i].at + blocks[i].size)
-      return 1;
-  return 0;
+      return unlocked(1);
+  return unlocked(0);
 }
 static int block(void **at, size_t size, int pinned) {
   int status = ready();
   if (status) return status;
   if (size > (size_t)1 << 32) return 2;
+  pthread_mutex_lock(&lock);
   for (int i = 0; i < MOST; i++)
     if (!blocks[i].at) {
       blocks[i].at = *at = aligned_alloc(256, (size + 255) / 256 * 256);
       memset(*at, 0xA5, size);
       blocks[i].size = size;
       blocks[i].pinned = pinned;
-      return 0;
+      return unlocked(0);
     }
-  return 2;
+  return unlocked(2);
 }
 static int release(void *at, int pinned) {
+  pthread_mutex_lock(&lock);
   for (int i = 0; i < MOST; i++)
     if (blocks[i].at == (char *)at && at && blocks[i].pinned == pinned) {
+      memset(at, 0x5A, blocks[i].size);
       free(at);
       blocks[i].at = NULL;
-      return 0;
+      return unlocked(0);
     }
-  return 1;
+  return unlocked(1);
 }
 static void add(Stream *stream, Work work) {
   Work *one = malloc(sizeof *one);
@@ -104,27 +111,30 @@ int cuMemHostAlloc(void **at, size_t size, unsigned flags) { (void)flags; return
 int cuMemFreeHost(void *at) { return ready() ? ready() : release(at, 1); }
 int cuMemHostRegister_v2(void *at, size_t size, unsigned flags) {
   if (ready() || flags != 1 || (size_t)at % 4096) return ready() ? ready() : 1;
+  pthread_mutex_lock(&lock);
   for (int i = 0; i < MOST; i++)
-    if (blocks[i].at && (char *)at < blocks[i].at + blocks[i].size && blocks[i].at < (char *)at + size) return 712;
+    if (blocks[i].at && (char *)at < blocks[i].at + blocks[i].size && blocks[i].at < (char *)at + size)
+      return unlocked(712);
   for (int i = 0; i < MOST; i++)
     if (!blocks[i].at) {
       blocks[i].at = at;
       blocks[i].size = size;
       blocks[i].pinned = 2;
       registered++;
-      return 0;
+      return unlocked(0);
     }
-  return 2;
+  return unlocked(2);
 }
 int cuMemHostUnregister(void *at) {
   if (ready()) return ready();
+  pthread_mutex_lock(&lock);
   for (int i = 0; i < MOST; i++)
     if (blocks[i].at == (char *)at && blocks[i].pinned == 2) {
       blocks[i].at = NULL;
       registered--;
-      return 0;
+      return unlocked(0);
     }
-  return 713;
+  return unlocked(713);
 }
 int cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t size, Stream *stream) {
   if (ready() || !inside((void *)to, size, 0)) return ready() ? ready() : 1;
@@ -143,18 +153,20 @@ int cuLaunchHostFunc(Stream *stream, void (*call)(void *), void *data) {
 int cuStreamCreateWithPriority(Stream **stream, unsigned flags, int priority) {
   if (ready() || flags != 1 || priority > 0 || priority < -5) return ready() ? ready() : 1;
   *stream = calloc(1, sizeof **stream);
+  pthread_mutex_lock(&lock);
   for (int i = 0; i < MOST; i++)
     if (!open_streams[i]) { open_streams[i] = *stream; break; }
   streams++;
-  return 0;
+  return unlocked(0);
 }
 int cuStreamSynchronize(Stream *stream) { return ready() ? ready() : run(stream); }
 int cuStreamDestroy_v2(Stream *stream) {
+  pthread_mutex_lock(&lock);
   for (int i = 0; i < MOST; i++)
     if (open_streams[i] == stream) open_streams[i] = NULL;
   streams--;
   free(stream);
-  return 0;
+  return unlocked(0);
 }
 int cuCtxSynchronize(void) {
   int status = ready();
@@ -212,12 +224,13 @@ int cuGraphExecDestroy(Graph *graph) { return cuGraphDestroy(graph); }
 int cuEventCreate(Event **event, unsigned flags) {
   if (ready() || flags > 3 || !(flags & 2)) return ready() ? ready() : 1;
   *event = calloc(1, sizeof **event);
+  pthread_mutex_lock(&lock);
   events++;
-  return 0;
+  return unlocked(0);
 }
 int cuEventRecord(Event *event, Stream *stream) { event->stream = stream; event->upto = stream->added; return ready(); }
 int cuEventSynchronize(Event *event) { return ready() ? ready() : event->stream ? run_to(event->stream, event->upto) : 1; }
-int cuEventDestroy_v2(Event *event) { free(event); events--; return 0; }
+int cuEventDestroy_v2(Event *event) { pthread_mutex_lock(&lock); free(event); events--; return unlocked(0); }
 int cuGetErrorString(int status, const char **text) {
   switch (status) {
     case 1: *text = "invalid argument"; return 0;

@@ -1,7 +1,8 @@
 """One instance of a plan: a context for each of its profiles, buffers on its GPU, a stream, and CUDA graphs.
 
 A batch comes in pinned memory, runs in the context of the profile that fits its shapes best, and goes back through
-pinned memory. Buffers have the largest size that the profiles and the configuration allow, so that graphs keep their addresses.
+pinned memory. Buffers have the largest size that the profiles and the configuration allow, so that graphs keep their
+addresses.
 """
 
 from __future__ import annotations

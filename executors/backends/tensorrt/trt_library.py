@@ -20,7 +20,6 @@ from charonia.cuda.pinned_memory import shared_pool
 from charonia.errors import InternalError, InvalidArgument, Unsupported
 from charonia.options.table import PINNED_POOL_BYTES
 
-
 _log = logging.getLogger(__name__)
 
 MODULES = ("tensorrt", "tensorrt_rtx")

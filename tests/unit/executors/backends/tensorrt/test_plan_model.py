@@ -47,7 +47,8 @@ def spec(of: ModelSource, device: int = 0, index: int = 0) -> InstanceSpec:
 
 
 async def instance(directory: Path, plan: bytes, text: str = f"max_batch_size: 8 {TENSORS}", **settings: str) -> Any:
-    return await instance_of(TensorRtBackend(), spec(source(directory, plan, text, **settings)))
+    of = spec(source(directory, plan, text, **settings))
+    return await (await TensorRtBackend().load(of.source)).create_instance(of)
 
 
 def numbers(*shape: int, first: int = 0) -> np.ndarray:
