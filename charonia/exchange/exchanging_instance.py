@@ -23,7 +23,7 @@ from charonia.cuda.cuda_library import CudaError
 from charonia.cuda.cuda_stream import CudaDevice, CudaDevices
 from charonia.cuda.dlpack_capsules import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, Described, described
 from charonia.cuda.pinned_memory import shared_pool
-from charonia.errors import CharoniaError, InternalError, Unsupported
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unsupported
 from charonia.options.table import PINNED_POOL_BYTES
 
 from .device_link import Bytes, DeviceLink, on
@@ -38,8 +38,8 @@ _WORDS = ("host", "pinned", "device")
 async def with_wanted_memory(model: object, instance: Any, spec: InstanceSpec) -> Any:
     """The instance, or what stands for it where its model wants other memory than the host's.
 
-    Raises `Unsupported` for an instance on a GPU whose driver cannot be used, `InternalError` for another word. The
-    instance is closed then.
+    Raises `Unsupported` for an instance on a GPU whose driver cannot be used, `InternalError` for another word,
+    `InvalidArgument` for a pool size that is no number. The instance is closed then.
     """
     wants: Wants = getattr(model, "wants", "host")
     if wants == "host" or not isinstance(instance, BatchInstance):
@@ -63,7 +63,10 @@ class ExchangingInstance:
                 f"model '{self._model}' wants '{wants}' memory: it has to be one of {', '.join(_WORDS)}"
             )
         # of the operator, never of the model: the pool is the process's
-        self._pool_bytes = int(spec.source.backend_config.get(_POOL_SIZE, PINNED_POOL_BYTES))
+        said = spec.source.backend_config.get(_POOL_SIZE, str(PINNED_POOL_BYTES))
+        if not (said.isascii() and said.isdecimal()):
+            raise InvalidArgument(f"{_POOL_SIZE} must be a number of bytes, got '{said}'")
+        self._pool_bytes = int(said)
         config = spec.source.config
         self._pins_inputs, self._pins_outputs = _pins(config, "input"), _pins(config, "output")
         self._places = wants == "device" and spec.kind == "GPU"

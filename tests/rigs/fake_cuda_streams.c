@@ -17,7 +17,7 @@ enum { COPY, CALL, WAIT };
 static struct { char *at; size_t size; int pinned; } blocks[MOST];
 static Stream *open_streams[MOST];
 static int initialised, retained[8], failure, streams, events, graphs, launches, registered, drains;
-static __thread int current = -1;
+static __thread int current = -1, below[8], depth;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int unlocked(int status) { pthread_mutex_unlock(&lock); return status; }
 
@@ -99,11 +99,17 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 int cuDevicePrimaryCtxRetain(void **context, int device) { retained[device - 10] = 1; *context = (void *)(size_t)(90 + device); return 0; }
 int cuCtxPushCurrent_v2(void *context) {
   int device = (int)(size_t)context - 100;
-  if (device < 0 || device > 7 || !retained[device] || current >= 0) return 201;
+  if (device < 0 || device > 7 || !retained[device] || depth == 8) return 201;
+  below[depth++] = current;
   current = device;
   return 0;
 }
-int cuCtxPopCurrent_v2(void **context) { (void)context; current = -1; return 0; }
+int cuCtxPopCurrent_v2(void **context) {
+  (void)context;
+  if (!depth) return 201;
+  current = below[--depth];
+  return 0;
+}
 int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return ready(); }
 int cuMemAlloc_v2(Address *at, size_t size) { return block((void **)at, size, 0); }
 int cuMemFree_v2(Address at) { return ready() ? ready() : release((void *)at, 0); }
