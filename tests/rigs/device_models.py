@@ -79,11 +79,12 @@ class DeviceTensor:
 
 
 class OnDevice:
-    """y = 2x, and all inputs that it gets for the first output, on a GPU."""
+    """y = 2x on a GPU. One that `waits` returns when its own stream has done its work."""
 
     wants: Wants = "device"
 
-    def __init__(self, device_id: int = 0) -> None:
+    def __init__(self, device_id: int = 0, *, waits: bool = False) -> None:
+        self.waits = waits
         self.device = CudaDevice(CudaDevices.shared(), device_id)
         with self.device.current():
             self.stream = CudaStream(self.device)
@@ -97,6 +98,8 @@ class OnDevice:
         with self.device.current():
             made = DeviceMemory(self.device, max(1, x.span_bytes))
             self.launch(x, made)
+            if self.waits:
+                self.stream.wait()
         return {"y": DeviceTensor(made, self.stream, self.device, x.datatype, x.shape)}
 
     def launch(self, x: Described, made: DeviceMemory) -> None:

@@ -1,8 +1,8 @@
 """Backends as a distribution of their own, which processes of isolated models find: `install` makes one of this file.
 
 `shapes` answers in every shape: input `x` FP32 [-1], output `y` = 2x; its parameter `shape` is batch, requests, stream
-or calls, `wants` where it wants its arrays. `hostile` does what its input `act` says, and answers with the error number,
-0 for success. `slow` holds the interpreter's lock for seconds while it loads.
+or calls, `wants` where it wants its arrays. `hostile` does what its input `act` says, and answers with the error
+number, 0 for success. `slow` holds the interpreter's lock for seconds while it loads.
 """
 
 from __future__ import annotations

@@ -109,6 +109,13 @@ class TestOnAGpu:
         gc.collect()
         assert (driver.blocks, driver.objects, pool().used_bytes) == (0, 0, 0)
 
+    async def test_the_models_stream_waits_for_the_copies(self, tmp_path: Path, driver: FakeDriver) -> None:
+        made = await exchanging(OnDevice(waits=True), device_models.spec(tmp_path))
+        for first in range(3):
+            x = numbers(2, 3, first=first)
+            assert np.array_equal(arrays_of(made.execute({"x": x}, ["y"]))["y"], 2 * x)
+        made.close()
+
     async def test_memory_is_used_again(self, tmp_path: Path, driver: FakeDriver) -> None:
         made = await exchanging(OnDevice(), device_models.spec(tmp_path))
         seen = []
@@ -156,7 +163,7 @@ class TestOnAGpu:
         self, tmp_path: Path, driver: FakeDriver
     ) -> None:
         model = Given("device", lambda inputs: {"y": np.zeros(1)})
-        made = await exchanging(model, device_models.spec(tmp_path))
+        made = await exchanging(model, device_models.spec(tmp_path, pinned_memory_pool_byte_size="0"))
         x = numbers(2, 3)
         made.execute({"x": x}, ["y"])
         x[:] = -1
