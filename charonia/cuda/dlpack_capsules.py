@@ -1,6 +1,6 @@
 """Reads and makes DLPack capsules, of arrays on the host and on devices.
 
-Layout: `dlpack.h` of the DLPack project, the structures of ABI version 0 (capsules named `dltensor`), which producers
+Layout: `dlpack.h` of the DLPack project, the structures of ABI version 0 (capsules named "dltensor"), which producers
 of later versions still give. Imports no library of arrays but NumPy.
 """
 
