@@ -54,6 +54,9 @@ Feature = Literal[
 
 Isolation = Literal["none", "process", "sandbox"]
 
+Wants = Literal["host", "pinned", "device"]
+"""Where the arrays of a batch are to lie: see `PlacedModel`."""
+
 _MOST_DIGITS = 19
 _WORDS_OF_ON = frozenset(("1", "true", "on", "yes"))
 _WORDS_OF_OFF = frozenset(("0", "false", "off", "no"))
@@ -578,6 +581,18 @@ class Model(Protocol):
         return
 
 
+class PlacedModel(Protocol):
+    """What a `Model` may be besides: one whose `BatchInstance`s want their arrays elsewhere than in ordinary memory.
+
+    Instances on GPUs get NumPy arrays in pinned memory, as far as the pool of the process has some ("pinned"), or
+    arrays on their GPU that have `__dlpack__` ("device"; BYTES stay NumPy arrays): `charonia.exchange.device_arrays`.
+    Instances on CPUs get NumPy arrays. All of them may return any array with `__dlpack__`, of the host or of a GPU.
+    """
+
+    wants: Wants
+    """Read for each instance that is made; "host" is what a model without this attribute wants."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """What a model holds of one memory, all of its instances together. `kind` is CPU, CPU_PINNED or GPU."""
@@ -693,6 +708,7 @@ __all__ = [
     "ModelSource",
     "OpenCall",
     "Outcome",
+    "PlacedModel",
     "RequestColumns",
     "RequestInstance",
     "ResponseStream",
@@ -701,5 +717,6 @@ __all__ = [
     "SubmittingInstance",
     "TensorSignature",
     "Timings",
+    "Wants",
     "WindowedInstance",
 ]

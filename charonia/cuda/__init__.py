@@ -1,4 +1,7 @@
-"""NVIDIA's driver, for the parts that use GPUs: the gateway for memory of clients, executors for models.
+"""NVIDIA's driver and memory in its keeping: the gateway for memory of clients, executors for models; and DLPack.
 
-May import nothing. Begin reading at `cuda_library`.
+    cuda_library      the driver's library, and contexts       cuda_stream   memory, streams, events and graphs of a GPU
+    pinned_memory     the host's, within a bound               dlpack_capsules   arrays of other libraries, and for them
+
+May import `datatypes`. Begin reading at `cuda_library`.
 """

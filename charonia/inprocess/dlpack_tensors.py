@@ -5,7 +5,6 @@ Only host memory is known: what lies on a device, or is wanted there, is refused
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from charonia import tensors as kernel
+from charonia.cuda.dlpack_capsules import head_of
 from charonia.datatypes import DataType as KernelType
 from charonia.errors import InvalidArgument
 
@@ -26,7 +26,6 @@ _CPU = (MemoryType.CPU, 0)
 
 # -- DLPack ------------------------------------------------------------------------------------------------------------
 
-_NAME = b"dltensor"
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
 _TYPES = {
     (_BOOL, 8): DataType.BOOL,
@@ -37,32 +36,6 @@ _TYPES = {
 }
 
 
-class _DLTensor(ctypes.Structure):
-    """The head of what a capsule holds (a DLTensor)."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("type_code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
-def _head(capsule: Any) -> _DLTensor:
-    return _DLTensor.from_address(_get_pointer(capsule, _NAME))
-
-
 def _described(obj: Any) -> tuple[DataType, list[int], MemoryBuffer]:
     """What an object with `__dlpack__` holds. Raises `InvalidArgumentError`."""
     try:
@@ -70,7 +43,7 @@ def _described(obj: Any) -> tuple[DataType, list[int], MemoryBuffer]:
         if device[0] == DLDeviceType.kDLCUDA:
             raise UnsupportedError(f"DLPack synchronization on device {device} not supported")
         capsule = obj.__dlpack__()
-        head = _head(capsule)
+        head = head_of(capsule)
     except Exception as error:
         raise InvalidArgumentError(f"Object does not support DLPack protocol: {error}") from None
     if head.device_type != DLDeviceType.kDLCPU:
@@ -184,7 +157,7 @@ class Tensor:
         if is_brain or max_version is None:
             capsule = (array if array.flags.writeable else array.copy()).__dlpack__()
             if is_brain:
-                _head(capsule).type_code = _BFLOAT
+                head_of(capsule).type_code = _BFLOAT
             return capsule
         return array.__dlpack__(max_version=max_version, **more)
 

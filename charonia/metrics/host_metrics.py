@@ -20,8 +20,8 @@ _GAUGES = (
     ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes"),
 )
 _PINNED = (
-    ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes: there is no such pool"),
-    ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes: there is no such pool"),
+    ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes: pools are of processes, 0"),
+    ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes: pools are of processes, 0"),
 )
 
 

@@ -239,7 +239,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
         backend_config.setdefault("", {}).setdefault("environment-cache-dir", where)
     if values["pinned_memory_pool_byte_size"] != PINNED_POOL_BYTES:
         size = str(values["pinned_memory_pool_byte_size"])
-        backend_config.setdefault("tensorrt", {}).setdefault("pinned-memory-pool-byte-size", size)
+        backend_config.setdefault("", {}).setdefault("pinned-memory-pool-byte-size", size)
     for option in ("cuda-memory-pool-byte-size", "cuda-virtual-address-size"):
         check_device_pools(option, values[option.replace("-", "_")])
     strict = values["strict_model_config"]

@@ -193,7 +193,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
     # what only NVIDIA devices would notice
     Option(
-        "pinned-memory-pool-byte-size", "int", PINNED_POOL_BYTES, _E, "pinned memory of a process of TensorRT plans"
+        "pinned-memory-pool-byte-size",
+        "int",
+        PINNED_POOL_BYTES,
+        _E,
+        "pinned memory of a process that runs models on GPUs",
     ),
     Option("cuda-memory-pool-byte-size", "str", (), _E, "<gpu>:<bytes>; accepted for compatibility", repeat=True),
     Option("cuda-virtual-address-size", "str", (), _E, "<gpu>:<bytes>; accepted for compatibility", repeat=True),

@@ -29,6 +29,7 @@ from charonia.backend import (
     SubmittingInstance,
 )
 from charonia.errors import CharoniaError, InternalError
+from charonia.exchange.exchanging_instance import with_wanted_memory
 from charonia.tensors import Tensor
 
 Inputs = Mapping[str, Array]
@@ -75,7 +76,7 @@ class DrivenInstance:
             f"create_instance returned a {type(instance).__name__} for a decoupled model; it must be a "
             "StreamingInstance (execute_stream, close_instance)",
         )
-        return DrivenInstance(spec, instance, copies)
+        return DrivenInstance(spec, await with_wanted_memory(model, instance, spec), copies)
 
     async def run(self, requests: Sequence[Inputs], outputs: tuple[str, ...]) -> list[Answer]:
         """One answer for each request, in order; no `outputs` asks for all. One batch at a time, as the executor does.

@@ -7,7 +7,7 @@ splits the results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -227,14 +227,19 @@ class Workspace:
     instance takes its next batch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int], Array | None] | None = None) -> None:
+        """`allocate` gives memory that the instance wants its inputs in, or none for so many bytes."""
         self._buffers: dict[str, Array] = {}
+        self._allocate = allocate
 
     def flat(self, name: str, size_bytes: int) -> Array:
         """Return `size_bytes` aligned, uninitialised bytes."""
         held = self._buffers.get(name)
         if held is None or held.size < size_bytes:
-            held = _aligned(max(size_bytes, 4096))
+            wanted = max(size_bytes, 4096)
+            held = self._allocate(wanted) if self._allocate is not None else None
+            if held is None:
+                held = _aligned(wanted)
             if size_bytes <= _KEEP_BYTES:
                 self._buffers[name] = held
         return held[:size_bytes]

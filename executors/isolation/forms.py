@@ -70,6 +70,8 @@ class Made:
     checks_health: bool = False
     answers_later: bool = False
     reports_responses: bool = True
+    pins: bool = False
+    """Whether it pins pages of the memory that it shares with the executor."""
 
     def content(self) -> dict[str, Any]:
         return asdict(self)

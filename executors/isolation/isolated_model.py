@@ -98,6 +98,8 @@ class IsolatedModel:
             except BaseException:
                 ours.close()
                 raise
+        if slots is not None:
+            slots.keeps_pages = made.pins
         instance = IsolatedBatches(process, ours, slots, made, self._ceiling_s)
         try:
             for _ in range(1, made.depth):

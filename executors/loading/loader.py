@@ -28,6 +28,7 @@ from charonia.backend import (
 from charonia.batch_strategies import check_batch_strategy
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, Unsupported
+from charonia.exchange.exchanging_instance import with_wanted_memory
 from charonia.models.ensemble import Find
 from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.metric_control import unknown_families
@@ -49,6 +50,7 @@ from executors.repository.repository_agents import RepositoryAgents
 from executors.running.health import interval_s
 from executors.running.instance_pool import InstancePool, LoadedVersion
 from executors.running.resource_grants import ResourceGrants
+from executors.running.workers import Instance
 from protos.model_config_pb2 import ModelConfig
 
 from .composition import completed_ensemble, is_ensemble
@@ -188,7 +190,7 @@ class Loader:
         # of an isolated model the time limit ends its process, not the executor
         ceiling_s = 0.0 if isinstance(model, IsolatedModel) else max_execution_s(source)
         pool = InstancePool(
-            *(interface, version, lambda spec: opened.run(partial(model.create_instance, spec)), ceiling_s),
+            *(interface, version, lambda spec: opened.run(partial(_instance_of, model, spec)), ceiling_s),
             resource_grants=self.resource_grants,
             close_model=partial(_close, model, source.name),
         )
@@ -406,6 +408,11 @@ def _hash_and_labels(source: ModelSource, config: ModelConfig) -> tuple[str, dic
     digest = content_hash(source.directory, source.version, config)
     labels = {name: list(lines) for name, lines in load_labels(source.directory, config).items()}
     return digest, labels
+
+
+async def _instance_of(model: Model, spec: InstanceSpec) -> Instance:
+    made: Instance = await with_wanted_memory(model, await model.create_instance(spec), spec)
+    return made
 
 
 def _warmups(interface: ModelInterface, source: ModelSource) -> list[list[RequestRecord]]:

@@ -32,6 +32,7 @@ from charonia.backend import (
 )
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
+from charonia.exchange.exchanging_instance import ExchangingInstance
 from charonia.wire import RequestRecord
 from executors.batches.accounting import Death, Executed
 from executors.batches.assembly import Planner, Workspace
@@ -329,6 +330,7 @@ class ThreadWorker(Worker):
 
     def _take(self, instance: BatchInstance) -> None:
         self._instance = self._turn.instance = instance
+        self._turn.workspace = Workspace(instance.allocate if isinstance(instance, ExchangingInstance) else None)
         if hasattr(instance, "started"):
             return  # it wants the one thread
         if isinstance(instance, InterruptibleInstance) and self.spec.kind == "CPU" and not self.spec.cores:

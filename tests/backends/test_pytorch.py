@@ -41,6 +41,7 @@ from charonia.models.interface import ModelInterface
 from charonia.testing.backend_contract import CHECKS, Check, Inputs, ReferenceModel
 from executors.backends.pytorch import PyTorchBackend
 from executors.backends.registry import BackendRegistry
+from executors.batches.answers import OutputPart
 from executors.configuration.autofill import from_graph
 from executors.configuration.config import normalise
 
@@ -213,9 +214,10 @@ async def test_text_and_numbers_as_arguments(tmp_path: Path) -> None:
 async def test_another_type_than_configured_is_an_error(tmp_path: Path) -> None:
     scripted(Twice(), tmp_path / "1" / "model.pt")
     text = 'input { name: "x" data_type: TYPE_INT32 dims: 2 } output { name: "y" data_type: TYPE_FP32 dims: 4 }'
-    instance = await instance_of(PyTorchBackend(), spec(source(tmp_path, text)))
-    with pytest.raises(InternalError, match=r"unexpected datatype torch.int32 for inference output 'y' .* TYPE_FP32"):
-        instance.execute({"x": np.zeros(2, np.int32)}, ["y"])
+    of = source(tmp_path, text)
+    found = (await instance_of(PyTorchBackend(), spec(of))).execute({"x": np.zeros(2, np.int32)}, ["y"])
+    with pytest.raises(InternalError, match=r"unexpected datatype TYPE_INT32 for inference output 'y' .* TYPE_FP32"):
+        OutputPart.of(ModelInterface.of(of.config), "y", found, 1)
 
 
 class Dictionary(torch.nn.Module):
@@ -387,12 +389,11 @@ async def test_a_class_is_compiled_when_it_says_so(tmp_path: Path) -> None:
     of = as_class(tmp_path)
     text = f'max_batch_size: 8 runtime: "model.py" {DENSE} {WARMED}'
     options = json.dumps({"backend": "eager", "dynamic": True})
-    compiled = await instance_of(
-        PyTorchBackend(), spec(source(tmp_path, text, TORCH_COMPILE_OPTIONAL_PARAMETERS=options))
-    )
+    of_compiled = spec(source(tmp_path, text, TORCH_COMPILE_OPTIONAL_PARAMETERS=options))
+    compiled = await (await PyTorchBackend().load(of_compiled.source)).create_instance(of_compiled)
     assert isinstance(compiled._program.module, torch._dynamo.eval_frame.OptimizedModule)
     given = {"x": np.random.default_rng(1).standard_normal((4, 4), np.float32)}
-    plain = await instance_of(PyTorchBackend(), spec(of))
+    plain = await (await PyTorchBackend().load(of)).create_instance(spec(of))
     assert not isinstance(plain._program.module, torch._dynamo.eval_frame.OptimizedModule)
     one, other = (instance.execute(given, ["OUTPUT__0"])["OUTPUT__0"] for instance in (compiled, plain))
     assert np.array_equal(one, other)

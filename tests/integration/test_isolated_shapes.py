@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import plugin_backends
 import pytest
+from fake_tensorrt import driver_file
 
 from charonia.backend import (
     BatchInstance,
@@ -33,6 +34,8 @@ from executors.configuration.config import normalise
 from executors.isolation.isolated_model import IsolatedModel
 from executors.repository.pbtxt import parse
 
+__all__ = ["driver_file"]
+
 CONFIG = """
 name: "m" backend: "shapes" max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: -1 }
@@ -54,7 +57,8 @@ class Isolated:
         config = normalise(parse(CONFIG.replace("SHAPE", shape) + more))
         source = ModelSource("m", 1, directory, config)
         self.model = IsolatedModel(replace(source, isolation="sandbox" if sandboxed else "process"), ceiling_s=60)
-        self.spec = InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(config), calls=calls)
+        kind, device_id = ("GPU", 0) if "KIND_GPU" in more else ("CPU", -1)
+        self.spec = InstanceSpec("m_0", kind, device_id, source, ModelInterface.of(config), calls=calls)
 
     async def __aenter__(self) -> Any:
         self.instance = await self.model.create_instance(self.spec)
@@ -97,6 +101,21 @@ async def test_batches(tmp_path: Path) -> None:
             await asyncio.to_thread(instance.execute, {"x": -x / x}, ["y"])
         plain = await asyncio.to_thread(instance.execute, {"x": x[:1]}, ["y"])
         assert isinstance(plain, dict)
+
+
+@pytest.mark.usefixtures("plugins")
+async def test_pinned_batches(tmp_path: Path, driver_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory that both processes share is pinned as far as it is used, and keeps its pages."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver_file.parent))
+    more = """
+    parameters { key: "wants" value { string_value: "pinned" } } instance_group { kind: KIND_GPU gpus: 0 }
+    """
+    async with Isolated(tmp_path, "batch", more=more) as instance:
+        assert instance._slots.keeps_pages
+        for size in (1, 100_000, 4_000_000, 20_000, 2_000_000, 3):
+            x = np.array([[1.0], [size]], np.float32).repeat(size, 1)
+            found = await asyncio.to_thread(instance.execute, {"x": x}, ["y"])
+            assert (found["y"] == 2 * x).all()
 
 
 @pytest.mark.parametrize("sandboxed", [False, True])

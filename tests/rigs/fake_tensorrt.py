@@ -281,6 +281,16 @@ class FakeDriver:
         """How often a graph was launched."""
         return int(self._library.fake_launches())
 
+    @property
+    def registered(self) -> int:
+        """Stretches of memory that are pinned without being the driver's."""
+        return int(self._library.fake_registered())
+
+    @property
+    def drains(self) -> int:
+        """How often all work of a GPU was waited for."""
+        return int(self._library.fake_drains())
+
     def fail(self, status: int) -> None:
         """Work fails with this status from now on; 0 mends it."""
         self._library.fake_fail(status)

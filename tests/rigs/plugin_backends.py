@@ -1,9 +1,9 @@
 """Backends as a distribution of their own, which processes of isolated models find: `install` makes one of this file.
 
 `shapes` answers in every shape: input `x` FP32 [-1], output `y` = 2x; its parameter `shape` is batch, requests, stream
-or calls. `deep` doubles on a device that takes `device_ms` for a batch, after `host_ms` on the host, and has up to
-`depth` batches under way. `hostile` does what its input `act` says, and answers with the error number, 0 for success.
-`slow` holds the interpreter's lock for seconds while it loads.
+or calls, `wants` where it wants its arrays. `deep` doubles on a device that takes `device_ms` for a batch, after
+`host_ms` on the host, and has up to `depth` batches under way. `hostile` does what its input `act` says, and answers
+with the error number, 0 for success. `slow` holds the interpreter's lock for seconds while it loads.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ class Shapes:
 
 
 class ShapesModel(_Model):
+    def __init__(self, source: ModelSource) -> None:
+        super().__init__(source)
+        self.wants = source.parameter("wants") or "host"
+
     async def create_instance(self, spec: InstanceSpec) -> object:
         shape = spec.source.parameter("shape")
         made = {"batch": Batches, "requests": Requests, "stream": Streams, "calls": Calls}[str(shape)]

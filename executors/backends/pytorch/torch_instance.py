@@ -1,4 +1,4 @@
-"""An instance: arrays to tensors, one execution, tensors to arrays."""
+"""An instance: arrays to tensors, and one execution. Tensors on a GPU are the executor's to fetch, through DLPack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from charonia.backend import Array, InstanceSpec
+from charonia.backend import InstanceSpec
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 
@@ -53,9 +53,10 @@ class TorchInstance:
         """Set the number of threads, which counts for the thread that sets it."""
         self._torch.set_num_threads(self._settings.threads)
 
-    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        """Run the program. Raises `InvalidArgument` for an output it does not have, `InternalError` with PyTorch's
-        message otherwise.
+    def execute(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Mapping[str, Any]:
+        """Run the program on arrays of NumPy, or of its GPU; return tensors where they are.
+
+        Raises `InvalidArgument` for an output it does not have, `InternalError` with PyTorch's message otherwise.
         """
         if self._program is None:
             raise InternalError(f"an instance of model '{self._model}' was closed")
@@ -68,7 +69,7 @@ class TorchInstance:
                 )
                 found = list(leaves(result))
                 places = self._places_of(tuple(name for name, _ in found))
-                arrays = {name: self._array(name, found[places[name]][1]) for name in outputs if name in places}
+                tensors = {name: self._output(name, found[places[name]][1]) for name in outputs if name in places}
         except CharoniaError:
             raise
         except Exception as error:
@@ -77,9 +78,9 @@ class TorchInstance:
             if self._cleans_cache:
                 self._torch.cuda.empty_cache()
         for name in outputs:
-            if name not in arrays:
+            if name not in tensors:
                 raise InvalidArgument(f"model '{self._model}' has no output '{name}'")
-        return {name: array[:given] for name, array in arrays.items()} if given < self._rows else arrays
+        return {name: tensor[:given] for name, tensor in tensors.items()} if given < self._rows else tensors
 
     def close(self) -> None:
         """Release the program. Its memory is freed when nothing else uses it."""
@@ -103,7 +104,7 @@ class TorchInstance:
             self._found[leaf_names] = places
         return places
 
-    def _tensor(self, name: str, array: Array) -> Any:
+    def _tensor(self, name: str, array: Any) -> Any:
         """A tensor of its own: a model may write to its inputs, and fast operators want them aligned."""
         if array.dtype == np.object_:
             if array.ndim != 1:
@@ -117,7 +118,9 @@ class TorchInstance:
                 raise InvalidArgument(
                     f"string input '{name}' of model '{self._model}' must be UTF-8 text for the pytorch backend"
                 ) from None
-        if array.dtype == DataType.BF16.numpy:
+        if not isinstance(array, np.ndarray):  # on the GPU, in memory of its own
+            shared = self._torch.from_dlpack(array)
+        elif array.dtype == DataType.BF16.numpy:
             shared = self._torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(self._torch.bfloat16)
         else:
             shared = self._torch.from_numpy(np.ascontiguousarray(array))
@@ -125,12 +128,10 @@ class TorchInstance:
         if missing > 0:
             shared = self._torch.cat([shared, shared.new_zeros((missing, *shared.shape[1:]))])
         if self._settings.channels_last and shared.dim() == _RANK_OF_IMAGES:
-            tensor = shared.clone(memory_format=self._torch.channels_last)
-        else:
-            tensor = shared if missing > 0 else shared.clone()
-        return tensor if self._device is None else tensor.to(self._device)
+            return shared.clone(memory_format=self._torch.channels_last)
+        return shared.clone() if missing <= 0 and isinstance(array, np.ndarray) else shared
 
-    def _array(self, name: str, value: Any) -> Array:
+    def _output(self, name: str, value: Any) -> Any:
         if isinstance(value, str):
             value = [value]
         if isinstance(value, list):
@@ -143,17 +144,8 @@ class TorchInstance:
             value = value.to(_torch_type(torch, configured))
         if value.untyped_storage().data_ptr() in self._held:
             value = value.clone()
-        value = value.detach().cpu().contiguous()
-        if value.dtype == torch.bfloat16:
-            array: Array = value.view(torch.int16).numpy().view(DataType.BF16.numpy)
-        else:
-            array = value.resolve_conj().resolve_neg().numpy()
-        if configured is not None and array.dtype != configured.numpy:
-            raise InternalError(
-                f"unexpected datatype {value.dtype} for inference output '{name}' of model '{self._model}', expecting "
-                f"{configured.config_name}"
-            )
-        return array
+        value = value.detach().resolve_conj().resolve_neg()
+        return value.numpy() if value.is_cpu and value.dtype != torch.bfloat16 else value
 
 
 def reason(error: Exception) -> str:

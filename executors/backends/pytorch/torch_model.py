@@ -16,6 +16,7 @@ from charonia.backend import (
     Model,
     ModelSource,
     TensorSignature,
+    Wants,
 )
 from charonia.errors import Unsupported
 from executors.configuration.autofill import check_against_graph
@@ -51,6 +52,8 @@ class PyTorchBackend(Backend):
 
 class TorchModel(Model):
     """One load of a model's version. Programs without state are shared by the instances of one device."""
+
+    wants: Wants = "device"
 
     def __init__(self, source: ModelSource) -> None:
         self._source = source

@@ -2,12 +2,12 @@
 
     pure      engine_tensors    what a plan says of its tensors and profiles, and the configuration made from it
               graph_specs       which shapes have a CUDA graph
-    device    cuda_stream       memory, streams, events and graphs through the driver's library
     library   trt_library       the module that reads plans, its messages, and the leave that a plan needs
               plan_model        the backend, and one loaded version with an engine for each GPU
               plan_instance     one instance: its contexts, buffers and graphs
 
-The driver's library is looked for before the module is imported, which may end the process without one. May import
+Memory, streams and graphs are `charonia.cuda`'s; batches come in pinned memory (`charonia.exchange`). The driver's
+library is looked for before the module is imported, which may end the process without one. May import
 `configuration` and the neighbours in `backends`. Begin reading at `plan_model`.
 """
 

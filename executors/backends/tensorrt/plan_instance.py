@@ -1,7 +1,8 @@
 """One instance of a plan: a context for each of its profiles, buffers on its GPU, a stream, and CUDA graphs.
 
-A batch goes through pinned memory to the GPU, runs in the context of the profile that fits its shapes best, and comes
-back. Buffers have the largest size that the profiles and the configuration allow, so that graphs keep their addresses.
+A batch comes in pinned memory, runs in the context of the profile that fits its shapes best, and goes back through
+pinned memory. Buffers have the largest size that the profiles and the configuration allow, so that graphs keep their
+addresses.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import numpy as np
 
 from charonia.backend import Array, InstanceSpec, MemoryUse
 from charonia.cuda.cuda_library import CudaError
+from charonia.cuda.cuda_stream import CapturedGraph, CudaDevice, CudaStream, DeviceMemory
+from charonia.cuda.pinned_memory import PinnedMemory
 from charonia.errors import InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface
 
-from .cuda_stream import CapturedGraph, CudaDevice, CudaStream, DeviceMemory, PinnedMemory
 from .engine_tensors import EngineTensor, EngineTensors, Profile, Shape, closest_profile
 from .graph_specs import GraphShapes, closest_graph, graph_shapes
 from .trt_library import TrtLibrary
@@ -93,7 +95,6 @@ class PlanInstance:
             priority=_PRIORITIES.get(config.optimization.priority, 0),
             busy=config.optimization.cuda.busy_wait_events,
         )
-        self._pins_inputs = config.optimization.input_pinned_memory.enable
         self._pins_outputs = config.optimization.output_pinned_memory.enable
         self._memory: dict[str, DeviceMemory] = {}
         self._pinned: dict[str, PinnedMemory] = {}
@@ -189,9 +190,6 @@ class PlanInstance:
         memory = self._memory[tensor.name]
         if raw.nbytes > memory.size_bytes:
             raise InternalError(f"model '{self._model}': input '{tensor.name}' has more bytes than its buffer")
-        if self._pins_inputs and (staged := self._staging(tensor.name, raw.nbytes)) is not None:
-            staged[:] = raw
-            raw = staged
         self._stream.to_device(memory.address, raw)
 
     def _receive(self, context: Any, outputs: Sequence[str]) -> dict[str, Array]:
@@ -229,11 +227,11 @@ class PlanInstance:
 
     def _staging(self, name: str, size_bytes: int) -> Array | None:
         """Pinned memory of so many bytes, kept for the next batch; None when the pool is used up."""
-        held, pool = self._pinned.get(name), self._engine.library.pinned
-        if held is None or held.array.nbytes < size_bytes:
+        held = self._pinned.get(name)
+        if held is None or held.size_bytes < size_bytes:
             if held is not None:
-                pool.free(self._pinned.pop(name))
-            held = pool.allocate(self._engine.device, size_bytes)
+                self._pinned.pop(name).free()
+            held = self._engine.library.pinned.allocate(self._engine.device, size_bytes)
             if held is None:
                 return None
             self._pinned[name] = held
@@ -331,7 +329,7 @@ class PlanInstance:
                 graph.free()
         self._contexts = []
         for pinned in self._pinned.values():
-            self._engine.library.pinned.free(pinned)
+            pinned.free()
         for block in (*self._memory.values(), *self._growing.values()):
             block.free()
         self._memory, self._pinned, self._growing = {}, {}, {}

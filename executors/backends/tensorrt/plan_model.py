@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import ClassVar
 from weakref import WeakSet
 
-from charonia.backend import Backend, Feature, Format, InstanceSpec, Isolation, MemoryUse, Model, ModelSource
+from charonia.backend import Backend, Feature, Format, InstanceSpec, Isolation, MemoryUse, Model, ModelSource, Wants
 from charonia.cuda.cuda_library import CudaError
+from charonia.cuda.cuda_stream import CudaDevice
 from charonia.errors import InternalError, InvalidArgument, Unsupported
 from executors.backends.model_files import model_path
 from protos.model_config_pb2 import ModelConfig
 
-from .cuda_stream import CudaDevice
 from .engine_tensors import check_config, completed, profile_indices, read_tensors
 from .plan_instance import Engine, PlanInstance
 from .trt_library import TrtLibrary, model_file, needed_modules
@@ -61,6 +61,8 @@ class TensorRtBackend(Backend):
 
 class PlanModel(Model):
     """One load of a version: its engine on each GPU that has instances."""
+
+    wants: Wants = "pinned"
 
     def __init__(self, source: ModelSource, backend: TensorRtBackend) -> None:
         self._source = source

@@ -15,10 +15,10 @@ from typing import Any
 
 from charonia.backend import ModelSource
 from charonia.cuda.cuda_library import CudaError
+from charonia.cuda.cuda_stream import CudaDevices
+from charonia.cuda.pinned_memory import shared_pool
 from charonia.errors import InternalError, InvalidArgument, Unsupported
 from charonia.options.table import PINNED_POOL_BYTES
-
-from .cuda_stream import CudaDevices, PinnedPool
 
 _log = logging.getLogger(__name__)
 
@@ -42,16 +42,17 @@ class TrtLibrary:
     def __init__(self, settings: Mapping[str, str], model: str) -> None:
         """Raises `Unsupported` without a driver or the module, `InvalidArgument` for a setting that makes no sense."""
         self.device_blocking = _word(settings, "execution-policy", _POLICIES, "DEVICE_BLOCKING") == "DEVICE_BLOCKING"
-        self.pinned = PinnedPool(_size(settings, "pinned-memory-pool-byte-size", PINNED_POOL_BYTES))
+        pinned_bytes = _size(settings, "pinned-memory-pool-byte-size", PINNED_POOL_BYTES)
         self._host_code = _flag(settings, "version-compatible")
         _flag(settings, "coalesce-request-input")  # batches are contiguous always
         try:
-            self.devices = CudaDevices()
+            self.devices = CudaDevices.shared()
         except CudaError as error:
             raise Unsupported(
                 f"model '{model}' needs the tensorrt backend, which runs on NVIDIA GPUs, and this machine has none "
                 f"that its driver can use ({error}): serve it where there is one"
             ) from None
+        self.pinned = shared_pool(self.devices, pinned_bytes)
         self.trt = _imported(_word(settings, "library", MODULES, ""), model)
         self._logger, self._messages = _logger(self.trt)
         self._runtimes: dict[tuple[int, bool], Any] = {}

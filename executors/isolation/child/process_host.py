@@ -29,6 +29,7 @@ from charonia.backend import (
     StreamingInstance,
 )
 from charonia.errors import CharoniaError, InternalError
+from charonia.exchange.exchanging_instance import ExchangingInstance, with_wanted_memory
 from executors.backends.python.protocol.frames import Frame, Kind
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
@@ -147,7 +148,7 @@ class ProcessHost:
             calls = RemoteCalls(self.link, self._answers)
             spec = spec_of(content, calls)
             async with contextlib.nullcontext() if self._is_parallel else self._one:
-                instance: object = await model.create_instance(spec)
+                instance: object = await with_wanted_memory(model, await model.create_instance(spec), spec)
         except BaseException:
             connection.close()
             raise
@@ -156,6 +157,9 @@ class ProcessHost:
                 os.close(descriptor)
         if isinstance(instance, BatchInstance):
             part, *others = parts_of(instance)
+            pins = False
+            if slots is not None and isinstance(instance, ExchangingInstance) and instance.pins:
+                slots.pin, pins = instance.pin, True
             await BatchServer(instance, part, connection, slots, spec.cores).start(spec.name)
             checks = isinstance(instance, SelfCheckingInstance) and instance.checks_health
             number = next(self._numbers)
@@ -170,6 +174,7 @@ class ProcessHost:
                 batch_sizes=tuple(getattr(instance, "batch_sizes", ())),
                 depth=1 + len(others),
                 checks_health=checks,
+                pins=pins,
             )
         if not isinstance(instance, RequestInstance | StreamingInstance):
             connection.close()

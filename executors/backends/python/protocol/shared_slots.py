@@ -19,7 +19,7 @@ import mmap
 import os
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -83,6 +83,8 @@ class ExecutorSlots:
             os.close(self.descriptor)
             raise
         self._memory = memoryview(self._mapping)
+        self.keeps_pages = False
+        """Whether a driver of the model process knows the pages of slots, which then stay where they are."""
         self._inputs = [_Slot(index) for index in range(INPUT_SLOTS)]
         self._outputs = [_Slot(INPUT_SLOTS + index) for index in range(OUTPUT_SLOTS)]
 
@@ -133,7 +135,8 @@ class ExecutorSlots:
     def _free(self, slots: Sequence[_Slot], size: int) -> _Slot | None:
         for slot in slots:
             if not slot.expected and self._is_done(slot) and (slot.view is None or slot.view() is None):
-                if slot.touched > _KEPT_BYTES and size * 4 < slot.touched and hasattr(mmap, "MADV_REMOVE"):
+                shrinks = slot.touched > _KEPT_BYTES and size * 4 < slot.touched and not self.keeps_pages
+                if shrinks and hasattr(mmap, "MADV_REMOVE"):
                     self._mapping.madvise(mmap.MADV_REMOVE, slot.begin + _KEPT_BYTES, SLOT_BYTES - _KEPT_BYTES)
                     slot.touched = _KEPT_BYTES
                 slot.generation += 1
@@ -153,6 +156,8 @@ class ModelSlots:
 
     def __init__(self, descriptor: int) -> None:
         self._memory = memoryview(mmap.mmap(descriptor, _SIZE_BYTES))
+        self.pin: Callable[[int, int], None] | None = None
+        """Pins memory, (address, bytes), before inputs in it are used: a slot's begin, and then more of it."""
         self._used: dict[int, weakref.ref[np.ndarray[tuple[int], np.dtype[np.uint8]]]] = {}
         os.register_at_fork(before=self._used.clear)
 
@@ -161,6 +166,8 @@ class ModelSlots:
         offsets, end = offsets_of(sizes)
         begin = index * SLOT_BYTES
         whole = np.frombuffer(self._memory[begin : begin + end], np.uint8)
+        if self.pin is not None:
+            self.pin(whole.ctypes.data, min(SLOT_BYTES, 1 << (end - 1).bit_length()))
         # the weak reference must outlive the views: without it, their end is not noticed
         self._used[index] = weakref.ref(whole, partial(self._unused, index, generation))
         return [whole.data[at : at + size] for at, size in zip(offsets, sizes, strict=True)]

@@ -167,3 +167,30 @@ def test_what_was_forked_with_inputs_keeps_them(ends: Ends) -> None:
     assert executor.put([LARGE]) == (1, 1)
     model.columns(1, 1, [len(LARGE)])
     assert executor.put([LARGE]) == (1, 2)
+
+
+def test_the_begin_of_a_slot_is_pinned_before_its_inputs_are_used(ends: Ends) -> None:
+    executor, model = ends
+    pinned: list[tuple[int, int]] = []
+    model.pin = lambda address, size: pinned.append((address, size))
+    for column in (LARGE, LARGE * 3):
+        place = executor.put([column])
+        assert place is not None
+        (view,) = model.columns(*place, [len(column)])
+        address, size = pinned[-1]
+        at = np.frombuffer(view, np.uint8).ctypes.data
+        assert address % mmap.PAGESIZE == 0
+        assert address < at
+        assert at + len(column) <= address + size
+        del view
+    assert [size for _, size in pinned] == [65536, 131072]
+
+
+def test_pages_that_a_driver_knows_stay(ends: Ends) -> None:
+    executor, model = ends
+    executor.keeps_pages = True
+    for size in (SLOT_BYTES // 2, SHARED_BYTES):
+        place = executor.put([bytes([1]) * size])
+        assert place is not None
+        model.columns(*place, [size])
+    assert executor._memory[SLOT_BYTES // 2] == 1

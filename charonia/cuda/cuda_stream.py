@@ -1,7 +1,7 @@
 """Memory, streams, events and graphs of a GPU, through NVIDIA's driver library.
 
-Every call but those that find the device needs its context: `with device.current()`. Addresses are plain integers, as
-TensorRT takes them.
+Every call but those that find the device needs its context: `with device.current()`. Addresses and handles are plain
+integers, as TensorRT and DLPack take them. `pinned_memory` has the memory of the host that a GPU copies from by itself.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 
-from charonia.backend import Array
-from charonia.cuda.cuda_library import Calls, CudaError, CudaLibrary
+from . import cuda_library
+from .cuda_library import Calls, CudaLibrary
+
+Array = npt.NDArray[Any]
 
 _CALLS: Calls = {
     "cuDeviceGetAttribute": (c_void_p, c_int, c_int),
@@ -25,10 +27,14 @@ _CALLS: Calls = {
     "cuMemFree_v2": (c_uint64,),
     "cuMemHostAlloc": (c_void_p, c_size_t, c_uint),
     "cuMemFreeHost": (c_void_p,),
+    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
+    "cuMemHostUnregister": (c_void_p,),
     "cuMemcpyHtoDAsync_v2": (c_uint64, c_void_p, c_size_t, c_void_p),
     "cuMemcpyDtoHAsync_v2": (c_void_p, c_uint64, c_size_t, c_void_p),
     "cuStreamCreateWithPriority": (c_void_p, c_uint, c_int),
+    "cuCtxSynchronize": (),
     "cuStreamSynchronize": (c_void_p,),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
     "cuStreamDestroy_v2": (c_void_p,),
     "cuStreamBeginCapture_v2": (c_void_p, c_int),
     "cuStreamEndCapture": (c_void_p, c_void_p),
@@ -57,6 +63,20 @@ class CudaDevices(CudaLibrary):
         """Raises `CudaError` without a driver or a device."""
         super().__init__(_CALLS)
 
+    @staticmethod
+    def shared() -> CudaDevices:
+        """Those that all parts of the process use, so that each GPU's context is retained once. Raises `CudaError`."""
+        with _sharing:
+            found = _shared.get(cuda_library.LIBRARY)
+            if found is None:
+                found = _shared[cuda_library.LIBRARY] = CudaDevices()
+            return found
+
+
+_shared: dict[str, CudaDevices] = {}
+"""By the library's file: tests have others."""
+_sharing = threading.Lock()
+
 
 class CudaDevice:
     """One GPU."""
@@ -79,6 +99,10 @@ class CudaDevice:
             parts.append(str(value.value))
         return ".".join(parts)
 
+    def drain(self) -> None:
+        """Wait for all work of this process on the GPU, whatever became of it."""
+        self.library.call_quietly("cuCtxSynchronize")
+
 
 class DeviceMemory:
     """A block of a GPU's memory. A block of no bytes has an address, too, as TensorRT wants one."""
@@ -95,47 +119,6 @@ class DeviceMemory:
         if self.address:
             self._library.call_quietly("cuMemFree_v2", self.address)
             self.address = 0
-
-
-class PinnedMemory:
-    """A block of the host's memory that the GPU copies from and to by itself."""
-
-    def __init__(self, device: CudaDevice, size_bytes: int) -> None:
-        self._library = device.library
-        self._at = c_void_p()
-        self._library.call("cuMemHostAlloc", byref(self._at), max(1, size_bytes), 0)
-        self.array: Array = np.ctypeslib.as_array((c_ubyte * size_bytes).from_address(self._at.value or 0))
-
-    def free(self) -> None:
-        """Nothing may use `array` any more. A second call does nothing."""
-        if self._at.value:
-            self.array = np.empty(0, np.uint8)
-            self._library.call_quietly("cuMemFreeHost", self._at)
-            self._at = c_void_p()
-
-
-class PinnedPool:
-    """Pinned memory up to a size: what is pinned cannot be paged out, so all models of the process share a bound."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.used_bytes = 0
-        self._lock = threading.Lock()
-
-    def allocate(self, device: CudaDevice, size_bytes: int) -> PinnedMemory | None:
-        """A block; None when the pool is used up. Raises `CudaError`."""
-        with self._lock:
-            if self.used_bytes + size_bytes > self.size_bytes:
-                return None
-            block = PinnedMemory(device, size_bytes)
-            self.used_bytes += size_bytes
-            return block
-
-    def free(self, block: PinnedMemory) -> None:
-        """Take a block back. Nothing may use its array any more."""
-        with self._lock:
-            self.used_bytes -= block.array.nbytes
-            block.free()
 
 
 class CudaStream:
@@ -166,6 +149,14 @@ class CudaStream:
         """Wait for all work. Raises `CudaError` for what failed in it."""
         self._call("cuEventRecord", self._event, self._stream)
         self._call("cuEventSynchronize", self._event)
+
+    def mark(self) -> None:
+        """Note the end of the work so far, for `precede`."""
+        self._call("cuEventRecord", self._event, self._stream)
+
+    def precede(self, handle: int) -> None:
+        """Let another stream, of any library, go on only after the work before the last `mark`."""
+        self._call("cuStreamWaitEvent", handle, self._event, 0)
 
     def drain(self) -> None:
         """Wait for all work, whatever became of it."""
@@ -226,15 +217,3 @@ class CapturedGraph:
         if self.handle.value:
             self._library.call_quietly("cuGraphExecDestroy", self.handle)
             self.handle = c_void_p()
-
-
-__all__ = [
-    "CapturedGraph",
-    "CudaDevice",
-    "CudaDevices",
-    "CudaError",
-    "CudaStream",
-    "DeviceMemory",
-    "PinnedMemory",
-    "PinnedPool",
-]
