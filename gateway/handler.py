@@ -202,7 +202,7 @@ class Handler(Protocol):
         with `ResourceExhausted` when its reader falls behind by more than `stream_buffer_size_bytes`.
         """
 
-    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+    def allocate_body(self, size_bytes: int, skew: int) -> memoryview | None:
         """Memory to receive a large request into, the byte at `skew` aligned; None where there is none.
 
         Tensors that lie in it travel to executors of this machine without a copy. It is free again with its last view.

@@ -97,7 +97,9 @@ class GatewayService:
         if directory is not None:
             self.payloads = Payloads(log, directory, self._catalog.processes, settings.incarnation)
         self._dataplane = DataPlane(log, settings, terms, self.payloads)
-        self.regions = ClientRegions(allowed=settings.allow_client_shm, directory=settings.shm_dir, room=self.room)
+        self.regions = ClientRegions(
+            allowed=settings.allow_client_shm, directory=settings.shm_dir, allocate=self.allocate_body
+        )
         self.tracer = Tracer(settings.tracing, control, traces)
         jobs = self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self.tracer)
         # what `Handler` says about jobs and trace settings, done by those parts themselves
@@ -213,7 +215,7 @@ class GatewayService:
         self.offload.close()
         self.regions.close()
 
-    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+    def allocate_body(self, size_bytes: int, skew: int) -> memoryview | None:
         return self.payloads.room(size_bytes, skew) if self.payloads is not None else None
 
     # -- health and metadata ------------------------------------------------------------------------------------------

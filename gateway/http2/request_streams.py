@@ -37,7 +37,7 @@ from gateway.http.protocol import (
     MAX_HEADERS,
     TOO_SLOW,
     address,
-    place_of,
+    split_target,
 )
 
 from .request_headers import RequestHeaders, response_frames
@@ -114,7 +114,7 @@ class Requests(Calls):
             self._refuse(stream, 431, f"request has more than {MAX_HEADERS} headers")
             return
         try:
-            path, raw_path, query = place_of(request.target)
+            path, raw_path, query = split_target(request.target)
         except (httptools.HttpParserError, ValueError, AttributeError):
             stream.ended = ended
             self._refuse(stream, 400, "Invalid HTTP request received.")

@@ -41,7 +41,7 @@ _IN_LOOP_CALLS = 64
 MAX_REGIONS_AT_ONCE = 1024
 """Of one request: each is opened, in the loop."""
 
-Room = Callable[[int, int], memoryview | None]
+AllocateBody = Callable[[int, int], memoryview | None]
 Memory = RegionMemory | CudaMemory
 
 
@@ -64,13 +64,13 @@ class DeliveredInRegions:
     def input_bytes(self) -> int:
         return sum(part.size_bytes for _, _, part in self._inputs)
 
-    async def read(self, request: InferenceRequest, room: Room) -> None:
+    async def read(self, request: InferenceRequest, allocate: AllocateBody) -> None:
         """Fill in the inputs. Raises `InvalidArgument` for a region that has become smaller."""
         wanted: list[tuple[int, Memory, RegionPart, Buffer]] = []
         for position, memory, part in self._inputs:
             size = part.size_bytes
             # a tensor in a slot travels to executors of this machine without another copy
-            view = room(size, 0) if size >= BY_REFERENCE_BYTES else None
+            view = allocate(size, 0) if size >= BY_REFERENCE_BYTES else None
             wanted.append((position, memory, part, bytearray(size) if view is None else view))
 
         def copy() -> None:
@@ -135,14 +135,14 @@ class DeliveredInRegions:
 class ClientRegions:
     """Of one gateway; gateways of one machine with the same `directory` share what is registered.
 
-    `room` gives memory for large tensors. Each tenant has names of its own.
+    `allocate` gives memory for large tensors. Each tenant has names of its own.
     """
 
     def __init__(
-        self, *, allowed: bool = False, directory: str = "", room: Room = lambda _size_bytes, _skew: None
+        self, *, allowed: bool = False, directory: str = "", allocate: AllocateBody = lambda _size_bytes, _skew: None
     ) -> None:
         self._allowed = allowed
-        self._room = room
+        self._allocate = allocate
         self._store = RegionStore(directory)
         self._cuda = CudaRegions()
         self._open: WeakValueDictionary[tuple[str, str, Stamp], Memory] = WeakValueDictionary()
@@ -252,7 +252,7 @@ class ClientRegions:
             return delivered
         hold(size)
         try:
-            await delivered.read(request, self._room)
+            await delivered.read(request, self._allocate)
         finally:
             release(size)
         return delivered

@@ -73,7 +73,7 @@ class App:
     def __init__(self, answer: Answer, *, forwards_headers: bool = False, has_room: bool = False) -> None:
         self._answer = answer
         self.forwards_headers = forwards_headers
-        self.room = (lambda size, _skew: memoryview(bytearray(size))) if has_room else None
+        self.allocate_body = (lambda size, _skew: memoryview(bytearray(size))) if has_room else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._answer(scope, receive, send)

@@ -100,9 +100,9 @@ class Calls:
             return  # it is refused, and what it has answered not sent yet
         if stream.assembler is None:
             method = self._serving.methods[stream.headers.path]
-            room = self._serving.room if method.takes_views else None
+            allocate = self._serving.allocate_message if method.takes_views else None
             limit = self._serving.most_decompressed_bytes
-            stream.assembler = Assembler(stream.headers.encoding, limit, room, method.largest_bytes)
+            stream.assembler = Assembler(stream.headers.encoding, limit, allocate, method.largest_bytes)
         try:
             messages = stream.assembler.feed(payload)
         except MessageFault as fault:

@@ -53,7 +53,7 @@ class NativeGrpcFront:
             _LEVELS[level],
             settings.http_max_input_size,
             settings.max_pending_per_gateway_bytes,
-            room=lambda size_bytes, begin: handler.room(size_bytes, raw_at(begin)),
+            allocate_message=lambda size_bytes, begin: handler.allocate_body(size_bytes, raw_at(begin)),
             offload=handler.offload,
         )
         if settings.grpc_channelz:

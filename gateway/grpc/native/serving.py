@@ -13,7 +13,7 @@ from gateway.grpc.calling import Methods
 from gateway.grpc.statuses import Refusal
 
 from .codec.call_headers import CallHeaders
-from .codec.grpc_messages import Room
+from .codec.grpc_messages import AllocateMessage
 from .codec.limits import MOST_STREAMS, KeepAlive
 from .grpc_lane import GrpcLane
 from .outbox import Outbox
@@ -99,7 +99,7 @@ class Serving:
     most_decompressed_bytes: int
     most_held_bytes: int = 1 << 30
     held_bytes: int = 0
-    room: Room | None = None
+    allocate_message: AllocateMessage | None = None
     offload: Offload = field(default_factory=Offload)
     known_headers: dict[bytes, CallHeaders] = field(default_factory=dict)
     connections: set[Connection] = field(default_factory=set)

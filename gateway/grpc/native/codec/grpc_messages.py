@@ -21,7 +21,7 @@ _PIECE_BYTES = 1 << 18
 LARGE_MESSAGE_BYTES = 1 << 16
 """From here on a message is received into memory that was made for it."""
 
-Room = Callable[[int, memoryview], memoryview | None]
+AllocateMessage = Callable[[int, memoryview], memoryview | None]
 """Memory for a message of so many bytes that begins with these; None where there is none."""
 
 
@@ -54,24 +54,34 @@ class Packed:
 
 
 class Assembler:
-    """Puts messages together from the data of one stream. `limit_bytes` bounds what a compressed one may become.
+    """Assembles messages from the data of one stream. `limit_bytes` bounds the decompressed size.
 
-    With `room` a large message is a view of memory; one that is not compressed is put where `room` says, in one copy.
+    With `allocate` a large message is a view of memory. An uncompressed one is copied once, into the allocated view.
     """
 
-    __slots__ = ("_come", "_encoding", "_flag", "_into", "_largest_bytes", "_left", "_limit_bytes", "_prefix", "_room")
+    __slots__ = (
+        "_allocate",
+        "_come",
+        "_encoding",
+        "_flag",
+        "_into",
+        "_largest_bytes",
+        "_left",
+        "_limit_bytes",
+        "_prefix",
+    )
 
     def __init__(
         self,
         encoding: str,
         limit_bytes: int,
-        room: Room | None = None,
+        allocate: AllocateMessage | None = None,
         largest_bytes: int = LARGEST_MESSAGE_BYTES,
     ) -> None:
         self._encoding = encoding
         self._limit_bytes = min(limit_bytes, largest_bytes)
         self._largest_bytes = largest_bytes
-        self._room = room
+        self._allocate = allocate
         self._into: memoryview | None = None
         """Where a large message goes."""
         self._prefix = b""
@@ -136,12 +146,12 @@ class Assembler:
         self._prefix = b""
         if self._left > self._largest_bytes:
             raise MessageFault(Status.RESOURCE_EXHAUSTED, too_large(self._left, self._largest_bytes))
-        if self._room is not None and not self._flag and self._left >= LARGE_MESSAGE_BYTES:
-            self._into = self._room(self._left, come[: self._left])
+        if self._allocate is not None and not self._flag and self._left >= LARGE_MESSAGE_BYTES:
+            self._into = self._allocate(self._left, come[: self._left])
 
     def _read(self, flag: int, data: bytes | bytearray) -> bytes | memoryview | Packed:
         if not flag:
-            return memoryview(data) if self._room is not None and len(data) >= LARGE_MESSAGE_BYTES else bytes(data)
+            return memoryview(data) if self._allocate is not None and len(data) >= LARGE_MESSAGE_BYTES else bytes(data)
         if flag != 1 or self._encoding not in _WINDOW_BITS:
             raise MessageFault(Status.INTERNAL, "message is marked as compressed, but its call names no compression")
         if not data:
