@@ -155,7 +155,7 @@ class HttpSignature:
     def fail(self, call: Call, error: CharoniaError) -> None:
         self.respond(call, ResponseRecord(b"", self.door.served.model, self.door.served.version, [], {}, error))
 
-    def leave(self, call: Call) -> None:
+    def leave_lane(self, call: Call) -> None:
         assert isinstance(call, HttpCall)
         if not call.gone:
             call.connection.serve_fully(self.layout.join(call.data, call.client_id))

@@ -211,7 +211,7 @@ class GrpcSignature:
     def fail(self, call: Call, error: CharoniaError) -> None:
         self.respond(call, ResponseRecord(b"", self.door.served.model, self.door.served.version, [], {}, error))
 
-    def leave(self, call: Call) -> None:
+    def leave_lane(self, call: Call) -> None:
         assert isinstance(call, LaneCall)
         framed = self.layout.join(call.data, call.client_id)
         call.connection.serve_fully(call, framed[PREFIX_BYTES:])
