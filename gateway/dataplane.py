@@ -406,9 +406,7 @@ class Coalescer(QueueEntrance):
             self._flush()
 
     def _flush_late(self) -> None:
-        """The interval has passed before as many requests arrived as were open at once: there may be fewer clients
-        now.
-        """
+        """The interval has passed before as many requests arrived as were open at once: clients may be fewer now."""
         gone = self._callers - self.open_requests
         self._callers = max(self.open_requests, self._callers - 1 - max(self._callers // 8, gone // 2))
         self._flush()

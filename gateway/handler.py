@@ -304,9 +304,7 @@ class Handler(Protocol):
         """
 
     async def register_model(self, alias: str, name: str, directory: str) -> None:
-        """Load a model from a directory of the executors that is its own or contains it (H55). Returns when it is
-        ready.
-        """
+        """Load a model from a directory of the executors that is its own or contains it (H55). Returns when ready."""
 
     async def unregister_model(self, alias: str, name: str) -> None:
         """Unload it with the models that it consists of. Returns when its instances have ended."""

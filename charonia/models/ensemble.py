@@ -205,9 +205,7 @@ def needs(step: Step) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A model's view of an ensemble tensor: the first model that mentions it; of the ensemble's own tensors the
-    ensemble.
-    """
+    """A model's view of an ensemble tensor: the first model that mentions it; the ensemble of its own tensors."""
 
     model: str
     batching: bool

@@ -46,9 +46,7 @@ def vertex_ai_settings(values: Mapping[str, Any], environment: Mapping[str, str]
 
 
 def sagemaker_settings(values: Mapping[str, Any], environment: Mapping[str, str]) -> SageMakerSettings | None:
-    """The settings of the SageMaker front; None where it is off. Raises `StartupError` for an unknown inference
-    type.
-    """
+    """The settings of the SageMaker front; None where it is off. Raises `StartupError` for an unknown inference."""
     if not values["allow_sagemaker"]:
         return None
     plain = SageMakerSettings()

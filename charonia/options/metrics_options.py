@@ -1,6 +1,4 @@
-"""The options about metrics (M3-M5, M9): `--metrics-config <setting>=<value>` selects the latencies that are
-measured.
-"""
+"""The options about metrics (M3-M5, M9): `--metrics-config <setting>=<value>` selects the latencies to measure."""
 
 from __future__ import annotations
 

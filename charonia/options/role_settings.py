@@ -333,9 +333,7 @@ def check_device_pools(option: str, entries: Iterable[str]) -> None:
 
 
 def host_policies(entries: Iterable[str]) -> dict[str, dict[str, str]]:
-    """`--host-policy` as policy -> setting -> value; of a repeated setting the last value counts. Raises
-    `StartupError`.
-    """
+    """`--host-policy` as policy -> setting -> value; the last value of a setting counts. Raises `StartupError`."""
     policies: dict[str, dict[str, str]] = {}
     for entry in entries:
         policy, comma, rest = entry.partition(",")

@@ -24,9 +24,7 @@ PROPAGATED = 4
 """The trace is an OpenTelemetry trace: models and webhooks get its context (P17)."""
 
 MAX_TRACESTATE = 512
-"""Max characters of `tracestate`; every hop must pass on at least this many (W3C Trace Context). A longer one is
-dropped.
-"""
+"""Max characters of `tracestate`: every hop must pass on so many (W3C Trace Context). A longer one is dropped."""
 MOST_CHILDREN = 1000
 """Max reports of calls and steps of one request."""
 
@@ -96,9 +94,7 @@ class Context:
 
 @dataclass(slots=True)
 class Traced:
-    """One traced request in its process: `children` are the reports of requests made for it, in order; `report` its
-    own.
-    """
+    """One traced request in its process: `children` are the reports of requests made for it, `report` is its own."""
 
     context: Context
     children: list[Report] = field(default_factory=list)

@@ -112,9 +112,7 @@ def pack_response(
 
 @dataclass(frozen=True, slots=True)
 class ResponseTemplate:
-    """The common part of answers with equal names, types and shapes: a record is `head + request id + meta + tensor
-    bytes`.
-    """
+    """The common part of answers with equal outputs but for the data: a record is `head + id + meta + tensor bytes`."""
 
     head: bytes
     meta: bytes

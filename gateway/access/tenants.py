@@ -172,9 +172,7 @@ def is_tenant_name(name: str) -> bool:
 
 
 def read_table(path: Path) -> TenantTable:
-    """The table in a file. Raises `OSError`, and `ValueError` with a sentence for content that is no table of
-    tenants.
-    """
+    """The table in a file. Raises `OSError`, and `ValueError` with a sentence for other content."""
     data = path.read_bytes()
     try:
         content = json.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())

@@ -82,9 +82,7 @@ Methods = dict[str, Unary | Streaming]
 
 
 class Standing(NamedTuple):
-    """What the metadata of inference calls says about their requests: the tenant, and parameters forwarded to the
-    model.
-    """
+    """What the metadata of inference calls says: the tenant, and the parameters forwarded to the model."""
 
     tenant: str
     forwarded: tuple[tuple[str, ParameterValue], ...]

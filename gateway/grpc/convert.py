@@ -260,9 +260,7 @@ class ResponseEncoder:
         self._shared: dict[Any, bytes] = {}
 
     def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion | None) -> bytes:
-        """A serialised `ModelInferResponse` (G7, G19). Raises H19's errors for outputs that do not allow
-        classification.
-        """
+        """A serialised `ModelInferResponse` (G7, G19). Raises H19's errors for outputs without classes."""
         return b"".join(self._parts(response, classes, served))
 
     def reply(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> Reply:

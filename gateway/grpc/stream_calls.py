@@ -176,9 +176,7 @@ class StreamCalls:
         return begin_trace(tracer, message.model_name, metadata_of(self._context), wall_ns())
 
     def _in_turn(self, group: tuple[str, bytes], answers: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
-        """Hold answers back until the request before in this group is fully answered (S6): the batcher answers in this
-        order.
-        """
+        """Hold answers back until the previous request of this group is fully answered, in the batcher's order (S6)."""
         before = self._last.get(group)
         done = self._last[group] = asyncio.Event()
         return self._after(group, before, answers, done)

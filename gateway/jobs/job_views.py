@@ -118,9 +118,7 @@ def matches(record: JobRecord, which: JobFilter, caller: Caller) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a list continues: among the ended or active jobs of `model`, after (`time_us`, `job_id`) if there is
-    one.
-    """
+    """Where a list continues: among the ended or active jobs of `model`, after (`time_us`, `job_id`) if set."""
 
     ended: bool = False
     model: str = ""

@@ -102,9 +102,7 @@ class Jobs:
         self.counts = JobCounts()
 
     def start(self) -> None:
-        """Start to end overdue jobs; if all requests are journalled, set the journal's retention for models without
-        jobs.
-        """
+        """Start to end overdue jobs; if all requests are journalled, set the journal's retention for all models."""
         self._checking = asyncio.get_running_loop().create_task(self._overdue.keep_checking(), name="overdue jobs")
         if self._journals_all:
             self._catalog.listeners.append(self._served_changed)
@@ -356,9 +354,7 @@ class Jobs:
         return len(ended)
 
     async def _answer_callers(self, records: Sequence[JobRecord], error: Cancelled) -> None:
-        """Answer the callers that wait for the jobs, at any gateway. One that is not reached checks the record by
-        itself.
-        """
+        """Answer the callers that wait for the jobs, at any gateway. One that is not reached checks the record."""
         elsewhere: list[tuple[str, bytes]] = []
         for record in records:
             waiter = self._requester.requests.get(record.id)
@@ -407,9 +403,7 @@ class Retentions:
         self._written: dict[str, Retention] = {}
 
     def of(self, interface: ModelInterface) -> Retention:
-        """The retention of a model. A parameter that is no number is ignored, with a warning when the model is first
-        used.
-        """
+        """The retention of a model. A parameter that is no number is ignored, with a warning at its first use."""
         settings = self._settings
         return Retention(
             _parameter(interface, PARAMETER_SECONDS, 1, settings.job_retention_s),

@@ -287,9 +287,7 @@ class Waves:
             call.signature.fail(call, error)
 
     async def _expire_in_log(self, wave: PendingWave, call: Call) -> None:
-        """Settle a request of a wave as expired, for which the wave is burst; if it was settled before, its answer
-        comes.
-        """
+        """Burst a wave to settle one of its requests as expired; if it was settled before, its answer comes."""
         served = wave.door.served
         key = keys.statistics(served.model, served.version, served.content_hash)
         increments = {"fail_count": 1, "fail_ns": monotonic_ns() - wave.sent_ns, "fail_REJECTED": 1}

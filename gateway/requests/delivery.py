@@ -19,9 +19,7 @@ WEBHOOK_EVENTS = ("succeeded", "failed", "cancelled", "expired")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller, as `Handler.identify` determines it. `scoped`: it sees only jobs of `tenant` (tenants are
-    configured).
-    """
+    """A caller, as `Handler.identify` finds it. `scoped`: it sees only jobs of `tenant` (tenants are configured)."""
 
     tenant: str = ""
     scoped: bool = False

@@ -20,16 +20,12 @@ _REMEMBERED = 4096
 
 
 def digest(endpoint: Endpoint) -> bytes:
-    """Names a host in the set of webhooks to call, so that webhooks of a busy host are skipped without reading their
-    job.
-    """
+    """Names a host in the set of webhooks to call, so that those of a busy host are skipped without reading jobs."""
     return hashlib.blake2b(endpoint.name.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class Host:
-    """The load of one host: `turns` bounds its concurrent calls; `held` are the webhooks that have or wait for a
-    turn.
-    """
+    """The load of one host: `turns` bounds its concurrent calls; `held` are the webhooks that have or await a turn."""
 
     def __init__(self, concurrency: int) -> None:
         self.turns = asyncio.Semaphore(concurrency)

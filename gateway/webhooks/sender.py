@@ -46,9 +46,7 @@ _NAMED = 1000
 _FIELD_ID = b"i"
 
 OUTCOMES = ("delivered", "failed", "disabled", "refused", "given_up", "unsigned", "lost")
-"""`failed` is tried again; `unsigned` waits for a secret; `lost`: the job was forgotten before its webhook was
-called.
-"""
+"""`failed` is tried again; `unsigned` waits for a secret; `lost`: the job was forgotten before the call."""
 
 
 class Sender:
@@ -337,9 +335,7 @@ class Sender:
         return Delivery(state, attempts, answer.status, answer.error, now_us, next_us)
 
     async def _record(self, job: JobRecord, member: bytes, delivery: Delivery) -> None:
-        """Write the outcome of a call; while the log cannot be reached it is kept in memory, so that the call is not
-        repeated.
-        """
+        """Write the outcome of a call; while the log is away it is kept in memory, so that no call is repeated."""
         key = keys.webhook_times(job.model)
         while True:
             try:

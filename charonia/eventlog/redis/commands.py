@@ -75,9 +75,7 @@ class Commands:
     # -- decisions ----------------------------------------------------------------------------------------------------
 
     async def writes(self, durability: str) -> Writes:
-        """The writer for an acceptance at a level; "" is the server's default. Raises `Unsupported`,
-        `InvalidArgument`.
-        """
+        """The writer for an acceptance at a level, "" for the default. Raises `Unsupported`, `InvalidArgument`."""
         if durability in ("", self._durability.default.text):
             return await self._durability.writes(None)
         return await self._durability.writes(parse_level(durability))
@@ -108,9 +106,7 @@ class Commands:
         facts: Sequence[Reply],
         done: Callable[[Any], None],
     ) -> bool:
-        """As `settle`, but written before this returns; `done` gets the reply or the error. False: nothing was
-        written.
-        """
+        """As `settle`, but written before this returns; `done` gets reply or error. False: nothing was written."""
 
         def answered(answers: list[Any] | None) -> None:
             try:

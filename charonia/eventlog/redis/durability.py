@@ -302,9 +302,7 @@ class Durability:
             _logger.warning("the event log may evict what it has taken: maxmemory-policy is %s", server.eviction)
 
     async def writes(self, level: Level | None) -> Writes:
-        """The writes of one call. Raises `Unsupported`; `LogUnavailable` for the default level if no server is
-        connected.
-        """
+        """The writes of one call. Raises `Unsupported`; `LogUnavailable` for the default level without a server."""
         wanted = level or self.default
         if wanted == MEMORY:
             return self._in_memory

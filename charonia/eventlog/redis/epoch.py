@@ -48,9 +48,7 @@ class Epoch:
 
 
 def _deleted_up_to(about: Any) -> bytes:
-    """The youngest id ever deleted from a stream, by the answer to XINFO STREAM; an error means that there is no
-    stream.
-    """
+    """The youngest id ever deleted from a stream, by the answer to XINFO STREAM; an error means: no stream."""
     if not isinstance(about, list):
         return b"0-0"
     deleted: bytes = dict(zip(about[::2], about[1::2], strict=True)).get(b"max-deleted-entry-id", b"0-0")

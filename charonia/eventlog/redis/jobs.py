@@ -104,9 +104,7 @@ class Jobs:
         return found[:count]
 
     async def _read(self, model: str, members: Sequence[tuple[int, bytes]], ended: bool, found: list[JobRecord]) -> int:
-        """Add the jobs of members to those found; returns how many members had no record any more and were
-        forgotten.
-        """
+        """Add the jobs of members to those found; returns how many members had no record and were forgotten."""
         ids = [member[:_ID_BYTES] for _, member in members]
         names = [keys.job(model, job_id) for job_id in ids]
         records = await self._commands.each([("HMGET", name, *FIELDS) for name in names])

@@ -153,9 +153,7 @@ class RedisReader:
             self._unblock(self._read)
 
     def _unblock(self, read: int) -> None:
-        """End the running read. The read may not have arrived yet, or be answered already: then this is repeated or
-        ignored.
-        """
+        """End the running read. If it has not arrived, or is answered already, this is repeated or ignored."""
         if self._closed or self._read != read or self._reading is None or self._unblocking == read:
             return
         self._unblocking = read

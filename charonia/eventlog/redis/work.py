@@ -144,9 +144,7 @@ class Work:
         return JobTicket(bytes(result), False, reached)
 
     async def note_job_model(self, model: str) -> None:
-        """Note that a model has jobs in the list of models, which is in another slot, before the model notes that this
-        was done.
-        """
+        """Add a model to the list of those with jobs, in another slot; the model notes that only when it is done."""
         await self.name_job_model(model)
         await self.mark_job_model(model)
 

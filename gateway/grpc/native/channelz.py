@@ -27,9 +27,7 @@ _MAX_RESULTS = 1000
 
 
 class Channelz:
-    """`listening` returns the addresses of the listening sockets; `allow(group, context)` raises if the caller may not
-    use a restricted group.
-    """
+    """`listening` returns the listening sockets' addresses; `allow(group, context)` raises for a restricted group."""
 
     def __init__(
         self, serving: Serving, listening: Callable[[], Sequence[Any]], allow: Callable[[str, Context], None]

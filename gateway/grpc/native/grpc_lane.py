@@ -240,9 +240,7 @@ class GrpcLane:
         self._encoder = encoder
         self._standing = standing
         self.by_head: dict[bytes, tuple[int, _Blocks | None, list[GrpcSignature]]] = {}
-        """By the first five bytes of a frame: its whole size and, of HEADERS, the known blocks, of DATA, the
-        signatures.
-        """
+        """By the first five bytes of a frame: its size and, of HEADERS, the known blocks, of DATA, the signatures."""
         self.count = 0
         """Number of signatures; without any, no call is recognised."""
         self.touched, self.ready = lane.waves.touched, lane.waves.ready

@@ -1,6 +1,4 @@
-"""Writes the keys of a state file into an empty log, in batches of commands, with a bounded part of the file in
-memory.
-"""
+"""Writes the keys of a state file into an empty log, in batches of commands, with part of the file in memory."""
 
 from __future__ import annotations
 

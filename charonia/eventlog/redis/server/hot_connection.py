@@ -121,9 +121,7 @@ class Connection:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def call(self, pieces: Sequence[Buffer]) -> asyncio.Future[Any]:
-        """Send one packed command; the future gets its reply. Raises `LogUnavailable` while the server cannot be
-        reached.
-        """
+        """Send one packed command; the future gets its reply. Raises `LogUnavailable` without a connection."""
         wire = self._wire
         if wire is None:
             raise self._away()
@@ -154,9 +152,7 @@ class Connection:
         return True
 
     def batch_soon(self, pieces: Sequence[Buffer], count: int, done: Done) -> bool:
-        """As `batch_now`, written at the end of the tick; False if the server is not connected or accepts no more
-        now.
-        """
+        """As `batch_now`, written at the end of the tick; False if the server is not connected or accepts no more."""
         wire = self._wire
         if wire is None or wire.paused or wire.closed.done():
             return False

@@ -83,9 +83,7 @@ class HeaderReader:
         """Whether blocks are independent of earlier ones: the client uses no table."""
 
     def read(self, block: bytes) -> CallHeaders:
-        """The headers of a call. Raises `ConnectionFault` if the block cannot be decoded: no later block can be
-        either.
-        """
+        """The headers of a call. Raises `ConnectionFault` if the block, and so any later one, cannot be decoded."""
         is_free = self.is_free
         if is_free and (found := self._known.get(block)) is not None:
             self.decoded_fields = 0
@@ -101,9 +99,7 @@ class HeaderReader:
         return headers
 
     def skip(self, block: bytes) -> bool:
-        """Decode headers that begin no call, for the decoder's state; returns whether they would be valid. Raises as
-        `read`.
-        """
+        """Decode headers that begin no call; returns whether they would be valid. Raises as `read`."""
         return any(name.startswith(b":") for name, _ in self._decode(block))
 
     def _decode(self, block: bytes) -> Fields:

@@ -34,9 +34,7 @@ class MessageFault(Exception):
 
 
 class Packed:
-    """A complete compressed message. It is decompressed when it is needed: many may wait, and each may grow a
-    thousandfold.
-    """
+    """A complete compressed message, decompressed when needed: many may wait, and each may grow a thousandfold."""
 
     __slots__ = ("_data", "_encoding", "_limit_bytes")
 
@@ -90,9 +88,7 @@ class Assembler:
         self._left = -1
         """Missing bytes of a message; -1 between messages."""
         self._come = bytearray()
-        """Bytes of a message without destination. It grows in place: joining all pieces at the end would stall the
-        loop.
-        """
+        """Bytes of a message without destination. Grows in place: joining pieces at the end would stall the loop."""
 
     @property
     def is_between(self) -> bool:
