@@ -1,4 +1,4 @@
-"""Composes one gateway: fronts over the service over the log. The only place where its parts meet."""
+"""Composes one gateway: fronts over the service over the log. Only here its parts meet."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .tracing.writer import trace_writer
 _log = logging.getLogger(__name__)
 
 _PROGRESS_S, _MOST_PROGRESS_S = 5.0, 60.0
-"""How often the log says what the ports wait for: after the first of these, then ever more rarely, up to the other."""
+"""Intervals of the log line about what the ports wait for: the first, doubled each time up to the second."""
 
 
 class Front(Protocol):
-    """What every front can do."""
+    """The interface of every front."""
 
     port: int
 
@@ -42,11 +42,11 @@ class Front(Protocol):
 
 
 Page = Callable[[], Awaitable[bytes | None]]
-"""A metrics page, None where there is none."""
+"""Returns a metrics page; None where there is none."""
 
 
 def _fronts(settings: GatewaySettings, handler: GatewayService, metrics: Page) -> dict[str, tuple[str, Front]]:
-    """The fronts that are on, by name, with their address; the libraries of the others are never loaded."""
+    """The enabled fronts by name, with their address; libraries of the others are not loaded."""
     fronts: dict[str, tuple[str, Front]] = {}
     if settings.http_port >= 0:
         from .http.server import HttpFront
@@ -72,7 +72,7 @@ def _fronts(settings: GatewaySettings, handler: GatewayService, metrics: Page) -
 
 
 def _of_cloud(settings: GatewaySettings, address: str, port: int) -> GatewaySettings:
-    """The settings of HTTP that a cloud's front shares: limits and restrictions, not TLS, sockets and forwarding."""
+    """The HTTP settings that a cloud's front shares: limits and restrictions, but not TLS, sockets and forwarding."""
     return replace(
         settings,
         http_address=address,
@@ -123,7 +123,7 @@ class GatewayApp:
         self.membership.on_new_epoch.append(self.service.begin_anew)
         self._control.catalog.process_listeners.append(self.membership.hear)
         self.membership.on_beat.append(self._control.on_beat)
-        self.membership.say_again.append(self.service.say_weights)
+        self.membership.say_again.append(self.service.publish_weights)
         if self.service.payloads is not None:
             self.membership.say_again.append(self.service.payloads.renew)
             self.service.payloads.leased = self.membership.is_leased
@@ -143,7 +143,7 @@ class GatewayApp:
         self.endpoints: dict[str, str] = {}
 
     async def _page(self) -> bytes | None:
-        """The metrics of the whole server where `serve` has them, else of this gateway."""
+        """The metrics of the whole server under `serve`, otherwise of this gateway."""
         settings = self._settings
         if settings.metrics_port < 0 and not settings.metrics_socket:
             return None
@@ -153,7 +153,7 @@ class GatewayApp:
         return page if isinstance(page, bytes) else await page
 
     async def start(self) -> None:
-        """Bind the fronts and join. Raises `StartupError` when a port is taken, and undoes all."""
+        """Bind the fronts and join. If a port is taken, raises `StartupError` and undoes all."""
         try:
             await self._start()
         except BaseException:
@@ -165,7 +165,7 @@ class GatewayApp:
         self._payloads.open()
         await self._control.start()
         if self._log_is_private:
-            for departure in self._control.departures():  # the batcher tells the others
+            for departure in self._control.departures():  # the batcher announces the others
                 self._control.catalog.apply(departure)
         await self.service.start()
         await self._first_loads()
@@ -178,9 +178,9 @@ class GatewayApp:
         await self.membership.start()
 
     async def _first_loads(self) -> None:
-        """Wait for the first loads of the executors that `serve` starts, as clients wait for the ports (R30).
+        """Wait for the first loads of the executors that `serve` starts; clients wait for the ports meanwhile (R30).
 
-        A port that is taken is said before: loads may take minutes.
+        A port that is taken is reported before, as loads may take minutes.
         """
         wanted = self._settings.await_executors
         if not wanted:
@@ -201,7 +201,7 @@ class GatewayApp:
         await self.loaded(wanted)
 
     async def loaded(self, executors: int) -> None:
-        """Wait until so many executors have ended their first loads; the log says what is awaited."""
+        """Wait until this many executors have ended their first loads; logs the progress."""
         catalog, progress = self._control.catalog, StartProgress(executors)
         clock = asyncio.get_running_loop().time
         pause_s = _PROGRESS_S
@@ -217,12 +217,12 @@ class GatewayApp:
                 say_s = clock() + pause_s
 
     async def became_ready(self) -> None:
-        """Wait until readiness is true for the first time."""
+        """Wait until the gateway is ready for the first time."""
         while not self.service.ready():
             await self._control.changed()
 
     async def stop(self) -> bool:
-        """Drain and leave: False when requests were still open after `exit_timeout_secs` (R41)."""
+        """Drain and leave; returns False if requests were still open after `exit_timeout_secs` (R41)."""
         timeout_s = self._settings.exit_timeout_secs
         self.service.leave_rotation()
         await asyncio.sleep(self._settings.drain_delay_secs)

@@ -1,12 +1,12 @@
-"""A synchronous request's way into the log and its answer's way back.
+"""Sends synchronous requests to the log and waits for their answers.
 
-Sending requests and knowing who waits for which answer is `charonia.calls.requester`'s; requests that outlive their
-callers are `jobs`'.
+`charonia.calls.requester` sends entries and matches answers to callers; `jobs` handles requests that outlive their
+call.
 
-A `Coalescer` lets requests wait, so that they share log entries. The first request of a quiet queue leaves at the end
-of the loop tick; while an append is outstanding the next ones wait and join. Where the model answers quickly
-(`Turnaround`), an entry leaves with the first tick that brings no other request. Behind a front that delivers one call
-at a time flushes are limited by rate instead.
+A `Coalescer` holds requests back so that they share log entries. The first request of an idle queue leaves at the end
+of the loop tick; while an append is outstanding the next ones wait and join. If the model answers quickly
+(`Turnaround`), an entry leaves with the first tick that brings no other request. Behind a front that delivers calls
+one by one, flushes are limited by rate instead.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from charonia.wire import FLAG_JOURNALLED, ResponseRecord
 from .access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
 from .requests.delivery import AS_USUAL, DeliveryOptions
 
-_MOST_DOORS = 10_000
+_MAX_COALESCERS = 10_000
 
 
 @dataclass(slots=True)
 class AdmittedRequest:
-    """A request that may enter the log, the version it is for, and how its caller wants it delivered.
+    """An admitted request: the version it is for, and how its caller wants it delivered.
 
-    `min_interval_s` > 0 limits the flushes of its queue by rate.
+    `min_interval_s` > 0 limits the flush rate of its queue.
     """
 
     request: InferenceRequest
@@ -66,10 +66,10 @@ _AT_ONCE: AbstractAsyncContextManager[None] = nullcontext()
 
 
 class SequenceTurns:
-    """Keeps the requests of a sequence in their order while one of them waits for a thread, as its tensors are large.
+    """Keeps requests of a sequence in order while one of them waits for a thread, because its tensors are large.
 
-    A turn is taken before the first wait of a request, and left when nothing of it waits any more:
-    what follows its end without a wait comes before the next request's. True while there are turns.
+    A request takes its turn before its first wait and leaves it after its last: what it does afterwards without waiting
+    comes before the next request. True while there are turns.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class SequenceTurns:
         return bool(self._locks)
 
     def of(self, request: InferenceRequest) -> AbstractAsyncContextManager[None]:
-        """The turn of a request; one that is of no sequence has it at once."""
+        """The turn of a request, to be entered; empty for a request without sequence."""
         if not request.sequence_id:
             return _AT_ONCE
         key = request.model, request.sequence_id
@@ -103,7 +103,7 @@ class DataPlane:
         self._settings = settings
         self._terms = terms or TermsBook(settings)
         self._flags = FLAG_JOURNALLED if settings.journal == JOURNAL_ALL else 0
-        self._doors: dict[tuple[str, int, Terms], Coalescer] = {}
+        self._coalescers: dict[tuple[str, int, Terms], Coalescer] = {}
         self.requester: Requester[Waiter] = Requester(
             *(log, settings.incarnation, payloads),
             max_size_bytes=settings.max_pending_per_gateway_bytes,
@@ -152,9 +152,9 @@ class DataPlane:
             self.requester.end(waiter)
 
     async def stream(self, one: AdmittedRequest) -> AsyncGenerator[ResponseRecord]:
-        """Record the request and give its response records as they come. Closing the generator cancels the request.
+        """Record the request and yield its response records as they come. Closing the generator cancels the request.
 
-        Raises as `infer`, and `StreamInterrupted`: whatever is raised ends the request.
+        Raises as `infer`, and `StreamInterrupted`; any error ends the request.
         """
         waiter = await self._begin(one, Visible(repeatable=one.served.interface.repeatable))
         assert isinstance(waiter, StreamWaiter)
@@ -162,10 +162,10 @@ class DataPlane:
         try:
             while (record := await waiter.next()) is not None:
                 complete = record.final
-                # it is in the log and under way: its tensors may be large, and the stream long
+                # it is in the log: free its memory, as the stream may take long
                 one.request.inputs = []
                 yield record
-                del record  # the next one may be long in coming
+                del record  # free its memory while waiting for the next one
         except CharoniaError:
             complete = waiter.ended_by_reply
             raise
@@ -176,70 +176,74 @@ class DataPlane:
             waiter.close()
 
     def _begin(self, one: AdmittedRequest, visible: Visible | None = None) -> Coroutine[Any, Any, Waiter]:
-        """Send a request on its way into the log; with `visible` its waiter reads a stream. `Requester.end` it."""
+        """Start sending a request; with `visible` its waiter reads a stream. The caller must call `Requester.end`."""
         served, options = one.served, one.options
         terms = self._terms.default if options is AS_USUAL else self._terms.of(options)
-        door = self._doors.get((served.model, one.level, terms))
-        if door is None or door.served is not served:
-            door = self._door(served, one.level, terms)
-        return self._send_in_turn(door, one, visible) if one.admitted.sequential else self._send(door, one, visible)
+        coalescer = self._coalescers.get((served.model, one.level, terms))
+        if coalescer is None or coalescer.served is not served:
+            coalescer = self._coalescer(served, one.level, terms)
+        return (
+            self._send_in_turn(coalescer, one, visible)
+            if one.admitted.sequential
+            else self._send(coalescer, one, visible)
+        )
 
-    async def _send_in_turn(self, door: Coalescer, one: AdmittedRequest, visible: Visible | None) -> Waiter:
-        """A large request takes time on its way: the next one of its sequence must not overtake it."""
-        async with door.turn:
-            return await self._send(door, one, visible)
+    async def _send_in_turn(self, coalescer: Coalescer, one: AdmittedRequest, visible: Visible | None) -> Waiter:
+        """Send a request of a sequence: the next one must not overtake it while a large one is packed."""
+        async with coalescer.turn:
+            return await self._send(coalescer, one, visible)
 
-    async def _send(self, door: Coalescer, one: AdmittedRequest, visible: Visible | None) -> Waiter:
+    async def _send(self, coalescer: Coalescer, one: AdmittedRequest, visible: Visible | None) -> Waiter:
         request, served, options, requester = one.request, one.served, one.options, self.requester
         if visible is None:
-            waiter = Waiter(served.model, door.next_id())
+            waiter = Waiter(served.model, coalescer.next_id())
         else:
-            waiter = StreamWaiter(served.model, door.next_id(), visible, requester.held)
+            waiter = StreamWaiter(served.model, coalescer.next_id(), visible, requester.held)
         try:
             await requester.pack(
                 *(waiter, request, one.admitted, one.level, served, self._flags),
                 tenant=options.caller.tenant,
-                is_durable=door.is_durable,
+                is_durable=coalescer.is_durable,
             )
             requester.add(waiter, waiter.size_bytes)
         except BaseException:
             requester.end(waiter)
             raise
-        waiter.entrance = door
-        door.open_requests += 1
-        door.submit(waiter, one.min_interval_s)
+        waiter.entrance = coalescer
+        coalescer.open_requests += 1
+        coalescer.submit(waiter, one.min_interval_s)
         if request.deadline_ns:
             waiter.timer = self.deadlines.arm(waiter, request.deadline_ns, served)
         return waiter
 
     def _withdraw(self, waiter: Waiter, options: DeliveryOptions) -> None:
-        """Its caller has gone."""
+        """The client has left."""
         if options.on_disconnect != "keep":
             self.requester.withdraw(waiter)
         else:
             waiter.withdrawn = True
 
-    def _door(self, served: ServedVersion, level: int, terms: Terms) -> Coalescer:
+    def _coalescer(self, served: ServedVersion, level: int, terms: Terms) -> Coalescer:
         key = (served.model, level, terms)
-        door = self._doors.get(key)
-        if door is None:
-            # hostile variety of levels and tenants; idle doors hold nothing
-            if len(self._doors) >= _MOST_DOORS:
-                self._doors.clear()
-            door = self._doors[key] = Coalescer(
+        coalescer = self._coalescers.get(key)
+        if coalescer is None:
+            # bounds hostile variety of levels and tenants; idle coalescers hold nothing
+            if len(self._coalescers) >= _MAX_COALESCERS:
+                self._coalescers.clear()
+            coalescer = self._coalescers[key] = Coalescer(
                 *(self._log, served.model, level, terms, self.spawn, self.requester.ids.next),
                 max_requests=1,
                 max_size_bytes=self._settings.coalesce_size_bytes,
                 counts=self.counts,
             )
-        door.served = served
-        door.in_order = served.interface.sequence_batching is not None
+        coalescer.served = served
+        coalescer.in_order = served.interface.sequence_batching is not None
         cap, batch = self._settings.coalesce_requests, served.interface.max_batch_size
-        # a batch takes requests of sequences from anywhere in the queue, so an entry need not be like a batch;
-        # half of one lets two instances share what comes together, which matters where a batch takes its time
-        door.max_requests = max(1, min(cap // 2, cap if door.in_order else batch // 2))
-        door.max_quick_requests = door.max_requests if door.in_order else max(1, min(cap, batch))
-        return door
+        # a batch takes requests of sequences from anywhere in the queue, so entries may be larger than batches;
+        # otherwise half a batch, so that two instances share what arrives together, which pays for slow models
+        coalescer.max_requests = max(1, min(cap // 2, cap if coalescer.in_order else batch // 2))
+        coalescer.max_quick_requests = coalescer.max_requests if coalescer.in_order else max(1, min(cap, batch))
+        return coalescer
 
 
 _LOG_PATIENCE_S = 1.0
@@ -247,10 +251,10 @@ _ASK_AGAIN_S = 0.02
 
 
 class Deadlines:
-    """The timers of one gateway's waiting callers, who are answered at their deadline however busy the executors are.
+    """The deadlines of one gateway's waiting callers, who are answered on time however busy the executors are.
 
-    At the instant the request is settled as expired; only when that is won is the caller told so. When a completion was
-    first, its reply is on its way and is the answer. When the log cannot say, the outcome is unknown.
+    At its deadline a request is settled as expired, and if that settlement wins, the caller gets the error. If a
+    completion came first, its reply is the answer. If the log cannot be reached, the outcome is unknown.
     """
 
     def __init__(self, log: Work, spawn: Spawn, *, journal_jobs: bool, journal_all: bool) -> None:
@@ -259,10 +263,10 @@ class Deadlines:
         self._journal_jobs = journal_jobs
         self._journal_all = journal_all
         self.expired = 0
-        """Requests this gateway ended at their deadline."""
+        """Number of requests that this gateway ended at their deadline."""
 
     def arm(self, waiter: Waiter, deadline_ns: int, served: ServedVersion) -> asyncio.TimerHandle:
-        """A timer, to be cancelled once the waiter has its answer."""
+        """Start a timer, to be cancelled once the waiter has its answer."""
         armed_ns = wall_ns()
         delay_s = max(0.0, (deadline_ns - armed_ns) / 1e9)
         return asyncio.get_running_loop().call_later(delay_s, self._fire, waiter, served, armed_ns)
@@ -295,7 +299,7 @@ class Deadlines:
                     elif waiter.accepted:
                         return  # a completion was first: its reply is the answer
                     else:
-                        await asyncio.sleep(_ASK_AGAIN_S)  # still on its way into the log
+                        await asyncio.sleep(_ASK_AGAIN_S)  # it is still on its way into the log
         except (CharoniaError, TimeoutError):
             waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
 
@@ -305,55 +309,55 @@ class Deadlines:
             waiter.failed(DeadlineExceeded(DEADLINE_EXCEEDED))
 
 
-_SHARED = 2
-"""Below this no other request could share the entry."""
+_MIN_IN_FLIGHT = 2
+"""Below this no other request shares the entry: send at once."""
 _STRETCH = 1.5
-_MOST_STRETCH = 8
-_MOST_STRETCH_QUICK = 16
+_MAX_STRETCH = 8
+_MAX_STRETCH_QUICK = 16
 _ENOUGH = 8
-"""So many may leave as soon as no other is under way; fewer wait for the interval, which is short for them."""
+"""This many may leave as soon as nothing is in flight; fewer wait for the interval, which is then short."""
 
 
 class Coalescer(QueueEntrance):
-    """An entrance that lets requests wait where they may be joined by others."""
+    """A queue entrance that holds requests back when others may join them."""
 
     def __init__(self, *arguments: Any, **bounds: Any) -> None:
-        """As of `QueueEntrance`."""
+        """Takes the arguments of `QueueEntrance`."""
         super().__init__(*arguments, **bounds)
         self._callers = 0
-        """How many were lately open at once: so many may come together again."""
+        """Recent maximum of open requests: so many may arrive together again."""
         self.served: ServedVersion | None = None
-        """The incarnation that `max_requests` was last computed for; kept by the data plane."""
+        """The loaded version that `max_requests` was computed for; set by the data plane."""
         self._timer: asyncio.TimerHandle | None = None
         self._seen = 0
-        """How many waited at the end of the tick before, when this one was let bring more."""
+        """Number of waiting requests at the end of the previous tick."""
         self._outstanding = 0
         self._last_flush_s = 0.0
         self._turnaround = Turnaround()
         self._probe: OpenRequest | None = None
         self._probe_sent_ns = 0
         self.max_quick_requests = self.max_requests
-        """Requests of an entry while answers are quick."""
+        """Max requests of an entry while answers are quick."""
         self.in_order = False
-        """Whether entries must be accepted in the order of their requests, for the sake of sequences."""
+        """Whether entries must be accepted in the order of their requests, for sequences."""
         self.turn = asyncio.Lock()
-        """For who must not be overtaken between `next_id` and `submit`."""
+        """Held by requests that must not be overtaken between `next_id` and `submit`."""
 
     @property
     def most(self) -> int:
-        """Requests of an entry."""
+        """Max requests of an entry."""
         return self.max_quick_requests if self._turnaround.is_quick else self.max_requests
 
     def next_id(self) -> bytes:
         return self._ids.next(self.most)
 
     def submit(self, request: OpenRequest, min_interval_s: float = 0.0) -> None:
-        """Take one request; it leaves with this tick, with the next append, or after the interval at the latest.
+        """Add a request; it leaves with this tick, with the next append, or after the interval at the latest.
 
-        A request waits only where several are usually under way, whose callers may soon ask again. It waits one
-        and a half intervals for each request that is usually under way, eight intervals at most (sixteen where answers
-        are quick): each entry saved spares every process behind a wake-up. The wait ends as soon as the requests that
-        wait are as many as were lately open at once (docs/adr/0003).
+        It waits only if several requests are usually in flight, whose clients may soon send the next ones. The wait is
+        one and a half intervals per request usually in flight, at most eight intervals (sixteen if answers are quick):
+        each entry saved spares a wake-up of every process downstream. It ends once as many requests wait as were
+        recently open at once (docs/adr/0003).
         """
         self._waiting.append(request)
         self._waiting_bytes += request.size_bytes
@@ -371,8 +375,8 @@ class Coalescer(QueueEntrance):
         self._scheduled = True
         wait_s = 0.0
         usual = self._turnaround.under_way
-        if min_interval_s and usual >= _SHARED:
-            most = _MOST_STRETCH_QUICK if self._turnaround.is_quick else _MOST_STRETCH
+        if min_interval_s and usual >= _MIN_IN_FLIGHT:
+            most = _MAX_STRETCH_QUICK if self._turnaround.is_quick else _MAX_STRETCH
             wait_s = self._last_flush_s + min_interval_s * min(most, _STRETCH * usual) - self._loop.time()
         if wait_s > 0:
             self._timer = self._loop.call_later(wait_s, self._flush_late)
@@ -387,9 +391,10 @@ class Coalescer(QueueEntrance):
                 self._turnaround.answered(monotonic_ns() - self._probe_sent_ns)
 
     def _flush_when_quiet(self) -> None:
-        """Let the ticks that bring more requests pass, where a model answers so fast that entries cost more than it.
+        """Flush, unless this tick brought more requests and the model answers so fast that entries cost more than it
+        does.
 
-        No time is lost meanwhile: what there is to read is being read.
+        This costs no time: another tick means that there was data to read.
         """
         count = len(self._waiting)
         more = count > self._seen and count < self.most and self._waiting_bytes < self._max_size_bytes
@@ -401,7 +406,7 @@ class Coalescer(QueueEntrance):
             self._flush()
 
     def _flush_late(self) -> None:
-        """The interval passed before as many came as were open at once: fewer callers may be left."""
+        """The interval has passed before as many requests arrived as were open at once: clients may be fewer now."""
         gone = self._callers - self.open_requests
         self._callers = max(self.open_requests, self._callers - 1 - max(self._callers // 8, gone // 2))
         self._flush()
@@ -443,24 +448,25 @@ class Coalescer(QueueEntrance):
 
 
 _QUICK = 6
-"""Answers that come within so many times what the log takes to accept an entry. With a model that does nothing it is
-two or three: two more of the log's round trips, and the executor's work."""
+"""Answers within this many times the log's acceptance time are quick. A model that does nothing takes two or three
+times: two more round trips to the log, and the executor's work.
+"""
 _WEIGHT = 8
 """The newest measurement counts for an eighth."""
 _MEMORY_NS = 25_000_000
-"""What was sent so long ago counts for a third."""
+"""Requests sent this long ago count for a third."""
 
 
 class Turnaround:
-    """How a queue is used, as its gateway sees it: moving averages of what is sent, and of the times, in ns, from
-    sending an entry to its acceptance and to its first answer. Knows no clock.
+    """Measures a queue: moving averages of requests sent, and of the times from sending an entry to its acceptance and
+    to its first answer, in ns. Has no clock.
 
-    How many requests are under way at once is Little's law: requests in a time, times the time of an answer. Requests
-    that still wait in the gateway are not counted, as waiting would then be a reason to wait.
+    The number of requests in flight follows from Little's law: request rate times answer time. Requests that wait in
+    the gateway are not counted, because waiting would then be a reason to wait.
 
-    Where a model's own time is small compared with the way to it and back, its requests travel together, because an
-    entry costs more than the requests in it. Where the model takes long they do not, because entries that come one
-    after the other keep several instances busy.
+    If a model's own time is small compared with the way there and back, its requests travel together, as an entry
+    costs more than the requests in it. Requests for a slow model do not, as consecutive entries keep several instances
+    busy.
     """
 
     __slots__ = ("_accepted_ns", "_answered_ns", "_sent_per_ns", "is_quick")
@@ -473,19 +479,19 @@ class Turnaround:
 
     @property
     def under_way(self) -> float:
-        """Requests that are usually sent and not answered."""
+        """Average number of requests in flight."""
         return self._sent_per_ns * self._answered_ns
 
     def sent(self, count: int, past_ns: int) -> None:
-        """So many left, so long after those before them."""
+        """`count` requests were sent, `past_ns` after those before."""
         self._sent_per_ns = self._sent_per_ns * exp(-past_ns / _MEMORY_NS) + count / _MEMORY_NS
 
     def accepted(self, taken_ns: int) -> None:
-        """An entry was accepted after so long."""
+        """An entry was accepted after this time."""
         self._accepted_ns = _mixed(self._accepted_ns, taken_ns)
 
     def answered(self, taken_ns: int) -> None:
-        """Its first answer was there after so long."""
+        """Its first answer arrived after this time."""
         self._answered_ns = _mixed(self._answered_ns, taken_ns)
         self.is_quick = self._answered_ns <= _QUICK * self._accepted_ns
 

@@ -1,7 +1,7 @@
-"""Inferences that are asked for with more than the tensors: to be answered later, in time, once per key (ADR 0004).
+"""Inferences with delivery preferences: answered later, within a time, or once per key (ADR 0004).
 
-Joins what callers write (`gateway.requests.preferences`) with the handler's jobs, the same for every protocol; where
-the words stand and how an answer looks is each front's.
+Applies `gateway.requests.preferences` through the handler's jobs, for every protocol alike; each front reads its
+preferences and writes its answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .requests.request_rules import earlier
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer. `applied` is what was honoured of Prefer."""
+    """The answer. `applied` lists the preferences that were honoured."""
 
     response: InferenceResponse
     applied: str = ""
@@ -36,7 +36,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A job that is answered later; `state` is that of a `charonia.facts.jobs.JobState`."""
+    """A job that is answered later; `state` is the value of its `charonia.facts.jobs.JobState`."""
 
     receipt: JobReceipt
     state: str
@@ -44,7 +44,7 @@ class Accepted:
 
 
 class Deferral:
-    """One front's such inferences."""
+    """The inferences of one front that have delivery preferences."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -61,14 +61,11 @@ class Deferral:
         call_deadline_ns: int = 0,
         only_later: str = "",
     ) -> Answered | Accepted:
-        """`call_deadline_ns` is the call's own deadline, which holds for the request unless it is answered later.
+        """Answer a request, or accept it as a job. Cancelling the task follows `DeliveryOptions.on_disconnect`.
 
-        `only_later` is the text of the `Unsupported` for a request that is to be answered at once, which its model
-        cannot: one that answers more than once.
-
-        Raises what the handler raises, and `InvalidArgument` for `words` that say nothing sensible.
-
-        Cancelling the awaiting task cancels the request as `DeliveryOptions.on_disconnect` has it.
+        `call_deadline_ns` is the call's own deadline, which does not hold for a request that is answered later.
+        `only_later` is the text of the `Unsupported` for a model that cannot be answered at once, because it answers
+        several times. Raises as the handler does, and `InvalidArgument` for invalid `words`.
         """
         wish = read_wish(words, wall_ns(), form=form, caller=caller)
         request.deadline_ns = earlier(request.deadline_ns, wish.deadline_ns)
@@ -90,7 +87,7 @@ class Deferral:
         flush_interval_s: float = 0.0,
         call_deadline_ns: int = 0,
     ) -> AsyncGenerator[InferenceResponse | Accepted]:
-        """As `answer`, the responses of any model as they come (`Handler.stream`); or the job that will have them."""
+        """As `answer`: the responses of any model as they come (`Handler.stream`), or the job that will have them."""
         handler, options = self._handler, None
         if words or handler.identifies:
             wish = read_wish(words, wall_ns(), form=form, caller=caller)
@@ -122,24 +119,24 @@ class Deferral:
             try:
                 _, responses = await handler.job_result(receipt.id, options.caller, wish.wait_s)
             except asyncio.CancelledError:
-                # no caller has read the id yet: without a key or a webhook the job is lost to its caller
+                # no client has read the id: without a key or a webhook the job would be unreachable
                 if receipt.created and _cancels(options):
                     self._endings.spawn(self._cancel(receipt.id, options.caller))
                 raise
             if responses is not None:
                 response = only(responses)
-                response.id = request.id  # a known key's first caller may have given another
+                response.id = request.id  # the first caller with this key may have used another id
                 return Answered(response, wish.applied)
         if wish.wait_s > 0 or not receipt.created:
             state = (await handler.job(receipt.id, options.caller)).state.value
         return Accepted(receipt, state, wish.applied)
 
     async def _cancel(self, job_id: str, caller: Caller) -> None:
-        with contextlib.suppress(CharoniaError):  # the log is away: the job runs to its end
+        with contextlib.suppress(CharoniaError):  # the log cannot be reached: the job runs to its end
             await self._handler.cancel_job(job_id, caller)
 
     async def _cancel_submitted(self, submitting: asyncio.Task[JobReceipt], caller: Caller) -> None:
-        """The caller went while its job was on its way into the log."""
+        """Cancel a job whose client left while it was on its way into the log."""
         with contextlib.suppress(CharoniaError):
             receipt = await submitting
             if receipt.created:
@@ -147,12 +144,12 @@ class Deferral:
 
 
 def _at_once(wish: Wish) -> Wish:
-    """The wish without its wait: a caller that wants several responses follows the job."""
+    """The wish without a wait: a client that wants several responses follows the job."""
     return replace(wish, wait_s=0.0, applied="respond-async")
 
 
 def only(responses: Sequence[InferenceResponse]) -> InferenceResponse:
-    """The one answer of a job that may give several. Raises its error, `Unsupported` where there are none or more."""
+    """The single response of a job that may have several. Raises its error, and `Unsupported` for none or more."""
     if len(responses) != 1:
         raise Unsupported(f"the job has {len(responses)} responses: follow its events, or ask for it in a stream")
     if responses[0].error is not None:
@@ -161,7 +158,7 @@ def only(responses: Sequence[InferenceResponse]) -> InferenceResponse:
 
 
 def served_of(handler: Handler, view: JobView) -> ServedVersion:
-    """What writing a job's answer needs of its model; one that is served no more only has no labels to give (H19)."""
+    """The model version for writing a job's answer; one that is no longer served has no labels (H19)."""
     try:
         return handler.served_model(view.model, str(view.version))
     except CharoniaError:

@@ -1,6 +1,6 @@
-"""What lets a request in: the version it asks for, that version's gate and the counts of its requests.
+"""Admits requests: finds the version, checks the request against it, and counts it.
 
-What is refused here never enters the log. Where a request goes then is `service`'s.
+What is refused here never enters the log. `service` decides where an admitted request goes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """A version as it is served, the counts of its requests and its gate."""
+    """A served version, its admission check, and the counts of its requests."""
 
     served: ServedVersion
     counts: RequestCounts
@@ -35,7 +35,7 @@ class Entrance:
 
 
 class Entrances:
-    """Of one gateway. `caches`: it has a response cache."""
+    """The entrances of one gateway. `caches`: it has a response cache."""
 
     def __init__(self, catalog: Catalog, metrics: GatewayMetrics, refused: RefusedRequests, *, caches: bool) -> None:
         self._catalog = catalog
@@ -44,7 +44,7 @@ class Entrances:
         self._caches = caches
         self._known: dict[tuple[str, int], Entrance] = {}
         self.is_draining = False
-        """Nothing is let in any more."""
+        """All requests are refused."""
 
     def admit(
         self,
@@ -53,7 +53,7 @@ class Entrances:
         options: DeliveryOptions | None = None,
         min_interval_s: float = 0.0,
     ) -> tuple[Entrance, AdmittedRequest]:
-        """Where a request enters, and what it needs on its way. Raises what refuses it before it enters the log."""
+        """Admit a request: its entrance and its admitted form. Raises the error that refuses it."""
         if self.is_draining:
             raise Unavailable(SERVER_EXITING)
         served = request.served or self._catalog.find(request.model, request.version)
@@ -83,7 +83,7 @@ class Entrances:
         return known if known is not None and known.served is served else self._entrance(served, known)
 
     def _entrance(self, served: ServedVersion, known: Entrance | None) -> Entrance:
-        """An incarnation keeps its gate."""
+        """Make the entrance; a loaded version with the same content keeps its admission."""
         if known is not None and known.served.content_hash == served.content_hash:
             admission = known.admission
         else:

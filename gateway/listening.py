@@ -33,7 +33,7 @@ def listen(address: str, port: int, *, service: str, reuse_port: bool = False) -
 
 
 def listen_unix(path: str, *, service: str) -> socket.socket:
-    """A listening Unix socket. A file that a process left which is gone is replaced. Raises `StartupError`."""
+    """A listening Unix socket. Replaces the file of a process that has ended. Raises `StartupError`."""
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if stat.S_ISSOCK(os.stat(path).st_mode) and not _is_served(path):
@@ -54,7 +54,7 @@ def listen_unix(path: str, *, service: str) -> socket.socket:
 
 
 def _is_served(path: str) -> bool:
-    """Whether a process listens there."""
+    """Whether a process listens at the path."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)
@@ -64,7 +64,7 @@ def _is_served(path: str) -> bool:
 
 
 def unlink_own(path: str, listener_inode: int) -> None:
-    """Remove the file of a Unix socket of this process, unless another has taken its place."""
+    """Remove the file of this process's Unix socket, unless another has replaced it."""
     with contextlib.suppress(OSError):
         if os.stat(path).st_ino == listener_inode:
             os.unlink(path)
@@ -77,27 +77,27 @@ def _unusable_file(path: str, service: str, error: OSError) -> StartupError:
 
 
 def _released_first(listener: socket.socket) -> socket.socket:
-    """The listening socket, under a high descriptor where one is free.
+    """The listening socket, under a high descriptor if one is free.
 
-    Linux releases the files of a process that was killed from the highest descriptor to the lowest. A client whose
-    connection goes at once makes another: when the listener is still there then, it may take that one, too, and reset
-    it, though other processes listen on the port (a fifth of all such clients, without this).
+    Linux closes the files of a killed process from the highest descriptor to the lowest. A client that loses its
+    connection reconnects at once: if the listener is still open then, it may accept that connection and reset it,
+    although other processes listen on the port. Without this it happened to a fifth of such clients.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _HIGHEST_DESCRIPTOR if limit == resource.RLIM_INFINITY else min(limit, _HIGHEST_DESCRIPTOR)
     try:
         descriptor = fcntl.fcntl(listener.fileno(), fcntl.F_DUPFD_CLOEXEC, max(0, most - _ROOM_FOR_LISTENERS))
-    except OSError:  # none is free up there: it serves as well under the one it has
+    except OSError:  # none is free: the original one works as well
         return listener
     listener.close()
     return socket.socket(fileno=descriptor)
 
 
 def bound(address: str, port: int, *, service: str, reuse_port: bool = False) -> socket.socket:
-    """A socket that has the address and does not listen yet. Raises `StartupError` as `listen`.
+    """A socket bound to the address that does not listen yet. Raises `StartupError` as `listen`.
 
-    It is created with IPPROTO_TCP: asyncio sets TCP_NODELAY on accepted connections only of such a socket, and Nagle's
-    algorithm would add 40 ms to answers.
+    It is created with IPPROTO_TCP: asyncio sets TCP_NODELAY only on connections accepted from such a socket, and
+    Nagle's algorithm would delay answers by 40 ms.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -1,4 +1,4 @@
-"""What this gateway did, for Prometheus (M1, M3-M6): plain counters on the request path, families only when scraped."""
+"""Metrics of this gateway for Prometheus (M1, M3-M6): plain counters on the request path, families when scraped."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .tracing.tracer import Tracer
 
 
 class RequestCounts:
-    """One model version's counts: successes, their duration in ns, failures by reason; hits and misses of the cache.
+    """Counts of one model version: successes with their duration in ns, failures by reason, cache hits and misses.
 
-    `latencies` is None where no single durations are measured.
+    `latencies` is None where single durations are not measured.
     """
 
     __slots__ = (
@@ -57,14 +57,14 @@ class RequestCounts:
         self.latencies: ModelLatencies | None = None
 
     def succeeded(self, duration_ns: int) -> None:
-        """One request was answered."""
+        """Count one answered request."""
         self.success += 1
         self.duration_ns += duration_ns
         if self.latencies is not None:
             self.latencies.observe("request", duration_ns, monotonic_ns())
 
     def succeeded_together(self, count: int, duration_ns: int) -> None:
-        """So many requests were answered at once, each after so long and by one response."""
+        """Count requests answered together by one response, each after `duration_ns`."""
         self.success += count
         self.duration_ns += count * duration_ns
         if self.latencies is not None:
@@ -74,12 +74,12 @@ class RequestCounts:
                 self.latencies.responded(duration_ns)
 
     def failed(self, error: CharoniaError, *, ensemble: bool) -> None:
-        """One request was answered with an error from behind the log."""
+        """Count one request answered with an error from behind the log."""
         reason = failure_reason(error, executed=True, ensemble=ensemble)
         self.failures[reason] += FAILURES_IN_ENSEMBLE if ensemble and reason == "OTHER" else 1
 
     def hit(self, duration_ns: int) -> None:
-        """One request was answered from the cache; it waited in no queue (X2)."""
+        """Count one request answered from the cache; it did not wait in a queue (X2)."""
         self.cache_hits += 1
         self.cache_hit_ns += duration_ns
         if self.latencies is not None:
@@ -88,7 +88,7 @@ class RequestCounts:
             self.latencies.observe("cache_hit", duration_ns, now_ns)
 
     def missed(self, duration_ns: int) -> None:
-        """One request was not in the cache."""
+        """Count one request that was not in the cache."""
         self.cache_misses += 1
         self.cache_miss_ns += duration_ns
         if self.latencies is not None:
@@ -97,13 +97,13 @@ class RequestCounts:
 
 @dataclass(slots=True)
 class JobCounts:
-    """What this gateway did about jobs, by model."""
+    """Counts of jobs at this gateway, by model."""
 
     accepted: dict[str, int] = field(default_factory=dict)
     cancelled: dict[str, int] = field(default_factory=dict)
     replays: dict[str, int] = field(default_factory=dict)
     rechecks: int = 0
-    """Answers that were read from a job's record because the reply did not come."""
+    """Answers read from a job's record because the reply did not arrive."""
 
 
 def count(counts: dict[str, int], model: str, amount: int = 1) -> None:
@@ -113,7 +113,7 @@ def count(counts: dict[str, int], model: str, amount: int = 1) -> None:
 
 
 class GatewayMetrics(Collector):
-    """Counts by (model, version) and renders them; families of every served model exist from load on."""
+    """Counts by (model, version) and renders them; the families of a model exist from its load on."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class GatewayMetrics(Collector):
         caches: bool = False,
         joint: bool = False,
     ) -> None:
-        """`caches` and `joint` as `Latencies` has them."""
+        """`caches` and `joint` as in `Latencies`."""
         self._settings = settings or MetricsSettings()
         self._latencies = Latencies(self._settings, caches=caches, joint=joint)
         self._catalog = catalog
@@ -135,7 +135,7 @@ class GatewayMetrics(Collector):
         self.log_epoch_changes: Callable[[], int] = lambda: 0
         self.lane_requests: Callable[[], int] = lambda: 0
         self.cache: CacheStore | None = None
-        """Set where responses are cached."""
+        """Set if responses are cached."""
         self.tracer: Tracer | None = None
         self.offload: Offload | None = None
         self._registry = CollectorRegistry(auto_describe=False)
@@ -148,14 +148,14 @@ class GatewayMetrics(Collector):
         return found
 
     def configure(self, served: ServedVersion) -> None:
-        """Measure what this version's configuration wants measured."""
+        """Measure what this version's configuration enables."""
         if self._latencies.measures:
             counts = self.counts(served.model, served.version)
             counts.latencies = self._latencies.add(served.version, served.config, model=served.model)
 
     def render(self) -> bytes:
-        """The text exposition 0.0.4 of this process."""
-        page = render(self._registry)  # first: it looks at what is served
+        """The metrics of this process in text exposition format 0.0.4."""
+        page = render(self._registry)  # first: it reads which versions are served
         return page + self._latencies.render(monotonic_ns())
 
     def collect(self) -> Iterable[Metric]:
@@ -235,7 +235,7 @@ class GatewayMetrics(Collector):
         yield from self._of_jobs()
 
     def _of_cache(self, cache: CacheStore, served: list[tuple[str, int]]) -> Iterable[Metric]:
-        """M6, for models with the cache on."""
+        """Metrics of the cache (M6), for models that use it."""
         families = CACHE_HITS, CACHE_MISSES, CACHE_HIT_DURATION, CACHE_MISS_DURATION
         hits, misses, hit_us, miss_us = (counter.family() for counter in families)
         for model, version in served:

@@ -1,6 +1,6 @@
-"""The gateway's use cases: implements `gateway.handler.Handler` over the catalog and the log.
+"""Implements `gateway.handler.Handler` over the catalog and the log.
 
-Joins admission, data plane, control plane and statistics; holds no protocol and no socket.
+Joins admission, data plane, control plane and statistics; it knows no protocol and no socket.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _Answer = TypeVar("_Answer")
 
 
 class GatewayService:
-    """One gateway's handler. `start` first, then `begin_drain`, `drained` and `close` at the end."""
+    """The handler of one gateway. Call `start` first; `begin_drain`, `drained` and `close` at the end."""
 
     def __init__(
         self,
@@ -97,10 +97,12 @@ class GatewayService:
         if directory is not None:
             self.payloads = Payloads(log, directory, self._catalog.processes, settings.incarnation)
         self._dataplane = DataPlane(log, settings, terms, self.payloads)
-        self.regions = ClientRegions(allowed=settings.allow_client_shm, directory=settings.shm_dir, room=self.room)
+        self.regions = ClientRegions(
+            allowed=settings.allow_client_shm, directory=settings.shm_dir, allocate=self.allocate_body
+        )
         self.tracer = Tracer(settings.tracing, control, traces)
         jobs = self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self.tracer)
-        # what `Handler` says about jobs and trace settings, done by those parts themselves
+        # methods of `Handler` about jobs and trace settings are those of these parts
         self.job, self.job_timeline, self.list_jobs = jobs.queries.view, jobs.queries.timeline, jobs.queries.page
         self.job_result, self.job_responses = jobs.queries.result, jobs.queries.responses
         self.job_events, self.cancel_job, self.cancel_jobs = jobs.queries.events, jobs.cancel, jobs.cancel_all
@@ -108,7 +110,7 @@ class GatewayService:
         self._model_control = ModelControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False
-        self._next_look: asyncio.TimerHandle | None = None
+        self._next_check: asyncio.TimerHandle | None = None
         self._refused = RefusedRequests(log)
         self.metrics = GatewayMetrics(
             self._catalog,
@@ -150,20 +152,20 @@ class GatewayService:
             self._cache.start()
         if self._tenants is not None:
             self._tenants.on_change = self._callers_changed
-            self._look_at_tenants()
-        await self.say_weights()
+            self._check_tenants()
+        await self.publish_weights()
 
-    async def say_weights(self) -> None:
-        """Tell the batchers how tenants share, unless they know. Raises `LogUnavailable`."""
+    async def publish_weights(self) -> None:
+        """Publish the tenants' weights for the batchers, unless the log has them. Raises `LogUnavailable`."""
         if self._tenants is not None and self._settings.api_keys:
             weights = self._tenants.lane_weights()
             if weights != self._catalog.lane_weights:
                 await self._control.announce(LanesWeighed({str(lane): weight for lane, weight in weights.items()}))
 
-    def _look_at_tenants(self) -> None:
-        """From time to time: requests that are recognised by their bytes do not ask for their caller."""
+    def _check_tenants(self) -> None:
+        """Check the tenants' file from time to time: requests in the lane do not identify their caller."""
         assert self._tenants is not None
-        self._next_look = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._look_at_tenants)
+        self._next_check = asyncio.get_running_loop().call_later(LOOK_INTERVAL_S, self._check_tenants)
         self._tenants.look()
 
     def _callers_changed(self) -> None:
@@ -172,10 +174,10 @@ class GatewayService:
 
     async def _weights_changed(self) -> None:
         with contextlib.suppress(CharoniaError):
-            await self.say_weights()
+            await self.publish_weights()
 
     def begin_anew(self) -> None:
-        """The log is another one: what waits is lost, and executors report again what they serve."""
+        """The log was replaced: waiting requests are lost, and executors report again what they serve."""
         self._requester.begin_anew()
         self.lane.begin_anew()
         self._readiness.forget()
@@ -186,11 +188,11 @@ class GatewayService:
         self.tracer.begin_anew()
 
     def leave_rotation(self) -> None:
-        """From now on readiness is false, so that proxies look elsewhere; what comes all the same is served."""
+        """Turn readiness off, so that proxies choose other gateways; requests are still served."""
         self._leaving = True
 
     def begin_drain(self) -> None:
-        """From now on readiness is false and new work is refused (R41)."""
+        """Turn readiness off and refuse new requests (R41)."""
         self._leaving = self._draining = self._entrances.is_draining = True
         self.lane.begin_drain()
         self.jobs.begin_drain()
@@ -200,8 +202,8 @@ class GatewayService:
         await self._requester.wait_idle()
 
     async def close(self) -> None:
-        if self._next_look is not None:
-            self._next_look.cancel()
+        if self._next_check is not None:
+            self._next_check.cancel()
         with contextlib.suppress(CharoniaError):
             await self._refused.flush()
         if self._cache is not None:
@@ -213,7 +215,7 @@ class GatewayService:
         self.offload.close()
         self.regions.close()
 
-    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+    def allocate_body(self, size_bytes: int, skew: int) -> memoryview | None:
         return self.payloads.room(size_bytes, skew) if self.payloads is not None else None
 
     # -- health and metadata ------------------------------------------------------------------------------------------
@@ -260,7 +262,7 @@ class GatewayService:
         try:
             record = await self._send(entrance, one)
             if in_regions is not None:
-                record = await self._coming(in_regions.write(record))
+                record = await self._counted_open(in_regions.write(record))
         except CharoniaError as error:
             counts.failures[failure_reason(error, executed=False)] += 1
             if request.trace is not None:
@@ -280,13 +282,13 @@ class GatewayService:
             try:
                 raise record.error
             finally:
-                del record  # a cycle with the error's traceback would keep the request's bytes
+                del record  # otherwise a cycle with the error's traceback would keep the request's bytes
         counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
         return InferenceResponse(one.served.interface.name, record.version, outputs, request.id, record.parameters)
 
     def _send(self, entrance: Entrance, one: AdmittedRequest) -> Awaitable[ResponseRecord]:
-        """The one answer to an admitted request."""
+        """Send an admitted request; returns its one answer, to be awaited."""
         request, options, rules = one.request, one.options, entrance.admission.caching
         is_plain = options is AS_USUAL or not is_job(options)
         if self._cache is not None and rules is not None and is_plain and is_cachable(request):
@@ -294,18 +296,18 @@ class GatewayService:
             if request.trace is not None:
                 send = partial(reported, request.trace, send)
             tenant = options.caller.tenant
-            return self._coming(self._cache.answer(request, one.served, rules, tenant, send, entrance.counts))
+            return self._counted_open(self._cache.answer(request, one.served, rules, tenant, send, entrance.counts))
         if request.trace is None and rules is None and not request.sequence_id and asks_nothing_more(options):
             tenant = options.caller.tenant
             way = self.lane.way(one.served, entrance.counts, one.admitted, one.level, request.timeout_us, tenant)
             if way is not None:
                 return self._in_wave(way, one)
-        return self._dataplane.infer(one) if is_plain else self._coming(self.jobs.infer(one))
+        return self._dataplane.infer(one) if is_plain else self._counted_open(self.jobs.infer(one))
 
     async def _read_regions(
         self, request: InferenceRequest, options: DeliveryOptions | None
     ) -> DeliveredInRegions | None:
-        """Fill in the inputs that lie in shared memory, one request of a sequence after the other.
+        """Read the inputs that lie in shared memory, for one request of a sequence after the other.
 
         Raises H49's errors, and `ResourceExhausted`.
         """
@@ -317,7 +319,7 @@ class GatewayService:
         return delivered
 
     async def _in_wave(self, way: Awaited, one: AdmittedRequest) -> ResponseRecord:
-        """The answer to a request that shares a wave, or goes by itself where the wave cannot leave."""
+        """The answer to a request that joins a wave, or takes the full way if the wave cannot leave."""
         request = one.request
         with self._requester.coming():
             data = tuple([tensor.data for tensor in request.inputs])
@@ -327,8 +329,8 @@ class GatewayService:
             record = await way.infer(data, client_id, request.deadline_ns)
             return record if record is not None else await self._dataplane.infer(one)
 
-    async def _coming(self, answer: Awaitable[_Answer]) -> _Answer:
-        """What is waited for while nothing of it may be pending here, as a job is that is on its way into the log."""
+    async def _counted_open(self, answer: Awaitable[_Answer]) -> _Answer:
+        """Await an answer, and count it as open work, also while nothing is pending in the requester."""
         with self._requester.coming():
             return await answer
 
@@ -339,7 +341,7 @@ class GatewayService:
         flush_interval_s: float = 0.0,
         options: DeliveryOptions | None = None,
     ) -> AsyncGenerator[InferenceResponse]:
-        # a request fails or succeeds by the last response that said anything, as in statistics (M1)
+        # a request has failed or succeeded by its last response that is not only a flag, as in statistics (M1)
         started_ns = monotonic_ns()
         in_regions = None
         if request.regions is not None or (request.sequence_id and self._dataplane.turns):
@@ -366,7 +368,7 @@ class GatewayService:
                             failed = record.error
                             if not seen and counts.latencies is not None:
                                 counts.latencies.responded(monotonic_ns() - started_ns)
-                        if record.final:  # before it is given: its reader may not come again
+                        if record.final:  # before it is yielded: the reader may not come again
                             counted = True
                             if failed is not None:
                                 counts.failed(failed, ensemble=is_ensemble)
@@ -385,7 +387,7 @@ class GatewayService:
                             record.place or (0, seen),
                         )
                         seen += 1
-                        del record  # the next one may be long in coming
+                        del record  # free its memory while waiting for the next one
             except CharoniaError as error:
                 if counted:
                     return
@@ -415,7 +417,7 @@ class GatewayService:
             await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, monotonic_ns(), options)
         try:
-            return await self._coming(self.jobs.submit(one))
+            return await self._counted_open(self.jobs.submit(one))
         except CharoniaError as error:
             entrance.counts.failures[failure_reason(error, executed=False)] += 1
             raise
@@ -478,7 +480,7 @@ class GatewayService:
 
 
 async def _only(coming: Awaitable[ResponseRecord]) -> AsyncGenerator[ResponseRecord]:
-    """The one answer of a request as a stream of it."""
+    """The one answer of a request, as a stream."""
     yield await coming
 
 

@@ -1,6 +1,6 @@
-"""TLS of the fronts (G30, H56): certificates from files, which are read again when they have changed.
+"""TLS of the fronts (G30, H56): certificates from files, which are read again when they change.
 
-Connections that are open keep what they were made with; a handshake uses the newest files that fit together.
+Open connections keep their certificates; a handshake uses the newest files that belong together.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from charonia.options.settings import TlsSettings
 
 _log = logging.getLogger("charonia.gateway.tls")
 
-_LOOK_NS = 1_000_000_000
-"""Files are looked at this often at most, and only when a client connects."""
+_CHECK_INTERVAL_NS = 1_000_000_000
+"""Files are checked at most this often, and only when a client connects."""
 
 _Stamp = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """The contents of PEM files; `root` is empty where no client is asked for one."""
+    """The contents of PEM files; `root` is empty if clients need no certificate."""
 
     key: bytes
     certificate: bytes
@@ -33,7 +33,7 @@ class Certificates:
 
 
 def certificates(settings: TlsSettings) -> Certificates:
-    """Raises `StartupError` for one that is missing or cannot be read."""
+    """Read the certificates. Raises `StartupError` for a file that is missing or cannot be read."""
     front = settings.front
     if not settings.key or not settings.certificate:
         raise StartupError(f"--{front}-use-ssl needs --{front}-server-key and --{front}-server-cert")
@@ -47,7 +47,7 @@ def certificates(settings: TlsSettings) -> Certificates:
 
 
 class ChangingFiles:
-    """Notices that the files of one front have changed."""
+    """Detects changes of one front's files."""
 
     def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings
@@ -63,9 +63,9 @@ class ChangingFiles:
         return tuple(found)
 
     def changed(self) -> bool:
-        """Whether they differ from those of the last True; asked often, it looks once a second."""
+        """Whether the files differ from those at the last True; checks once a second."""
         now_ns = monotonic_ns()
-        if now_ns - self._looked_ns < _LOOK_NS:
+        if now_ns - self._looked_ns < _CHECK_INTERVAL_NS:
             return False
         self._looked_ns = now_ns
         try:
@@ -78,20 +78,20 @@ class ChangingFiles:
         return True
 
     def doubt(self) -> None:
-        """The files did not fit together: take them for changed at the next look."""
+        """The files did not belong together: report a change at the next check."""
         self._stamp = ()
 
 
 class ServerTls:
-    """What the connections of a front of ours are encrypted with. Raises `StartupError` for files that do not work."""
+    """The TLS context of a front of our own. Raises `StartupError` for files that do not work."""
 
     def __init__(self, settings: TlsSettings, protocols: list[str]) -> None:
         self._settings = settings
         self._protocols = protocols
-        certificates(settings)  # ssl reads the files itself, and its errors name none of them
+        certificates(settings)  # ssl reads the files itself, and its errors do not name them
         self._files = ChangingFiles(settings)
         self._read_again_s = 0
-        """Seconds of the clock; clients that were let in before show their certificate again."""
+        """Seconds of the clock; clients with older sessions must show their certificate again."""
         try:
             self._newest = self._made()
         except (ssl.SSLError, OSError) as error:
@@ -101,7 +101,7 @@ class ServerTls:
                 f"--{front}-root-cert: {error}"
             ) from None
         self.context = self._made()
-        """For the listener. Each handshake goes over to the newest one."""
+        """The context for the listener; each handshake changes to the newest one."""
         self.context.sni_callback = self._handshake
 
     def _made(self) -> ssl.SSLContext:
@@ -114,7 +114,7 @@ class ServerTls:
             context.load_verify_locations(settings.root)
         if settings.is_mutual:
             context.verify_mode = ssl.CERT_REQUIRED
-            # a client that resumes a session shows no certificate: an authority that was taken away would let it in
+            # a resumed session shows no certificate: it would admit clients of an authority that was removed
             context.options |= ssl.OP_NO_TICKET
             context.num_tickets = 0
         return context

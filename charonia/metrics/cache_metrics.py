@@ -1,4 +1,4 @@
-"""What a process that asks models found in the response cache (`cache.cached_calls`), for Prometheus (M1, M3, M6)."""
+"""Prometheus metrics of the response cache in a process that calls models (`cache.cached_calls`; M1, M3, M6)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COUNTERS: tuple[tuple[TritonCounter, Callable[[CallerCounts], int]], ...] = (
 
 
 class CacheMetrics(Collector):
-    """Reads the counts when scraped. `tags` gives the labels a model wants on its series (C13)."""
+    """Reads the counts when scraped. `tags` returns a model's labels for its series (C13)."""
 
     def __init__(
         self, calls: CachedCalls, settings: MetricsSettings, tags: Callable[[str, int], Mapping[str, str]]
@@ -44,7 +44,7 @@ class CacheMetrics(Collector):
         self._registry.register(self)
 
     def render(self) -> bytes:
-        """The text exposition 0.0.4, to be added to the process's page (`exposition.merge`)."""
+        """The metrics in text exposition 0.0.4, to be added to the process's page (`exposition.merge`)."""
         return render(self._registry)
 
     def collect(self) -> Iterable[Metric]:

@@ -44,7 +44,7 @@ _TRITON_COUNTER = re.compile(rb"^((?:# (?:HELP|TYPE) )?nv_[a-z_]+?)_total(?=[ {]
 
 
 def log_epoch_changes(count: int) -> CounterMetricFamily:
-    """The family of which every part that joins the log reports its own count."""
+    """The family in which every part with a log connection reports its own count."""
     from prometheus_client.core import CounterMetricFamily
 
     return CounterMetricFamily(
@@ -53,9 +53,9 @@ def log_epoch_changes(count: int) -> CounterMetricFamily:
 
 
 def tagged(families: Iterable[Metric], tags_of: Callable[[str, int], Mapping[str, str]]) -> Iterator[Metric]:
-    """The families with the labels that models want on their series (C13); `tags_of` a model and version.
+    """The families with the labels of models on their series (C13), which `tags_of` returns for a model and version.
 
-    A model's key becomes its name, and its namespace a label of its own where it has one.
+    A model's key becomes its name, and its namespace a label, if it has one.
     """
     for family in families:
         if family.name.startswith("nv_"):
@@ -71,7 +71,7 @@ def tagged(families: Iterable[Metric], tags_of: Callable[[str, int], Mapping[str
 def render(registry: CollectorRegistry) -> bytes:
     """The registry in text exposition 0.0.4.
 
-    Triton's counters have no `_total` suffix (M1-M3), which the client library always writes: it is taken off again.
+    Triton's counters have no `_total` suffix (M1-M3), which the client library always adds: it is removed again.
     """
     from prometheus_client.exposition import generate_latest
 
@@ -79,10 +79,10 @@ def render(registry: CollectorRegistry) -> bytes:
 
 
 class MetricsEndpoint:
-    """Serves what `render` returns. `socket_path` set means a unix socket, else TCP at `address`:`port`; port 0 picks a
-    free one, -1 turns the endpoint off.
+    """Serves what `render` returns, over a unix socket if `socket_path` is set, otherwise over TCP.
 
-    One request per connection: scrapes are seconds apart. `render` is called in the event loop: quick, or a coroutine.
+    Port 0 picks a free one, -1 turns the endpoint off. One request per connection: scrapes are seconds apart. `render`
+    is called in the event loop: it must be quick, or a coroutine.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class MetricsEndpoint:
         """The real port, once started on TCP."""
 
     async def start(self) -> None:
-        """Raises `StartupError` when the address cannot be had."""
+        """Raises `StartupError` if the address cannot be bound."""
         if self._socket_path:
             await self._start_unix()
             return
@@ -127,7 +127,7 @@ class MetricsEndpoint:
 
     async def _start_unix(self) -> None:
         try:
-            # left behind by a process that was killed; a living owner has its own incarnation in the path
+            # left by a process that was killed; a running owner has its own incarnation in the path
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._socket_path)
             self._server = await asyncio.start_unix_server(self._serve, self._socket_path, limit=_MAX_HEAD_BYTES)
@@ -168,7 +168,7 @@ class MetricsEndpoint:
             async with asyncio.timeout(_WRITE_TIMEOUT_S):
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a scraper that is slow, gone or talks too much is simply let go
+            pass  # a scraper that is slow, gone or sends too much is disconnected
         except asyncio.CancelledError:
             pass  # the endpoint closes
         finally:

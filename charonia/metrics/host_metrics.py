@@ -30,7 +30,7 @@ def busy_and_total(stat: str) -> tuple[int, int]:
     name, *fields = stat.partition("\n")[0].split()
     if name != "cpu" or len(fields) < 5:
         raise ValueError("no line of all processors")
-    ticks = [int(field) for field in fields[:8]]  # time of guests is in that of users already
+    ticks = [int(field) for field in fields[:8]]  # time of guests is included in that of users
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 

@@ -47,7 +47,7 @@ class Summary:
         self._slices: deque[tuple[int, dict[int, int]]] = deque(maxlen=_SLICES)
 
     def observe(self, duration_ns: int, now_ns: int) -> None:
-        """One duration; `now_ns` is monotonic."""
+        """Add one duration; `now_ns` is monotonic."""
         value = duration_ns // 1000
         self.count += 1
         self.sum_us += value
@@ -58,7 +58,7 @@ class Summary:
         within[number] = within.get(number, 0) + 1
 
     def within(self, now_ns: int) -> dict[int, int]:
-        """How often a value of each range came in the last minute."""
+        """Number of values in each range in the last minute."""
         oldest = now_ns // _SLICE_NS - _SLICES
         total: dict[int, int] = {}
         for at, within in self._slices:
@@ -69,7 +69,7 @@ class Summary:
 
 
 class Histogram:
-    """The values of one series, in whole milliseconds, by the upper bounds they do not exceed."""
+    """The values of one series, in whole milliseconds, by their upper bounds."""
 
     __slots__ = ("bounds", "counts", "sum_ms")
 
@@ -86,14 +86,14 @@ class Histogram:
 
 @dataclass(slots=True)
 class ModelLatencies:
-    """What is measured of one model version: None in the place of what is not."""
+    """The latencies of one model version; None in place of those that are not measured."""
 
     labels: str
     summaries: dict[str, Summary]
     first_response: Histogram | None
 
     def observe(self, what: str, duration_ns: int, now_ns: int) -> None:
-        """`what` is a name of `_SUMMARIES`; nothing happens where that is not measured of this model."""
+        """Add a duration to summary `what`, a name of `_SUMMARIES`, if it is measured for this model."""
         summary = self.summaries.get(what)
         if summary is not None:
             summary.observe(duration_ns, now_ns)
@@ -105,7 +105,7 @@ class ModelLatencies:
 
 
 class Latencies:
-    """What one process measures. `caches`: the server has a response cache. `joint`: its page is added to others'."""
+    """The latencies of one process. `caches`: the server has a response cache. `joint`: the page is added to others."""
 
     def __init__(self, settings: MetricsSettings, *, caches: bool = False, joint: bool = False) -> None:
         self._settings = settings
@@ -116,13 +116,13 @@ class Latencies:
         """Whether anything is measured at all."""
 
     def of(self, model: str, version: int) -> ModelLatencies | None:
-        """What is measured of a version that was added."""
+        """The latencies of a version that was added."""
         return self._models.get((model, version))
 
     def add(self, version: int, config: ModelConfig, *, model: str = "") -> ModelLatencies | None:
-        """A version is served; of one that was before, what is still measured goes on. None when nothing is.
+        """Begin to measure a version; of one measured before, the same series continue. None if nothing is measured.
 
-        `model` is its key, without it the configuration's name.
+        `model` is its key, by default the configuration's name.
         """
         if not self.measures:
             return None
@@ -141,7 +141,7 @@ class Latencies:
         return self._models[key]
 
     def drop(self, model: str, version: int) -> None:
-        """The version is served no more."""
+        """The version is no longer served."""
         self._models.pop((model, version), None)
 
     def _summaries_of(self, config: ModelConfig) -> list[str]:
@@ -152,7 +152,7 @@ class Latencies:
         return [what for what in _SUMMARIES if what not in unwanted]
 
     def render(self, now_ns: int) -> bytes:
-        """The families in text exposition; `le` and `quantile` are the last labels, as Triton's clients look for."""
+        """The families in text exposition; `le` and `quantile` are the last labels, as Triton's clients expect."""
         lines: list[str] = []
         if self._settings.histograms:
             lines += self._histogram_lines()

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from math import ceil, log, nan
 
 _GROWTH = 1.02
-"""Each range of values ends so much higher than it begins: a quantile is within 1 % of a value that was measured."""
+"""Each range ends this much above its beginning: a quantile is within 1 % of a measured value."""
 _PER_LOG = 1 / log(_GROWTH)
 
 WITHIN = "_within"
-"""Suffix of the series from which quantiles are made; between the parts of one server only."""
+"""Suffix of the series from which quantiles are computed; only between the parts of one server."""
 
 
 def range_of(value: int) -> int:
@@ -22,12 +22,12 @@ def range_of(value: int) -> int:
 
 
 def middle_of(number: int) -> float:
-    """What stands for the values of a range: the middle of the whole numbers it holds."""
+    """The value that represents a range: the middle of its whole numbers."""
     return (ceil(_GROWTH ** (number - 1)) + ceil(_GROWTH**number) - 1) / 2 if number else 0.0
 
 
 def quantile(within: Mapping[int, int], wanted: float) -> float:
-    """The `wanted` quantile of values of which so many were within each range; NaN without any."""
+    """The `wanted` quantile of values, given their number in each range; NaN without any."""
     rank = max(1, ceil(wanted * sum(within.values())))
     for number in sorted(within):
         rank -= within[number]
@@ -37,7 +37,7 @@ def quantile(within: Mapping[int, int], wanted: float) -> float:
 
 
 def joint_quantiles(family: str, values: Mapping[str, float]) -> dict[str, float]:
-    """A summary's series, added up over parts: quantiles computed again from all, without the series they come from."""
+    """A summary's series, added over parts: quantiles are computed again, and the series they come from are dropped."""
     within: dict[str, dict[int, int]] = {}
     prefix = f"{family}{WITHIN}{{"
     for series, count in values.items():

@@ -28,11 +28,11 @@ _IDLE_FILES = ("asyncio/runners.py", "asyncio/base_events.py", "selectors.py")
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A time in which the loop did not run.
+    """An interval in which the loop did not run.
 
-    `on_processor_ms` is what the loop's own thread used of it, `in_collector_ms` what Python's garbage collector took.
-    `stack` is the commonest of those that were seen, the innermost call last; `others` is where the process's other
-    threads were at its end.
+    `on_processor_ms` is the processor time of the loop's thread in it, `in_collector_ms` that of Python's garbage
+    collector. `stack` is the most frequent sample, the innermost call last; `others` are the other threads' positions
+    at its end.
     """
 
     length_ms: int
@@ -42,7 +42,7 @@ class Stall:
     others: tuple[str, ...]
 
     def text(self) -> str:
-        """As it is logged, one line for each frame."""
+        """The log text, one line for each frame."""
         head = (
             f"the event loop stood still for {self.length_ms} ms ({self.on_processor_ms} ms of it on a processor, "
             f"{self.in_collector_ms} ms collecting garbage) in"
@@ -52,7 +52,7 @@ class Stall:
 
 
 class StallWatch:
-    """Watches the running loop for stalls of more than `limit_ms`; `start` in the loop's thread, `stop` there too."""
+    """Watches the running loop for stalls longer than `limit_ms`. Call `start` and `stop` in the loop's thread."""
 
     def __init__(self, limit_ms: int) -> None:
         self._limit_ns = limit_ms * 1_000_000
@@ -65,7 +65,7 @@ class StallWatch:
         self._collecting_ns = self._collected_ns = 0
         self._samples: deque[tuple[str, ...]] = deque(maxlen=2000)
         self._ended: deque[tuple[int, int, int]] = deque()
-        """Length, time on a processor and in the collector, of stalls that the thread has yet to report."""
+        """Length, processor time and collector time of stalls that the thread has not reported yet."""
         self._stopping = threading.Event()
         self._handle: asyncio.TimerHandle | None = None
         self.count = 0
@@ -150,7 +150,7 @@ class StallWatch:
 
 
 def stack_of(frame: FrameType | None) -> tuple[str, ...]:
-    """The lines of a stack, outermost first; () where the loop only waits."""
+    """The lines of a stack, outermost first; () while the loop only waits."""
     if frame is None or frame.f_code.co_filename.endswith(_IDLE_FILES):
         return ()
     lines = []
@@ -165,7 +165,7 @@ _watch: StallWatch | None = None
 
 
 def watch_stalls(limit_ms: int) -> None:
-    """Watch this process's event loop, which runs, from now on."""
+    """Watch this process's running event loop from now on."""
     global _watch
     if _watch is None:
         _watch = StallWatch(limit_ms)
@@ -173,5 +173,5 @@ def watch_stalls(limit_ms: int) -> None:
 
 
 def render_stalls() -> bytes:
-    """What the metrics page of this process says of stalls; b"" while none are watched for."""
+    """The stall metrics of this process; b"" while stalls are not watched."""
     return _watch.render() if _watch is not None else b""

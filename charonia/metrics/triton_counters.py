@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily
 
 @dataclass(frozen=True, slots=True)
 class TritonCounter:
-    """One of them. `sums` is the increment of the statistics that it adds up, where one does."""
+    """One counter. `sums` is the increment of the statistics that it adds up, if there is one."""
 
     name: str
     text: str
@@ -18,7 +18,7 @@ class TritonCounter:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it is left out when counters are off (`MetricsSettings.counters`)."""
+        """Whether it is omitted when counters are off (`MetricsSettings.counters`)."""
         return self.sums.endswith("_ns")
 
     def family(self) -> CounterMetricFamily:
@@ -26,7 +26,7 @@ class TritonCounter:
         return CounterMetricFamily(self.name, self.text, labels=self.labels)
 
     def value(self, summed: int) -> int:
-        """What it shows of a sum of the statistics, which have nanoseconds."""
+        """Its value for a sum of the statistics, which are in ns."""
         return summed // 1000 if self.is_timed else summed
 
 

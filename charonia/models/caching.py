@@ -1,10 +1,10 @@
-"""What a model's configuration says about caching its responses (K1, C24), beyond `response_cache { enable: true }`.
+"""A model's rules for caching its responses (K1, C24), beyond `response_cache { enable: true }`. Parameters:
 
-    charonia.cache_inputs            comma-separated inputs that decide about the answer; all of them by default
-    charonia.cache_ttl_s             how long an answer may be given again, in seconds
-    charonia.cache_share_tenants     "true": tenants get one another's answers
+    charonia.cache_inputs            comma-separated inputs that determine the answer; default all
+    charonia.cache_ttl_s             how long an answer may be reused, in seconds
+    charonia.cache_share_tenants     "true": tenants share answers
 
-Wrong words keep the model from loading: a key made of the wrong inputs would give wrong answers.
+Invalid values keep the model from loading: a key of the wrong inputs would return wrong answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TTL = "charonia.cache_ttl_s"
 SHARED = "charonia.cache_share_tenants"
 
 LONGEST_TTL_S = 86_400
-"""Also the time without `charonia.cache_ttl_s`: entries that no request can match any more must expire."""
+"""Also the default of `charonia.cache_ttl_s`: entries that no request can match any more must expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class CachingRules:
 
 
 def caching_rules(config: ModelConfig) -> CachingRules | None:
-    """The rules of a model that wants its responses cached, None for others. Raises `InstanceError`."""
+    """The rules of a model with caching, None for others. Raises `InstanceError`."""
     if not config.response_cache.enable:
         return None
     parameters = {name: config.parameters[name].string_value for name in config.parameters}

@@ -13,13 +13,13 @@ from charonia.errors import ConfigError
 
 
 class StructureError(ConfigError):
-    """The text, the names, the batcher blocks or a combination of blocks is wrong: the repository cannot be polled."""
+    """Text, names, batcher blocks or a combination of blocks are invalid: the repository cannot be polled."""
 
 
 class InstanceError(ConfigError):
-    """The tensor list, batch I/O, instance groups, states or versions are wrong: no instance can be created."""
+    """Tensors, batch I/O, instance groups, states or versions are invalid: no instance can be created."""
 
 
 def poll_failure(model_name: str) -> str:
-    """The only text a client gets for a `StructureError` (items C62, R20); it goes out as INTERNAL."""
+    """The only text that clients get for a `StructureError` (items C62, R20), as INTERNAL."""
     return f"failed to load '{model_name}', failed to poll from model repository"

@@ -1,10 +1,9 @@
-"""The step graph of an ensemble: which step takes and gives which tensor, read from its configuration. Pure.
+"""The step graph of an ensemble, read from its configuration: the tensors that each step takes and gives. Pure.
 
-What the `ensemble_scheduling` block may say by itself is `validation`'s (C51); here it meets the models it is
-composed of (C52, C53). When a step runs is `batcher.scheduling.ensembles.ensemble_planner`'s.
-
-A decoupled step begins a *scope*: what takes its outputs runs once for each of its responses (S54). Scopes are numbered
-by the step that begins them; `ROOT` is the request itself.
+`validation` checks the `ensemble_scheduling` block by itself (C51); this module checks it against the composing models
+(C52, C53). `batcher.scheduling.ensembles.ensemble_planner` decides when a step runs.
+A decoupled step begins a *scope*: steps that take its outputs run once for each of its responses (S54). Scopes have the
+number of the step that begins them; `ROOT` is the request itself.
 """
 
 from __future__ import annotations
@@ -30,10 +29,11 @@ Find = Callable[[str, int], ModelInterface]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. `inputs` and `outputs` map the model's tensor to the ensemble's; it can do without `optional` inputs.
+    """One step. `inputs` and `outputs` map the model's tensors to the ensemble's; `optional` inputs may be missing.
 
-    `model` is its key. `condition` is the ensemble tensor that decides whether it runs, "" for none. `scope` says how
-    often it runs. `dims` are those of the model's inputs, which have a batch dimension as well if it is `batching`.
+    `model` is its key. `condition` is the ensemble tensor that decides whether it runs, "" for none. `scope`
+    determines how often it runs. `dims` are those of the model's inputs, without the batch dimension that they have if
+    it is `batching`.
     """
 
     index: int
@@ -51,10 +51,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleGraph:
-    """The steps of an ensemble and its own inputs and outputs. `scopes` has the scope of each tensor.
+    """The steps of an ensemble with its inputs and outputs. `scopes` has the scope of each tensor.
 
-    `dims` are those of its outputs as its steps make them, which have a batch dimension as well if it is `batching`.
-    `reshaped` are its inputs and outputs that have a `reshape`, of which steps know nothing else.
+    `dims` are those of its outputs as its steps make them, without the batch dimension that they have if it is
+    `batching`. `reshaped` are its inputs and outputs with a `reshape`, which steps do not see.
     """
 
     name: str
@@ -69,11 +69,11 @@ class EnsembleGraph:
 
     @property
     def decoupled(self) -> bool:
-        """Whether it may answer more than once (C53)."""
+        """Whether it may answer several times (C53)."""
         return any(step.decoupled for step in self.steps)
 
     def chain(self, scope: int) -> tuple[int, ...]:
-        """The scopes that `scope` lies in, itself included, outermost first; empty for the request."""
+        """The scopes that contain `scope`, itself included, outermost first; empty for the request."""
         found: list[int] = []
         while scope != ROOT:
             found.append(scope)
@@ -94,7 +94,7 @@ def _key(step: ModelEnsembling.Step) -> str:
 
 
 def version_of(number: int) -> int:
-    """A step's version; one that is not written is the highest (C50)."""
+    """The version of a step; the highest if it is not set (C50)."""
     return number if number > 0 else -1
 
 
@@ -125,7 +125,7 @@ def conditions(config: ModelConfig) -> dict[int, str]:
 def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
     """The graph of an ensemble whose composing models are known. Raises `InvalidArgument` with C52's texts.
 
-    `find` may raise; what it raises is passed on.
+    Errors of `find` are passed on.
     """
     name = config.name
     models = [find(_key(step), version_of(step.model_version)) for step in config.ensemble_scheduling.step]
@@ -165,7 +165,7 @@ def compose(config: ModelConfig, find: Find) -> EnsembleGraph:
 
 
 def _one_origin(ensemble: str, model: str, scopes: set[int]) -> int:
-    """The scope of what tensors of these are put together to. `model` is the one that Triton names, see `_Node`."""
+    """The scope of a step that takes these tensors. `model` is the one that Triton names, see `_Node`."""
     origins = scopes - {ROOT}
     if len(origins) > 1:
         raise InvalidArgument(
@@ -205,7 +205,7 @@ def needs(step: Step) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """What one model says about a tensor of the ensemble: the first that mentions it, its own tensors the ensemble."""
+    """A model's view of an ensemble tensor: the first model that mentions it; the ensemble of its own tensors."""
 
     model: str
     batching: bool
@@ -270,7 +270,7 @@ def _check_inputs(
 
 
 def _agree(ensemble: str, tensor: str, node: _Node, known: dict[str, _Node]) -> None:
-    """Two models may differ in what they leave open, and in who counts the batch dimension among the dims."""
+    """Two models may differ in variable dims, and in whether the dims include the batch dimension."""
     other = known.setdefault(tensor, node)
     where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
     if other.datatype is not node.datatype:
@@ -286,11 +286,11 @@ def _agree(ensemble: str, tensor: str, node: _Node, known: dict[str, _Node]) -> 
 
 
 def fitted(shape: tuple[int, ...], rows: int, dims: Sequence[int], *, batching: bool) -> tuple[int, ...]:
-    """The shape of a tensor where one of these `dims` is taken, by a model that is `batching` or not (S50).
+    """The shape in which a model with these `dims`, `batching` or not, takes a tensor (S50).
 
-    `rows` is the batch size of the request that the tensor was made for, 0 where the model that made it does not batch.
-    A tensor passes as it is where both sides batch, or neither, and where its shape matches the dims as a whole or a
-    batch of more than one is to become a dimension of its own.
+    `rows` is the batch size of the request that the tensor was made for, 0 if the model that made it does not batch.
+    The shape is unchanged if both models batch, or neither, and if it matches the dims as a whole, or a batch of more
+    than one becomes an ordinary dimension.
     """
     fits = matches(shape, dims)
     if batching and not rows and fits:
@@ -301,14 +301,14 @@ def fitted(shape: tuple[int, ...], rows: int, dims: Sequence[int], *, batching: 
 
 
 def matches(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes may be the same, where -1 allows any size."""
+    """Whether two shapes may be equal, where -1 allows any size."""
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
 
 
 def circle(name: str, composed_of: Callable[[str], Sequence[str]]) -> tuple[str, ...]:
-    """The ensembles from `name` back to itself, or to one on the way that is reached again; empty without a circle.
+    """The ensembles from `name` back to itself, or to one on the way that is reached again; empty without a cycle.
 
-    `composed_of` gives the models of an ensemble, nothing for any other model.
+    `composed_of` returns the models of an ensemble, nothing for any other model.
     """
     done: set[str] = set()
 

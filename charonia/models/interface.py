@@ -1,7 +1,7 @@
 """The frozen, typed view of a model's configuration that request paths read instead of protobuf.
 
-Built once for each loaded model from a normalised configuration; nothing here looks back at it. Validation has happened
-before (`executors.configuration.config`); batching decisions are the scheduler's, shape checks the gateway's.
+Built once per loaded model from a normalised, validated configuration (`executors.configuration.config`). Batching is
+decided by the scheduler, shapes are checked by the gateway.
 """
 
 from __future__ import annotations

@@ -24,15 +24,15 @@ from .config_errors import StructureError
 def to_json(config: ModelConfig) -> dict[str, Any]:
     """A JSON-ready dict: snake_case keys, enums by name, integers as numbers, every field with a default printed.
 
-    Messages and members of a choice appear only when set, as in the published form.
+    Messages and members of a oneof appear only if set, as in the published form.
     """
     return _message(config)
 
 
 def from_json(source: str | bytes | dict[str, Any]) -> ModelConfig:
-    """The configuration of JSON text or of an already decoded object; integers may be strings (item C61).
+    """The configuration of JSON text or of a decoded object; integers may be strings (item C61).
 
-    As protobuf's own parser does, it takes keys without quotes, single quotes, and a comma behind the last element.
+    As protobuf's own parser, it accepts keys without quotes, single quotes, and a comma after the last element.
 
     Raises `StructureError` for text that is not JSON, anything but an object, unknown fields and ill-typed values.
     """
@@ -54,12 +54,12 @@ _LEGACY = re.compile(
       | (?P<key>[A-Za-z_$][\w$]*(?=\s*:)) | (?P<comma>,(?=\s*[\]}])) | [^"'A-Za-z_$,]+ | [A-Za-z_$][\w$]* | ,""",
     re.VERBOSE | re.DOTALL,
 )
-"""What JSON text consists of, in the form that protobuf's parser takes; every part is consumed once."""
+"""The tokens of JSON text in the form that protobuf's parser accepts; each character is consumed once."""
 _ESCAPED = re.compile(r"\\'|\\.|\"", re.DOTALL)
 
 
 def _loads(text: str | bytes) -> Any:
-    """Decode JSON text, or what protobuf's parser takes for it. Raises `ValueError`."""
+    """Decode JSON text, or what protobuf's parser accepts for it. Raises `ValueError`."""
     try:
         return json.loads(text)
     except ValueError:
@@ -71,7 +71,7 @@ def _loads(text: str | bytes) -> Any:
 
 
 def _rewrite(part: re.Match[str]) -> str:
-    """A part of JSON text as the standard wants it."""
+    """A token in standard JSON."""
     match part.lastgroup:
         case "key":
             return f'"{part[0]}"'
@@ -114,6 +114,6 @@ def _value(field: Any, value: Any) -> Any:
     if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
         if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        # A 32-bit 0.1 reads back as 0.10000000149...; print the shortest number that gives the same 32 bits.
+        # a 32-bit 0.1 reads back as 0.10000000149...; print the shortest number with the same 32 bits
         return float(str(np.float32(value))) if field.cpp_type == FieldDescriptor.CPPTYPE_FLOAT else value
     return value

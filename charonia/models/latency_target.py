@@ -1,6 +1,6 @@
-"""The parameter `charonia.target_p99_ms`: what it may say, and with what it cannot be together.
+"""The parameter `charonia.target_p99_ms`: its value, and the settings that exclude it.
 
-What is done with it is `batcher.scheduling.queues.adaptive_batching`'s.
+`batcher.scheduling.queues.adaptive_batching` implements it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST_MS = 3_600_000.0
 
 
 def check_adaptive_batching(config: ModelConfig) -> None:
-    """Raises `InstanceError` for a target that cannot be used, or beside what it would choose itself."""
+    """Raises `InstanceError` for an invalid target, or beside a setting that it would choose itself."""
     if PARAMETER not in config.parameters:
         return
     subject = f"parameter '{PARAMETER}' of model '{config.name}'"
@@ -35,7 +35,7 @@ def check_adaptive_batching(config: ModelConfig) -> None:
 
 
 def target_p99_ns(parameters: Mapping[str, str]) -> int:
-    """The target of a checked configuration in ns; 0 for none."""
+    """The target in a validated configuration in ns; 0 for none."""
     text = parameters.get(PARAMETER)
     return 0 if text is None else max(1, int(_milliseconds(text) * 1e6))
 

@@ -1,4 +1,4 @@
-"""What a model's configuration says about its metrics: `metric_tags` (C13) and `model_metrics` (C26)."""
+"""A model's configuration of its metrics: `metric_tags` (C13) and `model_metrics` (C26)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protos.model_config_pb2 import ModelConfig
 from .config_errors import StructureError
 
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
-"""The one family whose buckets a model may choose."""
+"""The only family whose buckets a model can choose."""
 
 _DEFAULT_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -46,6 +46,6 @@ def first_response_buckets(config: ModelConfig) -> tuple[float, ...]:
 
 
 def unknown_families(config: ModelConfig) -> list[str]:
-    """Families that `model_metrics` names although nothing of theirs can be chosen: worth a warning, as in Triton."""
+    """Families in `model_metrics` without any choice: worth a warning, as in Triton."""
     families = [control.metric_identifier.family for control in config.model_metrics.metric_control]
     return [family for family in families if family != FIRST_RESPONSE]

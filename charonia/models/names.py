@@ -19,9 +19,9 @@ _REMEMBERED = 4096
 
 
 def check_model_name(name: str) -> None:
-    """Raises `InvalidArgument` for an empty name, for one that could leave the repository's directory, or is no UTF-8.
+    """Raises `InvalidArgument` for a name that is empty, could leave the repository's directory, or is not UTF-8.
 
-    Names like "..a", "a\\b" and "." pass, as in Triton: a model that is not there is an error of its own (R20).
+    Names like "..a", "a\\b" and "." pass, as in Triton: a model that does not exist has its own error (R20).
     """
     trimmed = name.strip()
     if not trimmed:
@@ -30,7 +30,7 @@ def check_model_name(name: str) -> None:
         raise InvalidArgument(f"invalid model name '{name}', model name must not contain path traversal characters")
     try:
         name.encode()
-    except UnicodeEncodeError:  # of a directory, whose name may be any bytes
+    except UnicodeEncodeError:  # a directory's name may be any bytes
         raise InvalidArgument(f"invalid model name {name!a}, model name must be UTF-8") from None
 
 
@@ -44,7 +44,7 @@ def can_be_model(name: str) -> bool:
 
 
 def model_key(namespace: str, name: str) -> str:
-    """The key of a model in a namespace, "" for none."""
+    """The key of a model in a namespace; "" means none."""
     return f"{namespace}{SEPARATOR}{name}" if namespace else name
 
 
@@ -53,7 +53,7 @@ def is_namespaced(key: str) -> bool:
 
 
 def name_of(key: str) -> str:
-    """What clients call a model."""
+    """The name that clients use for a model."""
     return _parts(key)[1]
 
 
@@ -63,7 +63,7 @@ def namespace_of(key: str) -> str:
 
 
 def can_be_namespace(path: str) -> bool:
-    """Whether the keys of models in that path can be taken apart again."""
+    """Whether keys with this path as namespace can be split again."""
     last = path.rpartition("/")[2]
     return "/" in path and bool(last) and SEPARATOR not in last and not last.endswith(":")
 
@@ -77,14 +77,14 @@ def _parts(key: str) -> tuple[str, str]:
 
 
 class Namespaces:
-    """The keys that were heard of. `is_meant` says whether a model of a key is there, or was to be."""
+    """The known keys. `is_meant` says whether a model with this key exists, or did."""
 
     def __init__(self, is_meant: Callable[[str], bool]) -> None:
         self._is_meant = is_meant
         self._keys: dict[str, set[str]] = {}
         self._resolved: dict[tuple[str, str], str] = {}
         self.any = False
-        """Whether there are any: without them a name is a key."""
+        """Whether there are namespaces; otherwise a name is a key."""
 
     def clear(self) -> None:
         self.any = False
@@ -92,26 +92,27 @@ class Namespaces:
         self._resolved.clear()
 
     def heard_of(self, key: str) -> None:
-        """Something is said of a model."""
+        """A fact names this model."""
         if is_namespaced(key):
             self._keys.setdefault(name_of(key), set()).add(key)
             self.any = True
 
     def changed(self) -> None:
-        """What `is_meant` says may be another now."""
+        """Results of `is_meant` may have changed."""
         self._resolved.clear()
 
     def resolve(self, model: str, near: str = "") -> str:
-        """The key of the one model of this name, the one in the namespace `near` before others; a key is itself.
+        """The key of the only model of this name, or of the one in the namespace `near`; a key is itself.
 
-        So is a name that no model has. Raises `InvalidArgument` when several have it and none is in that namespace.
+        So is a name that no model has. Raises `InvalidArgument` if several models have it and none is in that
+        namespace.
         """
         if not self._keys:
             return model
         key = self._resolved.get((model, near))
         if key is None:
             if len(self._resolved) >= _REMEMBERED:
-                self._resolved.clear()  # clients may ask for any name
+                self._resolved.clear()  # bounded: clients may ask for any name
             key = self._resolved[(model, near)] = self._choose(model, near)
         return key
 

@@ -28,7 +28,7 @@ _LABEL = re.compile(rf"({_NAME})=([^\s,|=<>!]+)")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition; `operator` is "" for "there is such a label" and "!" for "there is none"."""
+    """One condition; `operator` is "" for "the label exists" and "!" for "it does not"."""
 
     label: str
     operator: str = ""
@@ -66,13 +66,13 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What one model asks for; `pools` is empty for any pool."""
+    """The placement that a model requires; `pools` is empty for any pool."""
 
     pools: tuple[str, ...] = ()
     terms: tuple[Term, ...] = ()
 
     def why_not(self, pool: str, labels: Mapping[str, str]) -> str:
-        """Why an executor may not load the model, "" when it may."""
+        """Why an executor may not load the model; "" if it may."""
         if self.pools and pool not in self.pools:
             return f"'{POOL}' is '{','.join(self.pools)}', and this executor is in the pool '{pool}'"
         for term in self.terms:
@@ -83,12 +83,12 @@ class Placement:
         return ""
 
     def __str__(self) -> str:
-        """Of its terms the text that `placement_of` reads."""
+        """The text of its terms, as `placement_of` reads it."""
         return ",".join(map(str, self.terms))
 
 
 def placement_of(config: ModelConfig) -> Placement:
-    """What a configuration asks for. Raises `InvalidArgument` for what cannot be understood."""
+    """The placement in a configuration. Raises `InvalidArgument` for invalid terms."""
     pools: tuple[str, ...] = ()
     if POOL in config.parameters:
         pools = tuple(name.strip() for name in config.parameters[POOL].string_value.split(","))
@@ -102,7 +102,7 @@ def placement_of(config: ModelConfig) -> Placement:
 
 
 def check_pool(name: str) -> str:
-    """The name of a pool, as an option has it. Raises `InvalidArgument`."""
+    """The pool in an option. Raises `InvalidArgument`."""
     if not _POOL.fullmatch(name):
         raise InvalidArgument(f"--pool must be letters, digits, '_', '.' and '-', got '{name}'")
     return name

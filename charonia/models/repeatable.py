@@ -1,6 +1,6 @@
-"""`charonia.repeatable`: whether a request may be run again once some of its responses were seen.
+"""`charonia.repeatable`: whether a request may be run again once some of its responses were read.
 
-Only who wrote the model knows: the same request must give the same responses in the same order.
+Only the model's author knows: the same request must give the same responses in the same order.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _YES, _NO = ("true", "1", "yes"), ("false", "0", "no", "")
 
 
 def is_repeatable(parameters: Mapping[str, str]) -> bool:
-    """What a model's parameters say; without a word it is not."""
+    """The value in a model's parameters; False by default."""
     return parameters.get(REPEATABLE, "").strip().lower() in _YES
 
 
 def check_repeatable(config: ModelConfig) -> None:
-    """Raises `InstanceError` for another word than yes or no."""
+    """Raises `InstanceError` for a value other than yes or no."""
     text = config.parameters[REPEATABLE].string_value if REPEATABLE in config.parameters else ""
     if text.strip().lower() not in (*_YES, *_NO):
         raise InstanceError(f"parameter '{REPEATABLE}' must be true or false, got '{text}'")

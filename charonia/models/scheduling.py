@@ -1,6 +1,6 @@
 """The typed form of the `dynamic_batching` block and its queue policies (interface items C30, C31).
 
-Only values and how a level or a policy is looked up; the behaviour is `batcher.scheduling`'s.
+Only values, and the lookup of a level or policy; `batcher.scheduling` implements them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DynamicBatching:
     priority_queue_policies: dict[int, QueuePolicy] = field(default_factory=dict)
 
     def level(self, priority: int) -> int:
-        """The level a request's `priority` lands on: 0 is the default level, too high is the lowest (S8)."""
+        """The level of a request's `priority`: 0 is the default level, too high a number the lowest level (S8)."""
         if self.priority_levels == 0:
             return 0
         if priority <= 0:

@@ -1,7 +1,7 @@
-"""The typed form of the `sequence_batching` block (interface items C40, C41) and of what goes with it.
+"""The typed form of the `sequence_batching` block (interface items C40, C41).
 
-Only values; scheduling is `batcher.scheduling`'s, making control tensors and keeping states the executors'. What a
-block may say is judged by `executors.configuration.sequence_validation`.
+Only values: `batcher.scheduling` schedules, executors make control tensors and keep states, and
+`executors.configuration.sequence_validation` validates the block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What a state is at START: zeros of these dims, or a file of `<model>/initial_state/` when `filename` is given."""
+    """The initial state: zeros of these dims, or a file of `<model>/initial_state/` if `filename` is set."""
 
     dims: tuple[int, ...]
     filename: str = ""
@@ -57,9 +57,9 @@ class ImplicitState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBatching:
-    """The block as written, with `checkpoint_every` beside it. Times in microseconds.
+    """The block as written, and `checkpoint_every`. Times in microseconds.
 
-    `direct`: sequences have slots of their own (S34), else the oldest requests of up to `candidates` go first (S36).
+    `direct`: sequences have their own slots (S34); otherwise the oldest requests of up to `candidates` run first (S36).
     """
 
     direct: bool
@@ -75,7 +75,7 @@ class SequenceBatching:
     checkpoint_every: int
 
     def slots(self, max_batch_size: int) -> int:
-        """Sequences that one instance has at a time (S34, S36)."""
+        """Concurrent sequences of one instance (S34, S36)."""
         return max(1, max_batch_size if self.direct else self.candidates or max_batch_size)
 
     @property
@@ -104,7 +104,7 @@ class SequenceBatching:
 
 
 def checkpoint_every(config: pb.ModelConfig) -> int:
-    """Raises `InstanceError` for anything but an integer from 0 on."""
+    """Raises `InstanceError` unless the value is an integer of at least 0."""
     if CHECKPOINT_EVERY not in config.parameters:
         return 1
     text = config.parameters[CHECKPOINT_EVERY].string_value

@@ -1,4 +1,4 @@
-"""Operators' commands against the log: queues, jobs, dead letters, executors, the audit.
+"""Operators' commands, directly on the log: queues, jobs, dead letters, executors, audits, states, repositories.
 
-May import the event log and below; no service is asked or needed. Begin reading at `command_line`.
+May import the event log and below; no service needs to run. Begin reading at `command_line`.
 """

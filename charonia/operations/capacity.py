@@ -1,6 +1,6 @@
-"""What many queued jobs cost on this machine: `python -m charonia.operations.capacity --jobs 1000000`.
+"""Measures what many queued jobs cost on this machine: `python -m charonia.operations.capacity --jobs 1000000`.
 
-Fills a private log with jobs of the `identity` example model ([1,16] FP32, the bench's), measures memory, listings and
+Fills a private log with jobs of the `identity` example model ([1,16] FP32, as the bench), measures memory, listings and
 the cold restart of the log server, then starts `charonia serve` on it until the first jobs have been executed.
 """
 
@@ -96,13 +96,13 @@ async def _measure(options: argparse.Namespace, directory: Path) -> dict[str, An
         server.stop(_PATIENCE_S)
     try:
         report |= await _serve(models, state, options.jobs - 1, options.drain)
-    except StartupError as error:  # what was measured before is worth having
+    except StartupError as error:  # keep what was measured before
         report["serve_failed"] = str(error)
     return report
 
 
 async def _fill(log: Jobs, count: int) -> list[bytes]:
-    """Queue jobs, several calls in flight; their ids in the order of acceptance."""
+    """Queue jobs, several calls at a time; returns their ids in the order of acceptance."""
     tensor = Tensor.of("INPUT0", np.arange(16, dtype=np.float32).reshape(1, 16))
     meta = request_meta(1, "", [tensor], (), {})
     signature = batch_signature(1, [("INPUT0", (16,))])
@@ -130,7 +130,7 @@ async def _fill(log: Jobs, count: int) -> list[bytes]:
 
 
 async def _listings(log: EventLog, ids: list[bytes]) -> dict[str, Any]:
-    """Milliseconds of what operators and callers ask; the audit reads everything there is."""
+    """Milliseconds of operators' and callers' queries; the audit reads the whole log."""
 
     async def page(after: str) -> dict[str, Any]:
         return await jobs.list_jobs(log, jobs.Filter((MODEL,), after=after), wall_ns() // 1000, _PAGE)
@@ -166,7 +166,7 @@ async def _listings(log: EventLog, ids: list[bytes]) -> dict[str, Any]:
 
 
 async def _serve(models: Path, state: Path, queued: int, drain: int) -> dict[str, Any]:
-    """Start everything on the filled log: seconds to readiness, to the first job's end and to that of `drain` jobs."""
+    """Start everything on the filled log: seconds until ready, until the first and until `drain` jobs have ended."""
     command = [
         sys.executable,
         "-m",
@@ -259,7 +259,7 @@ def _ms(spent_s: float) -> float:
 
 
 def _used_bytes(url: str) -> int:
-    """What the server's allocator has given out."""
+    """The memory that the server's allocator has in use."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(unquote(urlsplit(url).path))
         client.sendall(b"INFO memory\r\n")

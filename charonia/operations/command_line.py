@@ -1,4 +1,4 @@
-"""Runs the operators' commands: finds the log, does the work, prints text or JSON.
+"""Runs the operators' commands: finds the log, runs the command, prints text or JSON.
 
 Exit codes: 0 done (audit: clean; wait: succeeded), 1 a problem was found or something failed, 2 wrong usage.
 """
@@ -28,7 +28,7 @@ from .repositories import Check, cannot_check, check, migrated
 from .text import command_reports as reports
 
 Answer = tuple[dict[str, Any], bool]
-"""The document to print, and whether all is well."""
+"""The document to print, and whether it reports no problem."""
 
 
 def run(
@@ -37,7 +37,7 @@ def run(
     default_state_dir: Callable[[], str],
     check_repository: Check = cannot_check,
 ) -> int:
-    """The command line `words` (the command first); the exit code. Raises `SystemExit` for usage and help.
+    """Run the command line `words` (the command first); returns the exit code. Raises `SystemExit` for usage and help.
 
     `check_repository` is the executors' check, which this package may not import.
     """
@@ -60,7 +60,7 @@ def run(
     try:
         sys.stdout.write(json.dumps(document) + "\n" if options.json else reports.text(options, document))
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if well else 1
 
@@ -82,7 +82,7 @@ async def _state(
 
 
 def _log_url(options: argparse.Namespace, environment: Mapping[str, str], default_state_dir: Callable[[], str]) -> str:
-    """A flag before the environment; of both the URL before the state directory."""
+    """Flags override environment variables; among each, the URL overrides the state directory."""
     if options.log_url or (not options.state_dir and environment.get("CHARONIA_LOG_URL")):
         return str(options.log_url or environment["CHARONIA_LOG_URL"])
     directory = options.state_dir or environment.get("CHARONIA_STATE_DIR") or default_state_dir()
@@ -119,7 +119,7 @@ async def _with_log(options: argparse.Namespace, url: str, password_file: str) -
 
 
 async def perform(log: EventLog, options: argparse.Namespace) -> Answer:
-    """What the options ask, against this log."""
+    """Run the command against this log."""
     handler = _HANDLERS[(options.command, getattr(options, "action", ""))]
     return await handler(log, options)
 
@@ -205,7 +205,7 @@ async def _jobs_wait(log: EventLog, options: argparse.Namespace) -> Answer:
 
 
 async def _chosen(log: EventLog, options: argparse.Namespace, *, every: bool) -> list[dead_letters.DeadLetter]:
-    """`MODEL ID...` or ids of jobs, which name their model; with `every`, all of MODEL."""
+    """`MODEL ID...`, or job ids, which contain their model; with `every` all of MODEL."""
     words = list(options.what)
     named = bool(words) and (every or len(words) > 1) and "." not in words[0][32:33]
     model = words.pop(0) if named else ""
@@ -266,7 +266,7 @@ def _now_us() -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What one option demands of another. Exits with 2."""
+    """Dependencies between options. Exits with 2."""
     action = (options.command, getattr(options, "action", ""))
     problem = ""
     if action == ("queue", "cancel") and bool(options.id) == options.all:

@@ -1,4 +1,4 @@
-"""Requests that were given up, with what is needed to understand them and to try again: `charonia dlq`.
+"""Dead letters: requests that were given up, with what is needed to understand and repeat them: `charonia dlq`.
 
 A letter is an entry of `dlq:{m}`: `r` the request record, `m` a msgpack map of id, model, version, content_hash,
 attempts, error, stderr, time_us, tenant and job.
@@ -41,7 +41,7 @@ _PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One letter as it lies in the log. `record` is None when a newer release wrote it in a way unknown here."""
+    """One letter in the log. `record` is None if a newer release wrote it in an unknown form."""
 
     model: str
     entry_id: bytes
@@ -54,7 +54,7 @@ class DeadLetter:
         return known if isinstance(known, bytes) else self.record.id if self.record is not None else b""
 
     def named(self, text: str) -> bool:
-        """Whether `text` means this letter: its request id in hex, its public id, or its entry's id."""
+        """Whether `text` identifies this letter: its request id in hex, its public id, or its entry's id."""
         return text in (self.id.hex(), public_id(self.model, self.id), self.entry_id.decode())
 
     def number(self, name: str) -> int:
@@ -63,7 +63,7 @@ class DeadLetter:
 
 
 async def letters(log: Streams, model: str) -> AsyncIterator[DeadLetter]:
-    """Oldest first, each once: who takes a model over may write again what its predecessor wrote."""
+    """The letters, oldest first, each once: a new owner may repeat those that its predecessor wrote."""
     seen: set[bytes] = set()
     async for letter in _entries(log, model):
         if not letter.id or letter.id not in seen:
@@ -106,7 +106,7 @@ async def list_letters(log: JobLog, models: Sequence[str], now_us: int, limit: i
 
 
 async def show_letter(log: Blobs, letter: DeadLetter, now_us: int, directory: Path | None) -> dict[str, Any]:
-    """Everything that is known of a letter. With a directory its inputs are written there as files."""
+    """All information about a letter. With a directory its inputs are written there as files."""
     about = {name: plain(value) for name, value in letter.about.items() if name not in ("id", "stderr")}
     stderr = plain(letter.about.get("stderr") or "")
     shown = {**_summary(letter, now_us), "about": about, "stderr": str(stderr).splitlines()}
@@ -128,7 +128,7 @@ async def show_letter(log: Blobs, letter: DeadLetter, now_us: int, directory: Pa
 async def replay(log: EventLog, letter: DeadLetter, now_us: int, retention_s: int = RETENTION_S) -> dict[str, Any]:
     """Submit a letter's request again, as a new job without a deadline. The letter stays until it is dropped.
 
-    Raises `NotFound` when its inputs are gone, and what accepting raises.
+    Raises `NotFound` if its inputs are gone, and errors of accepting.
     """
     record = letter.record
     inputs = await _inputs(log, record) if record is not None else None
@@ -178,7 +178,7 @@ async def replay(log: EventLog, letter: DeadLetter, now_us: int, retention_s: in
 
 
 async def drop(log: Streams, chosen: Sequence[DeadLetter]) -> list[str]:
-    """Delete letters, with what was written of them again; their ids."""
+    """Delete letters, with their repetitions; returns their ids."""
     for model in {letter.model for letter in chosen}:
         ids = {letter.id for letter in chosen if letter.model == model} - {b""}
         entries = {letter.entry_id for letter in chosen if letter.model == model}
@@ -188,7 +188,7 @@ async def drop(log: Streams, chosen: Sequence[DeadLetter]) -> list[str]:
 
 
 async def choose(log: JobLog, model: str, texts: Sequence[str], *, every: bool) -> list[DeadLetter]:
-    """The letters that `texts` name, or every one of a model ("" for all models). Raises `NotFound` for a name."""
+    """The letters that `texts` identify, or every one of a model ("" for all models). Raises `NotFound` for a text."""
     if every:
         models = [model] if model else await known_models(log)
         return [letter for name in models for letter in [found async for found in letters(log, name)]]
@@ -214,7 +214,7 @@ async def _named(log: Streams, model: str, text: str) -> DeadLetter | None:
 
 
 async def _inputs(log: Blobs, record: RequestRecord) -> list[Tensor] | None:
-    """The input tensors; None when they lay beside the log and are gone."""
+    """The input tensors; None if they were outside the record and are gone."""
     data = record.data
     if record.reference is not None:
         blob = await log.blob(record.reference.name) if record.reference.kind == BLOB else None

@@ -1,4 +1,4 @@
-"""Who executes: `charonia executors ls`. What executors say of themselves, how they are, and what they were given."""
+"""`charonia executors ls`: executors, their state, and their batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def _row(log: Streams, view: ExecutorView, beat_ms: int) -> dict[str, Any]
         "loaded": len(held),
         "announced": announced,
         "slots": sum(entry.loaded.slots for entry in held if entry.loaded is not None),
-        # batches of an executor with a batcher in its process never leave it
+        # batches of an executor with a batcher in its process are not in the log
         "outstanding": None if joined.hosts_batcher else await _outstanding(log, joined.incarnation),
         "used_bytes": described.used_bytes if described is not None and budget_bytes else None,
         "budget_bytes": budget_bytes or None,
@@ -60,7 +60,7 @@ def _state(view: ExecutorView, beat_ms: int) -> str:
 
 
 async def _outstanding(log: Streams, executor: str) -> int:
-    """Batches it was given and has not settled."""
+    """The number of batches that it has not settled."""
     count, after = 0, START
     while entries := await log.range(keys.batches(executor), after, _PAGE):
         after = entries[-1].id

@@ -1,4 +1,4 @@
-"""Jobs straight from the log, without a gateway: `charonia jobs`. Submitting is the gateways'."""
+"""`charonia jobs`: reads, cancels and awaits jobs in the log, without a gateway. Gateways submit jobs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CANCELLED = Ending(JobState.CANCELLED, "the job was cancelled by an operator", 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs. Empty fields match all; `after` is the id of the last one seen."""
+    """Selects jobs. Empty fields match all; `after` is the id of the last job seen."""
 
     models: tuple[str, ...] = ()
     states: frozenset[JobState] = frozenset()
@@ -36,7 +36,7 @@ class Filter:
 
 
 async def list_jobs(log: Jobs, wanted: Filter, now_us: int, limit: int) -> dict[str, Any]:
-    """Jobs of each model in turn: active ones oldest first, then ended ones newest first. `next`: go on after it."""
+    """Jobs of each model in turn: active ones oldest first, then ended ones newest first. `next` continues the list."""
     rows: list[dict[str, Any]] = []
     async for page in _pages(log, wanted):
         for job in page:
@@ -145,7 +145,7 @@ def _answered(response: ResponseRecord, directory: Path | None) -> dict[str, Any
 
 
 async def cancel_jobs(log: RequestLog, ids: Sequence[str], wanted: Filter | None, now_us: int) -> dict[str, Any]:
-    """Cancel jobs by id, or all active ones that match. A job that ended first stays as it ended."""
+    """Cancel jobs by id, or all active ones that match. A job that ended before keeps its end."""
     cancelled: list[str] = []
     ended: list[dict[str, str]] = []
     missing: list[str] = []
@@ -183,9 +183,9 @@ async def _cancel(log: QueueLog, job: JobRecord) -> bool:
 
 
 async def wait_for_job(log: JobLog, text: str, now_us: int, timeout_s: float) -> dict[str, Any]:
-    """A job once it has ended, or as it is when the time is over. Raises `NotFound`.
+    """A job once it has ended, or its state when the time is over. Raises `NotFound`.
 
-    The journal wakes it; where a journal is off it looks every second.
+    The journal wakes this; without a journal the record is read every second.
     """
     job = await _must_be(log, text)
     changed = asyncio.Event()
@@ -211,7 +211,7 @@ async def wait_for_job(log: JobLog, text: str, now_us: int, timeout_s: float) ->
 
 
 def job_json(job: JobRecord, now_us: int) -> dict[str, Any]:
-    """What every listing says of a job. Times are microseconds since the epoch, null for not yet."""
+    """The part of a job that every listing has. Times are microseconds since the epoch, null if not reached."""
     return {
         "id": job.public_id,
         "state": job.state.value,
@@ -229,7 +229,7 @@ def job_json(job: JobRecord, now_us: int) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can carry: bytes as text, or as hex when they are none."""
+    """`value` as JSON values: bytes as text, or as hex if they are not UTF-8."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         try:
             return bytes(value).decode()
@@ -243,7 +243,7 @@ def plain(value: Any) -> Any:
 
 
 def _ending_text(job: JobRecord) -> str | None:
-    """Why it ended as it did, as its last event says."""
+    """The reason of its end, from its last event."""
     if not job.state.terminal or job.state is JobState.SUCCEEDED:
         return None
     error = job.events[-1].detail.get("error") if job.events else None

@@ -1,10 +1,10 @@
 """Moves queued jobs to another priority level: `charonia queue move`. Only while the model is paused.
 
-A request is known by its id, an entry of the queue only carries it. So a move is: the owner forgets the request
-(`RequestsMoved`), a second entry carries it at the other level, the first is deleted. Whatever stops in between, an
-entry is left in the log; where both are, an owner takes the first it reads, and `begin_attempt` keeps a job from being
-given out after its end. Requests that are no jobs stay: the log is not told of their first run, so no reader can say
-that they wait.
+A request is identified by its id; queue entries only carry it. So a move is: the owner forgets the request
+(`RequestsMoved`), a second entry carries it at the other level, and the first entry is deleted. After a failure at any
+step one entry is left; if both are, an owner takes the first one it reads, and `begin_attempt` keeps a job from being
+dispatched after its end. Requests that are no jobs are not moved: their first attempt is not recorded in the log, so no
+reader can tell that they are still queued.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK_S = 0.01
 
 
 async def move(log: EventLog, model: str, ids: Sequence[bytes], level: int) -> dict[str, Any]:
-    """Give queued jobs another level; they come after what waits there. `left` says which stayed, and why.
+    """Move queued jobs to another level, behind the requests there. `left` lists those that stayed, with the reason.
 
     Raises `InvalidArgument` unless the model is paused and has that level, `NotFound` for an unknown model.
     """
@@ -49,7 +49,7 @@ async def move(log: EventLog, model: str, ids: Sequence[bytes], level: int) -> d
             moving.append(found)
     applied = await _forgotten_by_owner(log, model, moving) if moving else True
     for queued in list(moving):
-        # it may have been on its way to an executor when the queue was paused
+        # it may have been dispatched just before the queue was paused
         if await log.unsettled(model, [queued.record.id]) != [queued.attempt]:
             left[queued.record.id.hex()] = "it began or ended meanwhile"
             moving.remove(queued)
@@ -86,7 +86,7 @@ async def _check_level(log: Streams, model: str, level: int) -> None:
 
 
 async def _forgotten_by_owner(log: ControlLog, model: str, moving: Sequence[Queued]) -> bool:
-    """Tell the owner and wait until it has read that, if there is one that lives; False when it does not read."""
+    """Notify the owner and wait until it has read that, if there is a live one; False if it does not read."""
     owner, _ = await log.owner(model)
     if not owner or not (await log.alive(_OWNER, [owner]))[0]:
         return True
@@ -97,7 +97,7 @@ async def _forgotten_by_owner(log: ControlLog, model: str, moving: Sequence[Queu
     give_up_s = loop.time() + _PATIENCE_S
     while any(entry.id == told for entry in await log.range(stream)):
         if loop.time() > give_up_s:
-            # no owner may act on it later: the request would then have been read from its new entry already
+            # an owner must not act on it later: it would have read the request from its new entry by then
             await log.delete_entries(stream, [told])
             return False
         await asyncio.sleep(_LOOK_S)  # facts have one reader, which deletes what it has read

@@ -1,4 +1,4 @@
-"""Reads what a model's queue carries, without taking anything: the unsettled requests of every lane, in order."""
+"""Reads the unsettled requests in a model's queue, lane by lane and in order, without taking them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from charonia.wire import RequestRecord, Wave, work_in
 _FIRST_PAGE = 50
 _MOST_PAGE = 1000
 _PAGE_BYTES = 1 << 20
-"""Entries hold payloads: a page is as many as fill about this much, judged by the page before."""
+"""Entries hold payloads: pages have about this size, estimated from the page before."""
 _MARGINS_US = (20_000, 1_000_000, 30_000_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """An unsettled request and the entry that carries it. `attempt` 0: never begun, as far as the log was told.
+    """An unsettled request and its entry. `attempt` 0: no attempt is recorded in the log.
 
-    Those in waves are in no count of the log.
+    Requests in waves are in no count of the log.
     """
 
     record: RequestRecord
@@ -72,7 +72,7 @@ async def queued_of_model(log: QueueLog, model: str) -> AsyncIterator[list[Queue
 
 
 async def find_queued(log: QueueLog, model: str, request_id: bytes, accepted_us: int) -> Queued | None:
-    """The carrier of one request. Entry ids are times, so it is looked for around its own before everywhere."""
+    """The entry of one request. Entry ids are times, so those around its acceptance are searched first."""
     for margin_us in (*_MARGINS_US, accepted_us):
         after = b"%d-0" % max(0, (accepted_us - margin_us) // 1000)
         last_us = accepted_us + margin_us
@@ -87,7 +87,7 @@ async def find_queued(log: QueueLog, model: str, request_id: bytes, accepted_us:
 
 
 async def known_models(log: JobLog) -> list[str]:
-    """Every model that the control facts or the jobs of this log speak of."""
+    """Every model in the control facts or the jobs of this log."""
     models = set(await log.job_models())
     after = START
     while entries := await log.range(keys.CONTROL, after):
@@ -102,6 +102,6 @@ async def known_models(log: JobLog) -> list[str]:
 
 
 async def must_be_known(log: RequestLog, model: str) -> None:
-    """Raise `NotFound` for a name that neither a queue nor the control facts know: most likely it is misspelt."""
+    """Raises `NotFound` for a name that neither a queue nor the control facts know: most likely it is misspelt."""
     if not await log.lanes(model) and model not in await known_models(log):
         raise NotFound(f"model '{model}' is unknown to this log")

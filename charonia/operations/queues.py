@@ -1,4 +1,4 @@
-"""What waits where, and holding it back: `charonia queue`."""
+"""`charonia queue`: shows queues, pauses and resumes them, cancels requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from charonia.facts.jobs import JobState, public_id
 from .queued import Queued, known_models, must_be_known, queued, queued_of_model
 
 SCAN_REQUESTS = 100_000
-"""How many requests of a lane a listing reads before it gives a lower bound."""
+"""Max requests of a lane that a listing reads; of longer lanes it shows a lower bound."""
 
 _MOST_TENANTS = 1000
 _CANCELLED = Ending(JobState.CANCELLED, "the request was cancelled by an operator", "operator")
@@ -24,7 +24,7 @@ _CANCELLED = Ending(JobState.CANCELLED, "the request was cancelled by an operato
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which requests to cancel: those with these ids, or all, older than an age when it is given."""
+    """Selects requests to cancel: by id, or all, optionally only those above an age."""
 
     ids: frozenset[bytes] = frozenset()
     older_than_s: float = 0.0
@@ -41,7 +41,7 @@ class Selection:
 async def list_queues(
     log: EventLog, models: Sequence[str], now_ns: int, scan_requests: int = SCAN_REQUESTS
 ) -> dict[str, Any]:
-    """Models with their exact totals, and each lane that carries something. Idle lanes are left out."""
+    """Models with their exact totals, and each lane with requests. Empty lanes are left out."""
     for model in models:
         await must_be_known(log, model)
     totals: list[dict[str, Any]] = []
@@ -66,7 +66,7 @@ async def list_queues(
 async def _lane(
     log: QueueLog, model: str, level: int, lane: int, now_ns: int, most: int
 ) -> tuple[dict[str, Any], tuple[int, int]]:
-    """A lane, and how many requests and bytes of it are in waves."""
+    """A lane, and the requests and bytes in its waves."""
     requests = size_bytes = begun = waved = waved_bytes = 0
     oldest_ns = now_ns
     exact = True
@@ -88,7 +88,7 @@ async def _lane(
 
 
 async def _tenants(log: RequestLog, model: str) -> dict[str, dict[str, int]]:
-    """Exact counts of the tenants whose jobs are among the first that wait."""
+    """Exact counts of the tenants whose jobs are among the first in the queue."""
     jobs = await log.jobs(model, ended=False, count=_MOST_TENANTS)
     names = sorted({job.tenant for job in jobs if job.tenant})
     counts = await log.pending_of_tenants(model, names) if names else []
@@ -120,7 +120,7 @@ async def inspect_queue(log: EventLog, model: str, now_ns: int, limit: int) -> d
 
 
 async def _adaptive(log: Notes, model: str) -> dict[str, Any]:
-    """What adaptive batching has chosen lately, by version; empty where a model has no target or no owner."""
+    """The latest choices of adaptive batching, by version; empty if a model has no target or no owner."""
     (note,) = await log.notes([keys.adaptive_choices(model)])
     return dict(json.loads(note)) if note else {}
 
@@ -146,7 +146,7 @@ async def _row(log: Jobs, model: str, request: Queued, now_ns: int) -> dict[str,
 
 
 async def pause(log: EventLog, model: str, paused: bool) -> dict[str, Any]:
-    """Hold a queue back or let it go on: remembered in the log, told to the owner. What runs is not stopped."""
+    """Pause or resume a queue: recorded in the log, and reported to the owner. Running requests are not stopped."""
     await must_be_known(log, model)
     before = await log.paused(model)
     await log.set_paused(model, paused)
@@ -157,7 +157,7 @@ async def pause(log: EventLog, model: str, paused: bool) -> dict[str, Any]:
 
 
 async def cancel_queued(log: RequestLog, model: str, selection: Selection, now_ns: int) -> dict[str, Any]:
-    """Cancel what is selected among the unsettled requests, running ones included."""
+    """Cancel the selected unsettled requests, running ones included."""
     await must_be_known(log, model)
     cancelled: list[bytes] = []
     found: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""`charonia check` and `charonia migrate`. What is a fault of a repository is decided by the executors' code."""
+"""`charonia check` and `charonia migrate`. The executors' code finds the faults of a repository."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PROGRESS_NS = 1_000_000_000
 def cannot_check(
     repository: Path, gpus: int | None, fix: bool, on_progress: Callable[[int, int], None]
 ) -> dict[str, Any]:
-    """Refuse to check, where the executors' code is not at hand."""
+    """Raises where the executors' code is not installed."""
     raise Unsupported("a repository can only be checked by the command 'charonia'")
 
 
 def check(options: argparse.Namespace, check_repository: Check) -> tuple[dict[str, Any], bool]:
-    """The document, and whether there is no fault. Says on stderr how far it is, once a second."""
+    """The document, and whether there is no fault. Reports progress on stderr once a second."""
     last_ns = monotonic_ns()
 
     def on_progress(done: int, total: int) -> None:
@@ -40,8 +40,8 @@ def check(options: argparse.Namespace, check_repository: Check) -> tuple[dict[st
 
 
 def migrated(options: argparse.Namespace, check_repository: Check) -> tuple[dict[str, Any], bool]:
-    """The document of a migration, and whether what was written has no fault."""
-    from .migration.migrating import migrate  # the other commands need none of it
+    """The document of a migration, and whether the written models have no fault."""
+    from .migration.migrating import migrate  # the other commands do not need it
 
     document = migrate(options.source, options.kind, options.to)
     faults: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
-"""`charonia state`: what wrote a state, and a whole state as a file for another server program, machine or release.
+"""`charonia state`: shows which server wrote a state, and exports and imports states as files.
 
-A stopped state directory gets a private server for the time of the work, of a program that reads it. What a file
-holds is `charonia.eventlog.redis.portable`'s.
+For a stopped state directory this starts a private server, of a program that can read it, for the time of the work.
+`charonia.eventlog.redis.portable` defines the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _BUILD = "import.partial"
 _PATIENCE_S = 600.0
-"""For a server that writes out a large state before it ends."""
+"""Time for a server that saves a large state before it ends."""
 _PROGRESS_S = 1.0
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -48,7 +48,7 @@ _AT_FDCWD = -100
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a state is: a log at `url`, else a state directory, used with `program`, "" for the one that fits."""
+    """The place of a state: a log at `url`, or a state directory, read with `program`, "" for a suitable one."""
 
     url: str
     password_file: str
@@ -61,7 +61,7 @@ class Place:
 
 
 async def show(place: Place) -> dict[str, Any]:
-    """What is known of a state without reading it. Raises `StartupError` when there is none."""
+    """Information about a state without reading it. Raises `StartupError` if there is none."""
     if place.url:
         from charonia.eventlog.redis.portable.exporting import living, program
 
@@ -86,7 +86,7 @@ async def show(place: Place) -> dict[str, Any]:
 
 
 async def export_state(place: Place, file: Path, *, overwrite: bool) -> dict[str, Any]:
-    """Write a state to a file. Raises `InvalidArgument` and `StartupError`; then there is no file."""
+    """Export a state to a file. Raises `InvalidArgument` and `StartupError`; then no file is left."""
     from charonia.eventlog.redis.portable.exporting import export_keys, living, program
     from charonia.eventlog.redis.portable.state_file import StateWriter, refuse_existing
 
@@ -97,7 +97,9 @@ async def export_state(place: Place, file: Path, *, overwrite: bool) -> dict[str
             left_out = of_former_runs if not place.url else _nothing
             await export_keys(connection, writer, left_out, _Progress("export"))
             if place.url:
-                _refuse_living(await living(connection), connection)  # one that came meanwhile may have written
+                _refuse_living(
+                    await living(connection), connection
+                )  # a process that joined in the meantime may have written
             elif (secret := place.path / WEBHOOK_SECRET).is_file():
                 writer.add(["f", WEBHOOK_SECRET, secret.read_bytes()])
             writer.finish()
@@ -119,9 +121,10 @@ async def export_state(place: Place, file: Path, *, overwrite: bool) -> dict[str
 
 
 async def import_state(place: Place, file: Path, *, replace: bool) -> dict[str, Any]:
-    """Fill a state directory or a log from a file. Raises `InvalidArgument` and `StartupError`; then nothing changed.
+    """Import a file into a state directory or a log. Raises `InvalidArgument` and `StartupError`; then nothing has
+    changed.
 
-    What a directory had is put aside; a log is emptied first, and again if the import fails.
+    The previous contents of a directory are kept aside; a log is emptied first, and again if the import fails.
     """
     from charonia.eventlog.redis.portable.state_file import check
 
@@ -146,7 +149,7 @@ async def _into_log(place: Place, file: Path, summary: Summary, *, replace: bool
         try:
             written, left_out = await import_keys(connection, file, summary, _Progress("import"))
         except BaseException:
-            await connection.execute("FLUSHDB")  # half a state is none
+            await connection.execute("FLUSHDB")  # part of a state is useless
             raise
         about = {"into": where, "program": await program(connection), "keys": written, "replaced": None}
     return {**about, "expired": summary.keys - written, "files_left_out": sorted(left_out)}
@@ -178,7 +181,7 @@ async def _into_directory(place: Place, file: Path, summary: Summary, *, replace
 
 
 def _put_in_place(build: Path, directory: Path) -> str | None:
-    """Make the files in `build` those of the directory, in one step; where those of before are now."""
+    """Replace the directory's files by those in `build`, in one step; returns where the previous files are now."""
     made, there = build / APPEND_DIRECTORY, directory / APPEND_DIRECTORY
     replaced: str | None = None
     if there.exists():
@@ -203,7 +206,7 @@ def _put_in_place(build: Path, directory: Path) -> str | None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two directories in one step, so that at no time there is none; False where the system cannot."""
+    """Exchange two directories atomically; False if the system cannot."""
     if sys.platform != "linux":
         return False
     try:
@@ -236,7 +239,7 @@ def _held(directory: Path, action: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def _running(server: PrivateServer) -> AsyncIterator[Connection]:
-    """A connection to a private server that is started here, and stopped when all of it is on disk."""
+    """A connection to a private server that is started here, and stopped once all of it is on disk."""
     server.start()
     try:
         server.wait_ready(_PATIENCE_S)
@@ -276,7 +279,7 @@ def _nothing(_key: bytes) -> bool:
 
 
 class _Progress:
-    """Says on stderr how far long work is, once a second."""
+    """Reports the progress of long work on stderr once a second."""
 
     def __init__(self, action: str) -> None:
         self._action = action

@@ -1,4 +1,4 @@
-"""`charonia trace summary`: reads trace files. What they say is `charonia.traces.summary`'s."""
+"""`charonia trace summary`: reads trace files for `charonia.traces.summary`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The response cache's options (K1): `--cache-config <cache>,<key>=<value>[,<key>=<value>]` and its old spelling.
+"""The options of the response cache (K1): `--cache-config <cache>,<key>=<value>[,<key>=<value>]` and its old spelling.
 
-The cache is shared by all gateways: `local` lies in their log, `redis` on a server of its own.
+All gateways share the cache: `local` is in their log, `redis` on its own server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCAL = "local"
 REDIS = "redis"
 
 UNBOUNDED = 2**50
-"""The size of a cache whose own server bounds it."""
+"""The size of a cache that is bounded by its own server."""
 
 _TLS_FILES = {"cacert": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
 _WITHOUT_MEANING = {"connect_timeout", "socket_timeout", "pool_size", "wait_timeout"}
@@ -29,16 +29,16 @@ _OF_REDIS = {"host", "port", "user", "password", "db", "tls_enabled", "size", *_
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """`size_bytes` 0 for no cache; `url` of a server of its own, "" for the log."""
+    """`size_bytes` 0 means no cache; `url` is that of its own server, "" for the log."""
 
     size_bytes: int = 0
     url: str = ""
 
 
 def cache_options(values: Values, environment: Mapping[str, str]) -> CacheOptions:
-    """What is cached and where. Raises `StartupError`.
+    """The cache's options. Raises `StartupError`.
 
-    `environment` gives TRITONCACHE_REDIS_USERNAME and TRITONCACHE_REDIS_PASSWORD.
+    `environment` may hold TRITONCACHE_REDIS_USERNAME and TRITONCACHE_REDIS_PASSWORD.
     """
     entries, old = values["cache_config"], values["response_cache_byte_size"]
     if old is not None:
@@ -60,7 +60,7 @@ def cache_options(values: Values, environment: Mapping[str, str]) -> CacheOption
 
 
 def _gathered(entries: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The one cache's name and its settings; a repeated setting's last value wins."""
+    """The name of the only cache, and its settings; of a repeated setting the last value counts."""
     name, given = "", dict[str, str]()
     for entry in entries:
         cache, *pairs = entry.split(",")

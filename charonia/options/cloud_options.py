@@ -1,4 +1,4 @@
-"""What Triton reads of the environments of SageMaker and Vertex AI, and the ports that fronts may have (H55)."""
+"""Environment variables of SageMaker and Vertex AI that Triton reads, and the ports that fronts may use (H55)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FRONTS = {"http": "HTTP", "grpc": "GRPC", "metrics": "metrics", "sagemaker": "S
 
 
 def vertex_ai_defaults(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The texts of options' defaults in a container of Vertex AI, and the variable that each is from, by option."""
+    """Defaults of options in a Vertex AI container, as text, and the variable of each, by option."""
     defaults: dict[str, tuple[str, str]] = {}
     if environment.get("AIP_MODE") == "PREDICTION":
         for option, text in (("allow-vertex-ai", "true"), ("allow-http", "false"), ("allow-grpc", "false")):
@@ -26,12 +26,12 @@ def vertex_ai_defaults(environment: Mapping[str, str]) -> dict[str, tuple[str, s
 
 
 def vertex_ai_settings(values: Mapping[str, Any], environment: Mapping[str, str]) -> VertexAiSettings | None:
-    """The Vertex AI front, None where it is off. Raises `StartupError` for a path that is not there."""
+    """The settings of the Vertex AI front; None where it is off. Raises `StartupError` for a missing path."""
     if not values["allow_vertex_ai"]:
         return None
     predict, health = (environment.get(variable, "") for variable in ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"))
     for route, name in ((predict, "API_PREDICT_ROUTE"), (health, "AIP_HEALTH_ROUTE")):
-        if not route:  # the first name is as Triton writes it in this text
+        if not route:  # Triton's text has the first name as it is here
             raise StartupError(
                 f"failed to start Vertex AI service: Invalid argument - {name} is not defined for Vertex AI endpoint"
             )
@@ -46,7 +46,7 @@ def vertex_ai_settings(values: Mapping[str, Any], environment: Mapping[str, str]
 
 
 def sagemaker_settings(values: Mapping[str, Any], environment: Mapping[str, str]) -> SageMakerSettings | None:
-    """The SageMaker front, None where it is off. Raises `StartupError` for an inference that is none."""
+    """The settings of the SageMaker front; None where it is off. Raises `StartupError` for an unknown inference."""
     if not values["allow_sagemaker"]:
         return None
     plain = SageMakerSettings()
@@ -67,7 +67,7 @@ def sagemaker_settings(values: Mapping[str, Any], environment: Mapping[str, str]
 
 
 def check_ports(values: Mapping[str, Any]) -> None:
-    """Raises `StartupError` when two fronts are to have one port, or one has none of `--sagemaker-safe-port-range`."""
+    """Raises `StartupError` if two fronts have the same port, or one is outside `--sagemaker-safe-port-range`."""
     metrics_address = values["metrics_address"] or values["http_address"]
     found: list[tuple[str, str, int]] = []
     for front, name in _FRONTS.items():
@@ -89,7 +89,7 @@ def check_ports(values: Mapping[str, Any]) -> None:
 
 
 def _safe_range(text: str) -> tuple[int, int]:
-    """`<least>-<most>`, every port for "". Raises `StartupError`."""
+    """The ports of `<min>-<max>`, all for "". Raises `StartupError`."""
     least, dash, most = text.partition("-")
     if not text:
         return 0, 65535

@@ -1,4 +1,4 @@
-"""The options about metrics (M3-M5, M9): `--metrics-config <setting>=<value>` says which latencies are measured."""
+"""The options about metrics (M3-M5, M9): `--metrics-config <setting>=<value>` selects the latencies to measure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)")
 
 
 def metrics_settings(values: Values) -> MetricsSettings:
-    """A setting's last value wins. Raises `StartupError`."""
+    """The settings of the options; of a repeated setting the last value counts. Raises `StartupError`."""
     switches: dict[str, bool] = {}
     quantiles = MetricsSettings().quantiles
     for entry in values["metrics_config"]:
@@ -43,10 +43,10 @@ def metrics_settings(values: Values) -> MetricsSettings:
 
 
 def _quantile(pair: str) -> float:
-    """The quantile of `<quantile>:<error>`. The error is read and not used: every quantile here is within 1 %."""
+    """The quantile of `<quantile>:<error>`. The error is parsed and ignored: every quantile here is within 1 %."""
     wanted, colon, error = pair.partition(":")
     number = _NUMBER.fullmatch(wanted)
-    # of the error Triton reads what begins like a number
+    # Triton reads the part of the error that begins like a number
     if not colon or number is None or _NUMBER.match(error) is None or float(number[1]) > 1:
         raise StartupError(f"{_QUANTILES} in --metrics-config must be <quantile>:<error>,..., got '{pair}'")
     return float(number[1])

@@ -1,7 +1,6 @@
-"""The settings of each role from the values of its options: checked once, here, then handed on as values.
+"""The settings of each role, made and checked once from the values of its options.
 
-Where the values come from is `charonia.options.values`'; options of caches, metrics and traces are
-read by the modules beside this one.
+`charonia.options.values` reads the values; the other modules here read options of caches, metrics and traces.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ _log = logging.getLogger(__name__)
 
 
 def incarnation(role: str) -> str:
-    """A name no other start of any process has: role, host, pid and 32 random bits."""
+    """A name that no other start of any process has: role, host, pid and 32 random bits."""
     host = "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:40]
     return f"{role}-{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def log_settings(values: Values) -> LogSettings:
-    """How a part reaches the log and how it lives there; a gateway has a lease of its own length."""
+    """How a part connects to the log, and its leases; a gateway's lease has its own length."""
     return LogSettings(
         url=values["log_url"],
         private=values["private_log"],
@@ -56,7 +55,7 @@ def log_settings(values: Values) -> LogSettings:
 
 
 def _tls(front: str, values: Values) -> TlsSettings | None:
-    """TLS of a front by the options that begin with its name; None where it is off."""
+    """TLS of a front, from the options that begin with its name; None where it is off."""
     is_mutual = values[f"{front}_use_ssl_mutual"]
     if not (is_mutual or values[f"{front}_use_ssl"]):
         return None
@@ -65,7 +64,7 @@ def _tls(front: str, values: Values) -> TlsSettings | None:
 
 
 def grpc_delays(environment: Mapping[str, str]) -> GrpcDelays:
-    """The delays that Triton's variables ask for (G33). Raises `StartupError` for one that is no number."""
+    """The delays in Triton's variables (G33). Raises `StartupError` for a value that is no number."""
 
     def together(*names: str, seconds: float = 0.001) -> float:
         for name in names:
@@ -90,7 +89,7 @@ def _grpc_front(name: str) -> str:
 
 
 def gateway_settings(values: Values) -> GatewaySettings:
-    """`GatewaySettings` from option values. Raises `StartupError` for a malformed restriction, and for ports."""
+    """`GatewaySettings` from option values. Raises `StartupError` for malformed restrictions and conflicting ports."""
     check_ports(values)
     keepalive = {
         "grpc.keepalive_time_ms": values["grpc_keepalive_time"],
@@ -164,7 +163,7 @@ def _journal(mode: str) -> str:
 
 
 def _restrictions(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
-    """`<group>[,<group>]:<header>=<value>` (H53): ((groups, header, value), ...); groups are checked by the gateway."""
+    """`<group>[,<group>]:<header>=<value>` (H53): ((groups, header, value), ...); the gateway checks the groups."""
     parsed = []
     for entry in entries:
         groups, colon, rest = entry.partition(":")
@@ -210,12 +209,12 @@ def webhook_settings(values: Values) -> WebhookSettings:
 
 
 def _below_state(values: Values, name: str) -> str:
-    """A part of the state directory; "" without one."""
+    """The path of a part of the state directory; "" without one."""
     return str(Path(values["state_dir"]).expanduser().absolute() / name) if values["state_dir"] else ""
 
 
 def executor_settings(values: Values) -> ExecutorSettings:
-    """`ExecutorSettings` from option values. Raises `StartupError` for values that cannot work."""
+    """`ExecutorSettings` from option values. Raises `StartupError` for invalid values."""
     mode = values["model_control_mode"]
     if mode not in ("none", "poll", "explicit"):
         raise StartupError(f"--model-control-mode must be none, poll or explicit, got '{mode}'")
@@ -282,7 +281,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
 
 
 def native_models(allowed: Sequence[str], repositories: Sequence[str]) -> tuple[str, ...]:
-    """`--allow-native-models`, each of which must be a repository. Raises `StartupError`."""
+    """`--allow-native-models`, which must name repositories. Raises `StartupError`."""
     for one in allowed:
         if one not in repositories:
             raise StartupError(
@@ -319,14 +318,14 @@ def rate_limits(entries: Iterable[str]) -> dict[tuple[int, str], int]:
 
 
 def repository_agents(directory: str) -> str:
-    """`--repoagent-directory`, which must be one when it is given. Raises `StartupError`."""
+    """`--repoagent-directory`, which must be a directory if it is set. Raises `StartupError`."""
     if directory and not Path(directory).is_dir():
         raise StartupError(f"--repoagent-directory '{directory}' does not exist or is not a directory")
     return directory
 
 
 def check_device_pools(option: str, entries: Iterable[str]) -> None:
-    """`<gpu>:<bytes>` of options that have no effect here. Raises `StartupError`."""
+    """Check `<gpu>:<bytes>` of options without effect. Raises `StartupError`."""
     for entry in entries:
         device, colon, count = entry.partition(":")
         if not colon or not all(word.isascii() and word.isdecimal() for word in (device, count)):
@@ -334,7 +333,7 @@ def check_device_pools(option: str, entries: Iterable[str]) -> None:
 
 
 def host_policies(entries: Iterable[str]) -> dict[str, dict[str, str]]:
-    """`--host-policy` as policy -> setting -> value; a repeated setting's last value wins. Raises `StartupError`."""
+    """`--host-policy` as policy -> setting -> value; the last value of a setting counts. Raises `StartupError`."""
     policies: dict[str, dict[str, str]] = {}
     for entry in entries:
         policy, comma, rest = entry.partition(",")
@@ -363,7 +362,7 @@ class PlacementOptions:
 
 
 def placement_options(values: Values) -> PlacementOptions:
-    """Raises `StartupError` for what cannot be meant."""
+    """From option values. Raises `StartupError` for invalid ones."""
     try:
         check_pool(values["pool"])
         labels = dict(label_of(text) for text in values["label"])

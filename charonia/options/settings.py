@@ -1,8 +1,7 @@
-"""What an operator may set, as values: read once by a composition root and handed on. Parsing is
-`charonia.options.values`'.
+"""The settings of each role as values, made once by a composition root. `charonia.options.values` parses options.
 
-Names follow Triton's options where it has one; defaults are Triton's newest. Precedence: flag >
-environment (`CHARONIA_`) > default.
+Names are Triton's where it has the option; defaults are those of its newest version. Precedence: flag >
+environment (`CHARONIA_`) > file > default.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from dataclasses import dataclass, field
 from charonia.traces.trace_settings import TraceOptions
 
 SERVER_NAME = "triton"
-"""The default of `--id` (H4): clients and dashboards look for it."""
+"""The default of `--id` (H4): clients and dashboards expect it."""
 
 SERVER_VERSION = "2.73.0"
-"""The protocol version reported in server metadata: the newest interface this release was checked against."""
+"""The protocol version in server metadata: the newest interface that this release was checked against."""
 
 EXTENSIONS = (
     "classification",
@@ -33,21 +32,21 @@ EXTENSIONS = (
     "trace",
     "logging",
 )
-"""Server metadata's list, in this order (H4)."""
+"""The extensions in server metadata, in this order (H4)."""
 
 _LONGEST_INTERVAL_MS = 400
 
 EVERY_DEVICE = -2
-"""The device of a rate limit that holds for each device by itself (Q1)."""
+"""The device of a rate limit that applies to each device separately (Q1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """`url` is redis://, rediss:// or unix://; heartbeats are leases: one is dead `heartbeat_ttl_ms` after its last.
+    """`url` is redis://, rediss:// or unix://. Heartbeats are leases: a process is dead `heartbeat_ttl_ms` after its
+    last.
 
-    A process whose event loop stands still for `stall_limit_s` is taken for dead as well.
-
-    `private`: only processes of this machine use the log, so that one whose pid is gone is known to be dead at once.
+    A process whose event loop stalls for `stall_limit_s` is presumed dead, too. `private`: only processes of this
+    machine use the log, so that one whose pid is gone is known to be dead at once.
     """
 
     url: str = ""
@@ -58,15 +57,15 @@ class LogSettings:
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """How often a process beats and looks whether others do: three times in the shortest lease it may have."""
+        """Interval at which a process beats and checks others: a third of the shortest lease it may have."""
         return min(_LONGEST_INTERVAL_MS, self.heartbeat_ttl_ms // 3, self.gateway_ttl_ms // 3)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Which latencies are measured (`--metrics-config`, M3-M5), and the quantiles of summaries, each in 0..1.
+    """The measured latencies (`--metrics-config`, M3-M5), and the quantiles of summaries, each in 0..1.
 
-    `cpu`, `gpu`: the machine's processors and memory, and its GPUs, are shown, read again after `interval_ms` (M9).
+    `cpu`, `gpu`: show the machine's processors and memory, and its GPUs, read again after `interval_ms` (M9).
     """
 
     counters: bool = True
@@ -80,9 +79,9 @@ class MetricsSettings:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """TLS of a front (`http` or `grpc`), by paths of PEM files.
+    """TLS of a front (`http` or `grpc`): paths of PEM files.
 
-    `is_mutual`: clients must show a certificate that `root` signed.
+    `is_mutual`: clients must present a certificate signed by `root`.
     """
 
     front: str
@@ -94,7 +93,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class GrpcDelays:
-    """How long steps of the gRPC front wait, for tests of clients (G33).
+    """Delays of the gRPC front's steps, for tests of clients (G33).
 
     Before a request is read, after the answer to a unary inference is made, before a response of a stream is sent,
     before the end of a call whose client has left is noticed, and before the answer to any other call is sent.
@@ -109,8 +108,9 @@ class GrpcDelays:
 
 @dataclass(frozen=True, slots=True)
 class SageMakerSettings:
-    """The front for SageMaker (H55). `ping_mode` is live or ready, `inference` what `/invocations` does with
-    `default_model`: infer, generate or generate_stream.
+    """The SageMaker front (H55). `ping_mode` is live or ready.
+
+    `inference` is what `/invocations` does with `default_model`: infer, generate or generate_stream.
     """
 
     address: str = "0.0.0.0"
@@ -119,12 +119,12 @@ class SageMakerSettings:
     default_model: str = "unspecified_SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
     inference: str = "infer"
     models: str = "/opt/ml/models"
-    """Where SageMaker unpacks the models of multi-model endpoints."""
+    """The directory where SageMaker unpacks the models of multi-model endpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class VertexAiSettings:
-    """The front for Vertex AI (H55): two paths, and the model of the first, "" for the only one there is."""
+    """The Vertex AI front (H55): two paths, and the model for predictions, "" for the only one that is loaded."""
 
     predict_route: str
     health_route: str
@@ -132,12 +132,12 @@ class VertexAiSettings:
     port: int = 8080
     default_model: str = ""
     metrics_socket: str = ""
-    """Where the whole server's metrics are asked for; "" for this process's own."""
+    """The socket of the whole server's metrics; "" for this process's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """One gateway. Port 0 picks a free port, -1 turns the front off. Sizes in bytes."""
+    """Settings of one gateway. Port 0 picks a free port, -1 turns the front off. Sizes in bytes."""
 
     incarnation: str
     server_id: str = SERVER_NAME
@@ -169,7 +169,7 @@ class GatewaySettings:
     grpc_delays: GrpcDelays = GrpcDelays()
     strict_readiness: bool = True
     await_executors: int = 0
-    """How many executors must have ended their start-up load before the fronts listen."""
+    """Number of executors that must have ended their first loads before the fronts listen."""
     executor_grace_s: float = 60.0
     exit_timeout_secs: int = 30
     drain_delay_secs: float = 0.0
@@ -200,10 +200,10 @@ class GatewaySettings:
 
 @dataclass(frozen=True, slots=True)
 class BatcherSettings:
-    """One batcher. `window_requests` bounds how many queued requests of a model it holds in memory.
+    """Settings of one batcher. `window_requests` bounds the queued requests of a model that it holds in memory.
 
-    `dead_letter_retention_size_bytes` is what is kept of a model's dead letters, 0 for all. With
-    `joint_metrics` the page its metrics are on is added to others.
+    `dead_letter_retention_size_bytes` bounds a model's dead letters, 0 for no bound. `joint_metrics`: its metrics are
+    added to those of other parts.
     """
 
     incarnation: str
@@ -222,9 +222,9 @@ class BatcherSettings:
 
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
-    """One sender of webhooks. `secrets` is a file, `allow` holds networks and hosts beside the public internet.
+    """Settings of one webhook sender. `secrets` is a file, `allow` lists networks and hosts beside the public internet.
 
-    The waits between tries grow in proportion from `first_retry_s`.
+    The waits between tries are multiples of `first_retry_s`.
     """
 
     incarnation: str
@@ -243,7 +243,7 @@ class WebhookSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSettings:
-    """One executor and the repository it serves. `backend_config` is backend -> key -> value ("" for all backends).
+    """Settings of one executor and its repository. `backend_config` is backend -> key -> value ("" for all backends).
 
     With `rate_limit`, executions are limited by the resources of their instance groups; `rate_limit_resources` is
     (device, name) -> count (Q1). `host_policies` is policy -> setting -> value (C11).
@@ -252,7 +252,7 @@ class ExecutorSettings:
     incarnation: str
     model_repository: tuple[str, ...] = ()
     repository_copies: str = ""
-    """Directory for copies of models in remote repositories that no variable places (R7)."""
+    """Directory for copies of models in remote repositories, unless an environment variable names it (R7)."""
     pool: str = "default"
     labels: Mapping[str, str] = field(default_factory=dict)
     model_memory_budget_bytes: int = 0

@@ -1,6 +1,6 @@
-"""Every option of the command line: Triton's names, which roles take them, and its bounds.
+"""Every option of the command line: its name (Triton's, where it has one), the roles that take it, and its bounds.
 
-A table and nothing else, as long as there are options; reading values is `values`'.
+Nothing but a table, as long as there are options; `values` reads their values.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The environment variable that gives its value."""
+        """The environment variable for its value."""
         return f"CHARONIA_{self.key.upper()}"
 
 
@@ -47,7 +47,7 @@ def _later(name: str, roles: frozenset[str] = _S) -> Option:
 PINNED_POOL_BYTES = 268_435_456
 
 OPTIONS: tuple[Option, ...] = (
-    # where everything is
+    # addresses and directories
     Option(
         "model-repository",
         "str",
@@ -191,7 +191,7 @@ OPTIONS: tuple[Option, ...] = (
         "<policy>,numa-node=<n> or <policy>,cpu-cores=<list>: where instances run; repeatable",
         repeat=True,
     ),
-    # what only NVIDIA devices would notice
+    # only NVIDIA devices use these
     Option(
         "pinned-memory-pool-byte-size",
         "int",
@@ -338,7 +338,7 @@ OPTIONS: tuple[Option, ...] = (
         _ALL,
         "report each time an event loop stands still for longer than so many ms, with its stack; 0: off",
     ),
-    # internal: how serve ties its children to itself
+    # internal: how serve controls its children
     Option("metrics-socket", "str", "", _PARTS, "unix socket of /metrics"),
     Option("joint-metrics-socket", "str", "", frozenset({GATEWAY}), "unix socket of the whole server's /metrics"),
     Option("report-fd", "int", -1, _PARTS, "descriptor that gets the ports and 'ready'"),
@@ -352,13 +352,13 @@ OPTIONS: tuple[Option, ...] = (
         _PARTS,
         "only this machine's processes use the log",
     ),
-    # known, for later
+    # known, but not built yet
     _later("min-supported-compute-capability"),
     _later("model-load-gpu-limit"),
 )
 
 ALIASES = {"model-store": "model-repository"}
-"""Spellings that Triton keeps for the same option (V1)."""
+"""Other spellings of options that Triton keeps (V1)."""
 
 ANY = (-(2**63), 2**63 - 1)
 RANGES = {

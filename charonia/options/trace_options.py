@@ -1,4 +1,4 @@
-"""`--trace-config` and its old spellings (N1): what they amount to."""
+"""`--trace-config` and its old spellings (N1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GLOBAL = ("mode", "level", "rate", "count")
 
 
 def trace_options(values: Values) -> TraceOptions:
-    """Raises `StartupError` for a setting that is none, or of the other mode."""
+    """The options of tracing. Raises `StartupError` for an unknown setting, or one of the other mode."""
     given = [_setting(entry) for entry in values["trace_config"]] + _old_spellings(values)
     modes = [value for _, key, value in given if key == "mode"] or [mode for mode, _, _ in given if mode] or [TRITON]
     mode = modes[-1]
@@ -50,7 +50,7 @@ def trace_options(values: Values) -> TraceOptions:
     texts: dict[str, Any] = {key: value for _, key, value in given if key in ("file", "url")}
     try:
         levels = wanted.get("trace_level", [])
-        if len(levels) > 1 and "OFF" in levels:  # a flag of its own each: the last word counts
+        if len(levels) > 1 and "OFF" in levels:  # each is a flag of its own: the last one counts
             wanted["trace_level"] = ["OFF"] if levels[-1] == "OFF" else [level for level in levels if level != "OFF"]
         said = {field: value for field, value in read_change(wanted).items() if value is not None}
     except CharoniaError as error:
@@ -64,7 +64,7 @@ def trace_options(values: Values) -> TraceOptions:
 
 
 def _setting(entry: str) -> tuple[str, str, str]:
-    """(mode or "", key, value) of `<mode>,<key>=<value>` or `<key>=<value>`; a mode alone chooses it."""
+    """(mode or "", key, value) of `<mode>,<key>=<value>` or `<key>=<value>`; a mode alone selects it."""
     if entry in _OF_MODE:
         return "", "mode", entry
     head, equals, value = entry.partition("=")
@@ -93,6 +93,6 @@ def _old_spellings(values: Values) -> list[tuple[str, str, str]]:
             word = f"{mode},{key}" if mode else key
             _log.warning("--%s is the old spelling of --trace-config %s=<value>", option, word)
         for value in entries:
-            # Triton's old levels: MIN and MAX stood for what TIMESTAMPS is
+            # Triton's old levels: MIN and MAX meant TIMESTAMPS
             found.append((mode, key, "TIMESTAMPS" if key == "level" and value in ("MIN", "MAX") else value))
     return found

@@ -1,4 +1,4 @@
-"""Traces of requests: what travels with a traced one, what comes back, and how either is written.
+"""Traces of requests: the context that travels with a request, the report that returns, and their file formats.
 
 Pure; may import tensors, data types and errors. Begin reading at `contexts`.
 """

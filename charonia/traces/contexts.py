@@ -1,7 +1,7 @@
-"""What travels with a traced request, and what is gathered about it on its way (N1, N5, N6). Pure.
+"""The context of a traced request, and the reports gathered for it (N1, N5, N6). Pure.
 
-A context is made by the gateway that chose to trace a request; what makes further requests for it (an ensemble, a
-model) gives each a child of it. Which requests are traced is `gateway.tracing`'s.
+The gateway that traces a request makes its context; requests made for it (by an ensemble or a model) have child
+contexts. `gateway.tracing` selects the requests.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 TIMESTAMPS = 1
 TENSORS = 2
 PROPAGATED = 4
-"""The trace is one of OpenTelemetry: models and webhooks are told its context (P17)."""
+"""The trace is an OpenTelemetry trace: models and webhooks get its context (P17)."""
 
 MAX_TRACESTATE = 512
-"""Characters of `tracestate` that every hop must pass on (W3C Trace Context); a longer one is dropped."""
+"""Max characters of `tracestate`: every hop must pass on so many (W3C Trace Context). A longer one is dropped."""
 MOST_CHILDREN = 1000
-"""Reports of calls and steps that one request gathers."""
+"""Max reports of calls and steps of one request."""
 
 # flags, trace id, span id, length of tracestate, length of report_to
 _CONTEXT = struct.Struct("<B16s8sHH")
@@ -35,7 +35,7 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """Whose span a request belongs to, as its caller says (W3C `traceparent`)."""
+    """The caller's span, from W3C `traceparent`."""
 
     trace_id: bytes
     span_id: bytes
@@ -45,8 +45,10 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`span_id` is this request's own. `report_to` names the gateway that wants the report of a request that no caller
-    waits for (a job); "" when it comes with the answer.
+    """`span_id` is this request's own.
+
+    `report_to` names the gateway that wants the report of a request that no caller waits for (a job); "" if the report
+    comes with the answer.
     """
 
     flags: int
@@ -56,16 +58,16 @@ class Context:
     report_to: str = ""
 
     def child(self, span_id: bytes) -> Context:
-        """The context of a request that is made for this one: its answer is waited for."""
+        """The context of a request that is made for this one, which waits for the answer."""
         return replace(self, span_id=span_id, report_to="")
 
     @property
     def traceparent(self) -> str:
-        """The W3C header of what happens for this request."""
+        """The W3C header for work done for this request."""
         return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-01"
 
     def carrier(self) -> dict[str, str]:
-        """OpenTelemetry's propagation context, as headers; empty for a trace that is not passed on."""
+        """OpenTelemetry's propagation context as headers; empty for a trace that is not propagated."""
         if not self.flags & PROPAGATED:
             return {}
         return {"traceparent": self.traceparent} | ({"tracestate": self.state} if self.state else {})
@@ -76,7 +78,7 @@ class Context:
 
     @staticmethod
     def unpack(data: Buffer, at: int) -> tuple[Context, int]:
-        """The context that begins at `at`, and where it ends. Raises `InvalidRecord`."""
+        """The context at `at`, and its end. Raises `InvalidRecord`."""
         try:
             flags, trace_id, span_id, state_length, to_length = _CONTEXT.unpack_from(data, at)
             state_at = at + _CONTEXT.size
@@ -92,27 +94,25 @@ class Context:
 
 @dataclass(slots=True)
 class Traced:
-    """One traced request where it is handled: `children` are the reports of what was asked for it, in their order,
-    `report` is what came back about itself.
-    """
+    """One traced request in its process: `children` are the reports of requests made for it, `report` is its own."""
 
     context: Context
     children: list[Report] = field(default_factory=list)
     report: Report | None = None
 
     def add(self, report: Report | None) -> None:
-        """One of those it waits for is done."""
+        """A request made for it has ended."""
         if report is not None and len(self.children) < MOST_CHILDREN:
             self.children.append(report)
 
     def took(self, report: Report | None) -> None:
-        """Its answer came; an answer that was made for another request (one from a cache) says nothing of this one."""
+        """Its answer has arrived; one that was made for another request (from a cache) holds no report of this one."""
         if report is not None and report.span_id == self.context.span_id:
             self.report = report
 
 
 def read_parent(traceparent: str, tracestate: str = "") -> Parent | None:
-    """The caller's span, None for a header that is none: it is as if it were not there (W3C Trace Context)."""
+    """The caller's span; None for an invalid header, which is ignored (W3C Trace Context)."""
     match = _TRACEPARENT.fullmatch(traceparent.strip())
     if match is None:
         return None

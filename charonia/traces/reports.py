@@ -1,7 +1,7 @@
-"""What comes back about a traced request with its answer: its times, its tensors, and the same of what it called. Pure.
+"""The report of a traced request, which returns with its answer: times, tensors, and reports of its calls. Pure.
 
-Times are wall clock (CLOCK_REALTIME) in ns: they are taken by different processes, perhaps on different machines, and
-compare as well as their clocks agree.
+Times are wall clock (CLOCK_REALTIME) in ns, taken by different processes, perhaps on different machines: they are
+comparable as far as the clocks agree.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
 BACKEND_INPUT, BACKEND_OUTPUT = "TENSOR_BACKEND_INPUT", "TENSOR_BACKEND_OUTPUT"
 
 MOST_TENSOR_BYTES = 256 * 1024
-"""What is kept of one tensor: traces travel with answers, and are text in the end."""
+"""Max bytes kept of one tensor: reports travel with answers, and are written as text."""
 _MOST_DEPTH = 64
 
 Stamp = tuple[str, int]
-"""A name of N4 and wall clock ns."""
+"""A name of N4, and wall clock ns."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedTensor:
-    """One tensor at one point (N3); `data` is cut at `MOST_TENSOR_BYTES`, `size_bytes` is what there was."""
+    """One tensor at one point (N3); `data` is cut at `MOST_TENSOR_BYTES`, `size_bytes` is the full size."""
 
     activity: str
     name: str
@@ -60,9 +60,9 @@ class ReportedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one request went through. `error` "" when it succeeded; `about` are further words for spans.
+    """The report of one request. `error` is "" if it succeeded; `about` are further attributes for spans.
 
-    `children` are what was asked for it: steps of an ensemble, calls of a model.
+    `children` are the requests made for it: steps of an ensemble, calls of a model.
     """
 
     span_id: bytes
@@ -80,7 +80,7 @@ class Report:
 
     @staticmethod
     def unpack(data: Buffer) -> Report:
-        """Raises `InvalidRecord`."""
+        """Decode a report. Raises `InvalidRecord`."""
         try:
             return _report(msgpack.unpackb(data, use_list=False), _MOST_DEPTH)
         except InvalidRecord:

@@ -1,7 +1,7 @@
-"""Where the time of traced requests went, from the objects of trace files (N7). Pure.
+"""Summarises where the time of traced requests went, from the objects of trace files (N7). Pure.
 
-Requests are put together by the models they went through: a step of an ensemble is apart from the same model asked by
-itself. Files of Triton's own read as well.
+Requests are grouped by the path of models: a step of an ensemble is separate from direct requests to the same model.
+Triton's own files can be read as well.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _Request:
 def summary(files: Iterable[Sequence[Any]], models: Sequence[str] = ()) -> dict[str, Any]:
     """The document of `charonia trace summary`: rows by path, parents before children, means in us.
 
-    `files` hold the objects of one file each; `models` are those whose own requests are wanted, all without any.
-    Raises `InvalidArgument` for objects that are none of a trace.
+    `files` hold the objects of one file each; `models` selects those whose own requests are included, all if empty.
+    Raises `InvalidArgument` for objects that do not belong to a trace.
     """
     roots = [root for objects in files for root in _requests(objects)]
     chosen = [root for root in roots if not models or root.model in models]
@@ -126,7 +126,7 @@ def _gather(request: _Request, above: tuple[str, ...], into: dict[tuple[str, ...
 
 
 def _covered(requests: Sequence[Mapping[str, int]]) -> int:
-    """How long any of these requests was under way."""
+    """The time during which at least one of these requests was running."""
     spans = sorted((s[REQUEST_START], s[REQUEST_END]) for s in requests if REQUEST_START in s and REQUEST_END in s)
     covered = until = 0
     for begin, end in spans:
@@ -136,7 +136,7 @@ def _covered(requests: Sequence[Mapping[str, int]]) -> int:
 
 
 def _share(values: Mapping[str, Sequence[int]], of: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """How much of the time of the outermost requests these took."""
+    """The share of the outermost requests' time that these took."""
     whole = sum(of.get("request", ()))
     return {"share": sum(values["request"]) / whole} if whole and "request" in values else {}
 

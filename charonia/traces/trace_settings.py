@@ -1,8 +1,7 @@
-"""The settings of tracing: which requests are traced, what of them, where to (N1, N2, H44, G15). Pure.
+"""The settings of tracing: which requests are traced, what is recorded, and where it goes (N1, N2, H44, G15). Pure.
 
-Settings are given at start, for all models; a change at run time says something of one model or of all, field by field,
-and a field that is reset is as it was before. Changes hold for every gateway
-(`charonia.facts.events.TraceSettingChanged`).
+Settings at start hold for all models. A change at run time sets fields for one model or for all, and a field that is
+reset has its earlier value again. Changes hold for every gateway (`charonia.facts.events.TraceSettingChanged`).
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ _MOST_UNSIGNED = 2**32 - 1
 _MOST_COUNT = 2**31 - 1
 
 Wanted = Mapping[str, Sequence[str] | None]
-"""A change as either protocol says it: field to values; None or none to reset it."""
+"""A change in either protocol: field to values; None or empty to reset it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """What holds for a model. `level` are bits of `LEVELS`, 0 for OFF; every `rate`th request is traced, 0 for none;
-    `count` of them at most, -1 for no bound; `log_frequency` traces go into one file, 0 for all into one.
+    """The settings for a model. `level` are bits of `LEVELS`, 0 for OFF; every `rate`th request is traced, 0 for none.
+
+    At most `count` requests are traced, -1 for no bound; each file gets `log_frequency` traces, 0 for one file.
     """
 
     level: int = 0
@@ -40,7 +40,7 @@ class TraceSettings:
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What is given at start and stays. `resource` are attributes of every span; `bsp_schedule_delay` is in ms."""
+    """Options that are fixed at start. `resource` are attributes of every span; `bsp_schedule_delay` is in ms."""
 
     mode: str = TRITON
     file: str = ""
@@ -53,12 +53,12 @@ class TraceOptions:
 
     @property
     def leads_somewhere(self) -> bool:
-        """Whether there is where to write traces."""
+        """Whether traces are written anywhere."""
         return self.mode == OPENTELEMETRY or bool(self.file)
 
 
 NAMES = {"trace_level": "level", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
-"""The settings that can be changed, as protocols name them."""
+"""The settings that can be changed, by their names in the protocols."""
 _FIELDS = tuple(field.name for field in fields(TraceSettings))
 
 
@@ -83,7 +83,7 @@ def read_change(wanted: Wanted) -> dict[str, int | None]:
 
 
 def read_level(values: Sequence[str]) -> int:
-    """Raises `InvalidArgument` for OFF beside another level, and for one that is none."""
+    """The bits of levels. Raises `InvalidArgument` for OFF beside another level, and for an unknown one."""
     if OFF in values:
         if len(values) > 1:
             raise InvalidArgument("Expect only one trace level 'OFF' is specified")
@@ -112,13 +112,13 @@ def _number(name: str, text: str) -> int:
 
 
 def changed(known: Mapping[str, int], change: Mapping[str, int | None]) -> dict[str, int]:
-    """What is said of one model, or of all, after a change."""
+    """The changes for one model, or for all, after another change."""
     merged = {**known, **{field: value for field, value in change.items() if value is not None}}
     return {field: value for field, value in merged.items() if change.get(field, value) is not None}
 
 
 def applied(settings: TraceSettings, said: Mapping[str, int]) -> TraceSettings:
-    """The settings with what is said of some of them; what a newer release says of others is passed over."""
+    """The settings after changes; those of a newer release are ignored."""
     return replace(settings, **{field: value for field, value in said.items() if field in _FIELDS})
 
 

@@ -1,7 +1,7 @@
-"""Traces as the text of a Triton trace file (N3-N5): what its readers, and `charonia trace summary`, understand. Pure.
+"""Writes traces as the text of a Triton trace file (N3-N5), for its readers and `charonia trace summary`. Pure.
 
-Of every request an object that names it, one with its times and, at level TENSORS, one for each tensor; the whole file
-is one JSON array of them.
+Each request has an object with its name, one with its times and, at level TENSORS, one for each tensor; the file is one
+JSON array of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _tensor(number: int, tensor: ReportedTensor) -> bytes:
         "dtype": tensor.datatype.value,
     }
     if len(tensor.data) < tensor.size_bytes:
-        described["size_bytes"] = tensor.size_bytes  # the data is its beginning only
+        described["size_bytes"] = tensor.size_bytes  # the data is only its beginning
     return orjson.dumps({"id": number, "activity": tensor.activity, "tensor": described})
 
 
@@ -67,13 +67,13 @@ def _text(tensor: ReportedTensor) -> str:
         array = array.astype(np.float32)
     elif tensor.datatype is DataType.BOOL:
         array = array.view(np.uint8)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():  # JSON knows neither nan nor inf
+    if array.dtype.kind == "f" and not np.isfinite(array).all():  # JSON has neither nan nor inf
         return ",".join(map(str, array.tolist()))
     return orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].decode()
 
 
 def _whole_elements(data: bytes) -> int:
-    """Where the last complete element of cut data ends."""
+    """The end of the last complete element of cut data."""
     at = 0
     while at + _LENGTH_BYTES <= len(data):
         end = at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES], "little")

@@ -15,14 +15,14 @@ from .sequence_fields import BatchPlaces
 
 @dataclass(slots=True)
 class BatchHeader:
-    """One dispatch decision as an executor receives it. The request records follow in the same entry, in order.
+    """One dispatch decision for an executor. The request records follow in the same entry, in order.
 
-    Never changed; frozen it would take three times as long to make, which is done for each batch.
+    Treat it as immutable: freezing it would triple the cost of making one, which is done for each batch.
 
-    `attempts[i]` belongs to the i-th record. `report_to` is the stream that gets `BatchFinished`,
-    empty where an owner in the executor's process does (`charonia.eventlog.local_link`). With `via_owner` the executor
-    sends the response records inside that fact instead of to the endpoints (preserve_ordering, S6). `sequences` is
-    there for models with a sequence batcher only.
+    `attempts[i]` belongs to the i-th record. `report_to` is the stream for `BatchFinished`, empty if the owner is in
+    the executor's process (`charonia.eventlog.local_link`). With `via_owner` the executor sends the response records
+    in that fact instead of to the endpoints (preserve_ordering, S6). `sequences` is set only for models with a
+    sequence batcher.
     """
 
     batch_id: str
@@ -35,7 +35,7 @@ class BatchHeader:
     via_owner: bool = False
     sequences: BatchPlaces | None = None
     waves: tuple[tuple[bytes, bytes], ...] = ()
-    """Of a batch of waves: the stream and id of each one's entry, whose deletion settles it."""
+    """For a batch of waves: stream and id of each entry, whose deletion settles the wave."""
 
     def pack(self) -> bytes:
         fields: list[object] = [
@@ -57,7 +57,7 @@ class BatchHeader:
 
     @staticmethod
     def unpack(data: Buffer | BatchHeader) -> BatchHeader:
-        """A header that never left its process is itself. Raises `InvalidRecord`."""
+        """A header that was passed within the process is returned as it is. Raises `InvalidRecord`."""
         if isinstance(data, BatchHeader):
             return data
         try:

@@ -1,4 +1,4 @@
-"""Whose request a request is part of: the `lineage` part of a record that a model or an ensemble made, not a client."""
+"""The chain of calls that a request is part of: the `lineage` in the record of a request by a model or an ensemble."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ Ancestor = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """`ancestors` are the requests that wait for this one, outermost first; `tenant` is whose they are, "" for none.
+    """`ancestors` are the requests that wait for this one, outermost first; `tenant` is theirs, "" for none.
 
-    `blocked` of them, the innermost, are known to do nothing else until this one is answered.
-
-    A request whose caller is a client has no ancestors, and a lineage only where its tenant must be known further on.
+    The innermost `blocked` of them do nothing else until this one is answered. A client's request has no ancestors,
+    and a lineage only if its tenant must be known downstream.
     """
 
     ancestors: tuple[Ancestor, ...] = ()
@@ -30,9 +29,9 @@ class Lineage:
     blocked: int = 0
 
     def with_child(self, model: str, request_id: bytes, *, blocks: bool = False) -> Lineage:
-        """The lineage of what the request of this lineage calls; `model` and `request_id` are its own.
+        """The lineage of a request that the request of this lineage makes; `model` and `request_id` are the caller's.
 
-        `blocks`: it does nothing else until that is answered.
+        `blocks`: the caller does nothing else until the answer.
         """
         return Lineage((*self.ancestors, (model, request_id)), self.tenant, self.blocked + 1 if blocks else 0)
 
@@ -41,11 +40,11 @@ class Lineage:
         return tuple([request_id for _, request_id in self.ancestors[len(self.ancestors) - self.blocked :]])
 
     def path(self, model: str) -> str:
-        """The models from the outermost caller down to `model`, for people: `a -> b -> a`."""
+        """The models from the outermost caller to `model`, as text: `a -> b -> a`."""
         return " -> ".join([*[name for name, _ in self.ancestors], model])
 
     def pack(self) -> bytes:
-        """With its length before it. Raises `InvalidRecord` for one of more than 64 KB."""
+        """The lineage, preceded by its length. Raises `InvalidRecord` if it is longer than 64 KB."""
         fields = [self.ancestors, self.tenant, self.blocked] if self.blocked else [self.ancestors, self.tenant]
         packed = bytes(msgpack.packb(fields))
         if len(packed) > 0xFFFF:
@@ -54,7 +53,7 @@ class Lineage:
 
     @staticmethod
     def unpack(data: Buffer, at: int) -> tuple[Lineage, int]:
-        """The lineage that begins at `at`, and where it ends. Raises `InvalidRecord`."""
+        """The lineage at `at`, and its end. Raises `InvalidRecord`."""
         try:
             end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
             ancestors, tenant, *more = msgpack.unpackb(bytes(data[at + _LENGTH.size : end]), use_list=False)

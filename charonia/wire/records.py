@@ -1,9 +1,8 @@
-"""What all records share: how entries carry them, where their tensors lie, and how much of metas is remembered.
+"""The common part of all records: how entries carry them, references to tensors, and caches of metas.
 
-Fields of an entry are `h` (batch header), `r` (one record), `m` (many) and `w` (a wave). `m` holds their number, their
-lengths, then themselves: each field costs the log as much as a small record does.
-
-A reference stands in the place of a record's tensor bytes where large payloads lie elsewhere:
+Fields of an entry are `h` (batch header), `r` (one record), `m` (many) and `w` (a wave). `m` holds the number of
+records, their lengths, then the records: each field costs the log as much as a small record.
+If large payloads are outside the record, a reference replaces the tensor bytes:
 kind (1 byte: `f` a file of the shared payload directory, `b` a blob of the log) | size (8 bytes) | name
 """
 
@@ -23,15 +22,15 @@ from charonia.tensors import Buffer
 WIRE_VERSION = 1
 
 META_CACHE_LIMIT = 4096
-"""Distinct tensor signatures a process remembers; past it the cache is emptied: hostile variety costs only time."""
+"""Max cached tensor signatures. A full cache is emptied, so that hostile variety costs only time."""
 
 MAX_CACHED_META_BYTES = 4096
-"""Longer metas (large parameters) are decoded each time, so that the caches cannot be filled with megabytes."""
+"""Longer metas (large parameters) are decoded each time, so that the caches stay small."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where one tensor of a record lies: `offset` counts from the start of the record's tensor bytes."""
+    """The position of one tensor in a record; `offset` counts from the start of the record's tensor bytes."""
 
     name: str
     datatype: DataType
@@ -80,7 +79,7 @@ BLOB = b"b"
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where the tensor bytes of one record are. `name` is `<incarnation>/<file>` or a blob id; never a path beyond."""
+    """The location of a record's tensor bytes. `name` is `<incarnation>/<file>` or a blob id, never another path."""
 
     kind: bytes
     name: str
@@ -91,7 +90,7 @@ class Reference:
 
     @staticmethod
     def unpack(data: Buffer) -> Reference:
-        """Raises `InvalidRecord`, also for a name that could leave the payload directory."""
+        """Decode a reference. Raises `InvalidRecord`, also for a name that could leave the payload directory."""
         view = memoryview(data)
         try:
             kind, size = _REFERENCE.unpack_from(view)
@@ -112,7 +111,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def record_fields(records: Sequence[Buffer]) -> list[Buffer]:
-    """The entry fields that carry these records; several share one field."""
+    """The entry fields for these records; several records share one field."""
     if len(records) == 1:
         return [FIELD_RECORD, records[0]]
     lengths = struct.pack(f"<{len(records) + 1}I", len(records), *map(len, records))
@@ -120,7 +119,7 @@ def record_fields(records: Sequence[Buffer]) -> list[Buffer]:
 
 
 def records_of(fields: Sequence[Buffer]) -> list[Buffer]:
-    """The records an entry carries, in order, as views; other fields are skipped. Raises `InvalidRecord`."""
+    """The records in an entry, in order, as views; other fields are skipped. Raises `InvalidRecord`."""
     records: list[Buffer] = []
     for at in range(0, len(fields) - 1, 2):
         name = fields[at]
@@ -136,7 +135,7 @@ def records_of(fields: Sequence[Buffer]) -> list[Buffer]:
 
 
 def lengths_of(view: memoryview) -> tuple[int, tuple[int, ...]]:
-    """Where the records of an `m` field begin, and how long each is. Raises `InvalidRecord`."""
+    """The start and the length of each record in an `m` field. Raises `InvalidRecord`."""
     size = len(view)
     count = _LENGTH.unpack_from(view)[0] if size >= 4 else -1
     start = 4 * (count + 1)

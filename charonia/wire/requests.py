@@ -40,38 +40,39 @@ from .sequence_fields import SequenceMark
 # timeout us, level, signature
 _REQUEST = struct.Struct("<BBHHHII16sQQQQQ")
 _ALIKE_BYTES = 16
-"""The header up to the rows, before what is each request's own."""
+"""The part of the header before the rows; the rest differs between requests."""
 _NUMBERS = struct.Struct("<QQQQ")
 """The end of the header, from the deadline on."""
 _WINDOW = struct.Struct("<I")
 _SMALL_BYTES = 1024
-"""Records up to here are copied out of their entry."""
+"""Records of at most this size are copied out of their entry."""
 
 MAX_CLIENT_ID_BYTES = 65535
 
 FLAG_JOB = 1
-"""The request is a job: it has a record of its own in the log, which its settlement ends (`charonia.facts.jobs`)."""
+"""The request is a job: it has its own record in the log, which its settlement ends (`charonia.facts.jobs`)."""
 FLAG_JOURNALLED = 2
-"""What happens to the request is written to its model's journal (`--journal`)."""
+"""The request's events are written to its model's journal (`--journal`)."""
 FLAG_REFERENCE = 4
-"""The tensor bytes lie elsewhere: in their place stands a `Reference`."""
+"""A `Reference` replaces the tensor bytes."""
 FLAG_REPLY_BY_REFERENCE = 8
-"""Who waits for the answer reads the payload directory of the executors: large answers may lie there."""
+"""The caller can read the executors' payload directory: large answers may be passed there."""
 FLAG_LINEAGE = 16
 """The record has a `Lineage`."""
 FLAG_TIMED = 32
-"""Who waits for the answer counts how long its execution took (S56)."""
+"""The caller wants the duration of the execution (S56)."""
 FLAG_TRACED = 64
-"""The record has a trace context: what happens to the request is reported (N1)."""
+"""The record has a trace context: the request's events are reported (N1)."""
 FLAG_WINDOW = 128
-"""The record has a window: who waits for the responses says when more of them are wanted (S55)."""
+"""The record has a response window: the reader of the responses asks for more of them (S55)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMeta:
-    """What requests of one signature share. `packed` is its wire form; `rows` its batch size (1 without batching).
+    """The common part of requests with one signature. `packed` is its wire form; `rows` the batch size (1 without
+    batching).
 
-    `signature` is equal for requests that may share a batch: same version, same input names, same shapes beyond the
+    `signature` is equal for requests that can share a batch: same version, same input names, same shapes apart from the
     batch dimension (S5).
     """
 
@@ -82,16 +83,16 @@ class RequestMeta:
     parameters: Parameters
     packed: bytes
     size_bytes: int = field(init=False)
-    """Tensor bytes of a request."""
+    """Tensor bytes of one request."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size_bytes", total_size_bytes(self.inputs))
 
 
 class RequestRecord(Struct, gc=False):
-    """One decoded request; `data` are all its tensor bytes, `record` is the whole, to be handed on as it is.
+    """One decoded request; `data` are all its tensor bytes, `record` is the whole record, for forwarding.
 
-    Both are views of what they were read from, or copies of little.
+    Both are views of the entry, or copies if they are small.
     """
 
     id: bytes
@@ -108,15 +109,13 @@ class RequestRecord(Struct, gc=False):
     record: Buffer
     flags: int = 0
     reference: Reference | None = None
-    """Where the tensor bytes are; `data` is empty until they have been fetched."""
+    """The location of the tensor bytes; `data` is empty until they are fetched."""
     sequence: SequenceMark | None = None
     lineage: Lineage | None = None
     trace: Traced | None = None
-    """Where what is reported of it is gathered, when it is traced."""
+    """Collects the report of a traced request."""
     window: int = 0
-    """How many responses are wanted before more are asked for (`charonia.facts.events.ResponsesWanted`); 0: all there
-    are.
-    """
+    """Number of responses wanted before more are requested (`charonia.facts.events.ResponsesWanted`); 0 for all."""
 
     @property
     def is_job(self) -> bool:
@@ -139,7 +138,7 @@ def request_meta(
     outputs: tuple[str, ...],
     parameters: Parameters,
 ) -> RequestMeta:
-    """The meta of a request with these tensors. Callers cache it by their own key; building it costs microseconds."""
+    """The meta of a request with these tensors. Callers cache it by their own key: building it takes microseconds."""
     packed = msgpack.packb(
         [
             version,
@@ -153,7 +152,7 @@ def request_meta(
 
 
 def batch_signature(version: int, inputs: Sequence[tuple[str, tuple[int, ...]]]) -> int:
-    """64 bits over version, input names and the shapes given (without batch dimensions and ragged inputs)."""
+    """64 bits over version, input names and the given shapes (without batch dimensions and ragged inputs)."""
     text = repr((version, sorted(inputs))).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
@@ -180,7 +179,7 @@ def pack_request(
 ) -> bytes:
     """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`.
 
-    With a `reference` those bytes lie there already and `data` is not looked at.
+    With a `reference` the bytes are there already, and `data` is ignored.
     """
     packed = meta.packed
     if reference is not None:
@@ -217,7 +216,7 @@ def pack_request(
 
 def unpack_request(record: Buffer) -> RequestRecord:
     """Decode a request record; tensor bytes stay views. Raises `InvalidRecord`."""
-    # a long function, as calls cost more than lines: every request that comes by itself goes through it
+    # a long function, because calls cost more than lines, and every request outside waves passes it
     view = record if type(record) is memoryview else memoryview(record)
     try:
         (
@@ -249,7 +248,7 @@ def unpack_request(record: Buffer) -> RequestRecord:
     meta_end = meta_at + meta_length
     if meta_end > len(view):
         raise InvalidRecord(f"request record of {len(view)} bytes is cut short, its header describes {meta_end}")
-    # slices of bytes, the usual case, cost less than those of a view
+    # slices of bytes, the usual case, cost less than slices of a view
     raw = record if type(record) is bytes else view
     packed = bytes(raw[meta_at:meta_end])
     meta = _REQUEST_METAS.get(packed) or _new_meta(packed)
@@ -286,11 +285,11 @@ def unpack_request(record: Buffer) -> RequestRecord:
 
 
 _MORE = FLAG_LINEAGE | FLAG_TRACED | FLAG_WINDOW
-"""Of a record with more parts than most."""
+"""Flags of records with rare parts."""
 
 
 def _more(view: memoryview, flags: int, at: int) -> tuple[Lineage | None, Traced | None, int, int]:
-    """Lineage, trace and window of a record in which they begin at `at`, and where they end. Raises `InvalidRecord`."""
+    """Lineage, trace and window of a record, which begin at `at`, and their end. Raises `InvalidRecord`."""
     lineage, trace, window = None, None, 0
     if flags & FLAG_LINEAGE:
         lineage, at = Lineage.unpack(view, at)
@@ -303,9 +302,9 @@ def _more(view: memoryview, flags: int, at: int) -> tuple[Lineage | None, Traced
 
 
 def carried_in(fields: Sequence[Buffer], wave: Callable[[Buffer], Iterable[Any]]) -> list[Any]:
-    """What an entry carries, in order; other fields are skipped. Raises `InvalidRecord` for any of it.
+    """The content of an entry, in order; other fields are skipped. Raises `InvalidRecord` for any part.
 
-    `wave` reads a wave: as itself or as its requests (`waves`).
+    `wave` decodes a wave: as such, or as its requests (`waves`).
     """
     found: list[Any] = []
     for at in range(0, len(fields) - 1, 2):
@@ -313,7 +312,7 @@ def carried_in(fields: Sequence[Buffer], wave: Callable[[Buffer], Iterable[Any]]
             found += wave(fields[at + 1])
         elif fields[at] == FIELD_RECORD:
             record = fields[at + 1]
-            # a sender in the same process hands over what is decoded already
+            # a sender in the same process passes decoded records
             found.append(unpack_request(record) if isinstance(record, bytes | memoryview | bytearray) else record)
         elif fields[at] == FIELD_RECORDS:
             view = memoryview(fields[at + 1])
@@ -328,10 +327,10 @@ def carried_in(fields: Sequence[Buffer], wave: Callable[[Buffer], Iterable[Any]]
 
 
 def _unpack_alike(records: memoryview, size: int) -> list[RequestRecord]:
-    """Records of `size` bytes each, one after the other.
+    """Consecutive records of `size` bytes each.
 
-    What a gateway joins in an entry mostly differs in ids, times and tensor bytes alone: then all else, which lies at
-    the same places, is compared with the first record's instead of being decoded.
+    Records that a gateway joins in an entry mostly differ only in ids, times and tensor bytes: then the other parts,
+    at the same offsets, are compared with the first record's instead of being decoded.
     """
     first = unpack_request(records[:size])
     found = [first]
@@ -341,7 +340,7 @@ def _unpack_alike(records: memoryview, size: int) -> list[RequestRecord]:
     endpoint, client_id, meta, flags, rows = first.endpoint, first.client_id, first.meta, first.flags, first.rows
     deadline_ns, timeout_us, level, signature = first.deadline_ns, first.timeout_us, first.level, first.signature
     data_size = first.meta.size_bytes
-    # a copy of few bytes costs a third of a view of them
+    # copying a few bytes costs a third of a view of them
     source, own_data = (bytes(records), f"{data_size}s") if size <= _SMALL_BYTES else (records, f"0s{data_size}x")
     names_size = size - _REQUEST.size - data_size
     columns = struct.iter_unpack(f"<{_ALIKE_BYTES}s16sQ{_NUMBERS.size}s{names_size}s{own_data}", records)
@@ -391,7 +390,7 @@ def meta_of(packed: bytes) -> RequestMeta:
 
 
 def _new_meta(packed: bytes) -> RequestMeta:
-    """A meta that was not seen before, or not lately."""
+    """Decode a meta that is not cached."""
     meta = _unpack_request_meta(packed)
     if len(packed) <= MAX_CACHED_META_BYTES:
         if len(_REQUEST_METAS) >= META_CACHE_LIMIT:

@@ -1,7 +1,7 @@
 """Response records: header | place | times | report | meta [model, version, outputs, parameters] or error text | bytes.
 
-A place (attempt, index) is in the responses of models that answer more than once, failures and final ones included:
-who reads them drops what it has seen and never splices two attempts.
+All responses of models that answer several times have a place (attempt, index), failures and final ones included:
+readers drop what they have seen, and never mix two attempts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _LENGTH = struct.Struct("<I")
 FLAG_ERROR = 1
 FLAG_FINAL = 2
 FLAG_REFERRED = 4
-"""The tensor bytes lie elsewhere: in their place stands a `Reference`."""
+"""A `Reference` replaces the tensor bytes."""
 FLAG_PLACED = 8
 """The response is one of several: it has an attempt and an index."""
 FLAG_TIMES = 16
-"""The response says how long its execution took: the caller wanted to know (`FLAG_TIMED`)."""
+"""The response holds the duration of its execution, because the caller asked for it (`FLAG_TIMED`)."""
 FLAG_REPORTED = 32
-"""The response has a report of what its request went through, with its length before it (`FLAG_TRACED`)."""
+"""The response holds its request's trace report, preceded by its length (`FLAG_TRACED`)."""
 
 Times = tuple[int, int, int]
 """Compute input, infer and output durations in ns, of the whole execution (X3)."""
@@ -54,10 +54,10 @@ Times = tuple[int, int, int]
 
 @dataclass(slots=True)
 class ResponseRecord:
-    """One decoded response to request `id` (16 bytes). `error` set means failed, then `outputs` is empty.
+    """One decoded response to request `id` (16 bytes). If `error` is set it has failed, and `outputs` is empty.
 
     `place` is (attempt, index from 0) for one of several. The last one is `final`; it may have neither outputs nor
-    error (G24: an empty final response), and then counts as a response of its own with the next index.
+    error (G24: an empty final response), and then counts as a response with the next index.
     """
 
     id: bytes
@@ -71,7 +71,7 @@ class ResponseRecord:
     times: Times | None = None
     report: Report | None = None
     reference: Reference | None = None
-    """Where its tensor bytes lie, when that is not in the record."""
+    """The location of its tensor bytes, if they are not in the record."""
 
 
 def pack_response(
@@ -112,7 +112,7 @@ def pack_response(
 
 @dataclass(frozen=True, slots=True)
 class ResponseTemplate:
-    """What answers of equal names, types and shapes share: a record is `head + request id + meta + tensor bytes`."""
+    """The common part of answers with equal outputs but for the data: a record is `head + id + meta + tensor bytes`."""
 
     head: bytes
     meta: bytes
@@ -167,13 +167,13 @@ def response_data(record: Buffer) -> memoryview:
 
 
 def _meta_at(view: memoryview, flags: int) -> int:
-    """Where the meta begins. Raises `struct.error` for a record that is cut short."""
+    """The start of the meta. Raises `struct.error` for a truncated record."""
     size = _report_at(flags)
     return size + _LENGTH.size + _LENGTH.unpack_from(view, size)[0] if flags & FLAG_REPORTED else size
 
 
 def _report_at(flags: int) -> int:
-    """Where the report begins, with its length, if there is one."""
+    """The start of the report's length, if there is a report."""
     size = _RESPONSE.size
     if flags & FLAG_PLACED:
         size += _PLACE.size
@@ -189,7 +189,7 @@ def response_id(record: Buffer) -> bytes:
 
 
 def time_response(record: Buffer, times: Times) -> bytes:
-    """The same response with its times; one that has them already is not given to this."""
+    """The response with its times added; it must not have any."""
     view = memoryview(record)
     wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
     header = _RESPONSE.pack(wire_version, flags | FLAG_TIMES, code, meta_length, request_id)
@@ -198,7 +198,7 @@ def time_response(record: Buffer, times: Times) -> bytes:
 
 
 def report_response(record: Buffer, report: Report) -> bytes:
-    """The same response with a report; one that has one already is not given to this."""
+    """The response with a report added; it must not have one."""
     view = memoryview(record)
     wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
     header = _RESPONSE.pack(wire_version, flags | FLAG_REPORTED, code, meta_length, request_id)
@@ -207,7 +207,7 @@ def report_response(record: Buffer, report: Report) -> bytes:
 
 
 def refer_response(record: Buffer, reference: Reference) -> bytes:
-    """The same response with its tensor bytes left out: they lie where `reference` says."""
+    """The response with `reference` in place of its tensor bytes."""
     view = memoryview(record)
     wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
     header = _RESPONSE.pack(wire_version, flags | FLAG_REFERRED, code, meta_length, request_id)
@@ -218,7 +218,7 @@ def refer_response(record: Buffer, reference: Reference) -> bytes:
 def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None = None) -> ResponseRecord:
     """Decode a response record; tensor bytes stay views. Raises `InvalidRecord`.
 
-    `fetch` gives the tensor bytes a reference names; without it a response by reference is an `InvalidRecord`.
+    `fetch` returns the tensor bytes of a reference; without it a response by reference is an `InvalidRecord`.
     """
     view = memoryview(record)
     try:
@@ -272,14 +272,14 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
     if total_size_bytes(places) != len(data):
         raise InvalidRecord(f"response record holds {len(data)} tensor bytes, its meta describes another number")
     outputs = [Tensor(p.name, p.datatype, p.shape, data[p.offset : p.offset + p.size_bytes]) for p in places]
-    # a copy: the meta is shared by all responses that look the same
+    # a copy: equal responses share the meta
     return ResponseRecord(
         request_id, model, version, outputs, {**parameters}, None, final, place, times, report, reference
     )
 
 
 def _read_report(view: memoryview, at: int) -> tuple[Report | None, int]:
-    """The report that begins at `at`, and where it ends."""
+    """The report at `at`, and its end."""
     try:
         begin = at + _LENGTH.size
         end = begin + int(_LENGTH.unpack_from(view, at)[0])
@@ -288,4 +288,4 @@ def _read_report(view: memoryview, at: int) -> tuple[Report | None, int]:
     try:
         return Report.unpack(view[begin:end]), end
     except InvalidRecord:
-        return None, end  # without the trace the answer is still valid
+        return None, end  # the answer is valid without the trace

@@ -1,4 +1,4 @@
-"""Sequences on the wire: what a request says of its place in one (S30-S33), and where a batch's members run.
+"""Sequences on the wire: a request's sequence (S30-S33), and the slots of a batch's members.
 
 The first is the `sequence` part of a request record, the second a part of the batch header.
 """
@@ -21,9 +21,9 @@ MAX_CORRELATION_ID_BYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class SequenceMark:
-    """`correlation_id` is a non-zero unsigned 64-bit number or a non-empty string; one and the other never meet.
+    """`correlation_id` is a non-zero unsigned 64-bit number or a non-empty string; a number never equals a string.
 
-    `scope` keeps callers apart that must not see one another's sequences (tenants); 0 where there are none.
+    `scope` separates tenants' sequences; 0 without tenants.
     """
 
     correlation_id: int | str
@@ -33,7 +33,7 @@ class SequenceMark:
 
     @property
     def key(self) -> bytes:
-        """Names the sequence within its model: `n` and 8 bytes, or `s` and the string's UTF-8; a scope before it."""
+        """The sequence's key within its model: `n` and 8 bytes, or `s` and the string's UTF-8; preceded by a scope."""
         scope = b"t" + _SCOPE.pack(self.scope) if self.scope else b""
         if isinstance(self.correlation_id, str):
             return scope + b"s" + self.correlation_id.encode()
@@ -41,7 +41,7 @@ class SequenceMark:
 
     @property
     def flags(self) -> int:
-        """Start and end as the bits models know (P13)."""
+        """Start and end as the bits of models' control inputs (P13)."""
         return (_START if self.start else 0) | (_END if self.end else 0)
 
     def pack(self) -> bytes:
@@ -71,12 +71,12 @@ class SequenceMark:
 
 @dataclass(frozen=True, slots=True)
 class SequencePlace:
-    """Where one request of a batch belongs.
+    """The place of one request of a batch.
 
-    `slot` is its row in a direct batch (S34). `run` names the run of the sequence: the id of the request that started
-    it. `binding` counts how often the sequence was given a place: another number than before means that what an
-    executor remembers of it is stale, and the log's record counts. `again`: the model asked for another turn of the
-    same request (S41), so that it starts nothing.
+    `slot` is its row in a direct batch (S34). `run` identifies the run of the sequence: the id of the request that
+    started it. `binding` counts how often the sequence was given a slot: with a new number an executor's cached state
+    is stale, and the record in the log counts. `again`: the model asked for a further execution of the same request
+    (S41), so that it starts nothing.
     """
 
     slot: int
@@ -89,7 +89,7 @@ class SequencePlace:
 class BatchPlaces:
     """The sequences of a batch: the `instance` that runs it, and the place of each record, in order.
 
-    `rows` is how many slots the batch covers, empty ones included, 0 when it has just its members (S34, S36).
+    `rows` is the number of slots that the batch covers, empty ones included; 0 if it has only its members (S34, S36).
     """
 
     instance: int

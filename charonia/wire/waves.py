@@ -47,18 +47,18 @@ _WAVE = struct.Struct("<BBHHIIQQQQ15sx")
 _REPLY = struct.Struct("<BBHIQ15sx")
 _LENGTH = struct.Struct("<H")
 _REPLY_REFERENCE = 1
-"""In a reply's flags: a reference stands in the place of its columns."""
+"""In a reply's flags: a reference replaces its columns."""
 
 _FLAG_IDS = 1
 _FLAG_DEADLINES = 2
 _FLAG_SIZES = 4
 _FLAG_REFERENCES = 8
-"""References stand in the place of the columns."""
+"""References replace the columns."""
 _FLAG_REPLY_BY_REFERENCE = 16
 """Large answers may lie in the payload directory: the gateway reads it."""
 
 WAVE_BYTE = b"\xff"
-"""Stands for the last byte of an id in the id of a wave."""
+"""Replaces the last byte of an id in the id of a wave."""
 
 _LAST_BYTES = [bytes((last,)) for last in range(MAX_WAVE_REQUESTS)]
 
@@ -66,10 +66,10 @@ _LAST_BYTES = [bytes((last,)) for last in range(MAX_WAVE_REQUESTS)]
 class Wave(Struct, gc=False):
     """One decoded wave of `count` requests; `columns` are views of `record`, one for each of `meta.inputs`.
 
-    With `references`, one for each request, there are no columns: the tensors of each request are in `payloads`, once
-    they were read from there. `meta` describes one request. `sizes` is set where the requests' BYTES inputs differ in
-    length: for each input, the bytes of each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0
-    for none) and `client_ids` are empty where no request has any.
+    With `references`, one for each request, there are no columns: `payloads` holds the tensors of each request once
+    they are read. `meta` describes one request. `sizes` is set if the requests' BYTES inputs differ in length: for
+    each input, the size for each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0 for none)
+    and `client_ids` are empty if no request has any.
     """
 
     prefix: bytes
@@ -92,12 +92,12 @@ class Wave(Struct, gc=False):
 
     @property
     def id(self) -> bytes:
-        """Names the wave where requests are named by their ids; no request has it."""
+        """The key of the wave among requests, which are identified by their ids; no request has it."""
         return self.prefix + WAVE_BYTE
 
     @property
     def flags(self) -> int:
-        """The flags of its requests: none, so none of them is a job, journalled, traced, or made by a model."""
+        """The flags of its requests: none is a job, journalled, traced, or made by a model."""
         return 0
 
     @property
@@ -120,14 +120,14 @@ class Wave(Struct, gc=False):
         return [sum(sizes) for sizes in zip(*self.sizes, strict=True)]
 
     def parts(self, number: int) -> list[Buffer]:
-        """The bytes of an input of all requests, in order, in one part or several."""
+        """The bytes of one input for all requests, in order, in one part or several."""
         if not self.references:
             return [self.columns[number]]
         place = self.meta.inputs[number]
         return [payload[place.offset : place.offset + place.size_bytes] for payload in self.payloads]
 
     def requests(self) -> list[RequestRecord]:
-        """The same requests as records of their own."""
+        """The requests as records of their own."""
         endpoint = self.endpoint.encode()
         flags = FLAG_REPLY_BY_REFERENCE if self.reply_by_reference else 0
         columns = [memoryview(column) for column in self.columns]
@@ -192,7 +192,7 @@ def wave_head(
     references: Sequence[Reference] = (),
     reply_by_reference: bool = False,
 ) -> bytes:
-    """Everything of a wave before its columns, which follow: for each input the bytes of all requests.
+    """The part of a wave before its columns, which follow: for each input the bytes of all requests.
 
     With `references` to the tensors of each request this is the whole wave.
     """
@@ -293,7 +293,7 @@ def unpack_wave(record: Buffer) -> Wave:
 
 
 def _references_in(view: memoryview, at: int, count: int, size_bytes: int) -> tuple[Reference, ...]:
-    """References to so many payloads of so many bytes each, which end a record. Raises `InvalidRecord`."""
+    """References to `count` payloads of equal size, which end a record. Raises `InvalidRecord`."""
     found = []
     for _ in range(count):
         start = at + _LENGTH.size
@@ -310,7 +310,7 @@ def _references_in(view: memoryview, at: int, count: int, size_bytes: int) -> tu
 
 
 def _wave_of(record: Buffer | Wave) -> Wave:
-    # a sender in the same process hands over what is decoded already
+    # a sender in the same process passes decoded waves
     return record if isinstance(record, Wave) else unpack_wave(record)
 
 
@@ -323,9 +323,9 @@ def _whole(record: Buffer | Wave) -> tuple[Wave]:
 
 
 requests_in: Callable[[Sequence[Buffer]], list[RequestRecord]] = partial(carried_in, wave=_requests_of)
-"""The requests an entry carries, those of a wave among them, in order. Raises `InvalidRecord` for any of them."""
+"""The requests in an entry, those of waves included, in order. Raises `InvalidRecord` for any of them."""
 work_in: Callable[[Sequence[Buffer]], list[RequestRecord | Wave]] = partial(carried_in, wave=_whole)
-"""What an entry carries, in order, waves as they are. Raises `InvalidRecord` for any of it."""
+"""The content of an entry, in order, waves as such. Raises `InvalidRecord` for any part."""
 
 OutputPlaces = tuple[tuple[str, DataType, tuple[int, ...], int], ...]
 """Outputs of one request: name, datatype, shape, bytes."""
@@ -334,8 +334,8 @@ OutputPlaces = tuple[tuple[str, DataType, tuple[int, ...], int], ...]
 class WaveReply(Struct, gc=False):
     """The answers to all requests of a wave: `columns[k]` holds output `outputs[k]` of every request, in order.
 
-    With a `reference` they lie there, and `columns` is empty until they were read (`read_columns`). `infer_ns` is how
-    long the model took for the execution the wave was in.
+    With a `reference` the columns are there, and `columns` is empty until they are read (`read_columns`). `infer_ns`
+    is the model's time for the execution of the wave.
     """
 
     prefix: bytes
@@ -348,7 +348,7 @@ class WaveReply(Struct, gc=False):
     reference: Reference | None = None
 
     def read_columns(self, data: Buffer) -> None:
-        """Set the columns from what lies at `reference`, whose size `unpack_wave_reply` has checked."""
+        """Set the columns from the bytes at `reference`, whose size `unpack_wave_reply` has checked."""
         self.columns = _columns_in(data, self.outputs, self.count)
 
 
@@ -368,7 +368,7 @@ def pack_wave_reply(
 ) -> bytes:
     """The answers to a wave; `meta` is `reply_meta`'s, `columns` the bytes of each output of all requests.
 
-    With a `reference` those bytes lie there already, and `columns` is not looked at.
+    With a `reference` the bytes are there already, and `columns` is ignored.
     """
     if reference is None:
         return b"".join((_REPLY.pack(WIRE_VERSION, 0, count, len(meta), infer_ns, prefix), meta, *columns))
@@ -407,7 +407,7 @@ def unpack_wave_reply(record: Buffer) -> WaveReply:
 
 
 def _columns_in(data: Buffer, outputs: tuple[TensorPlace, ...], count: int) -> tuple[Buffer, ...]:
-    """What lies one behind the other, the outputs of all requests, each by itself."""
+    """Split consecutive columns into one for each output."""
     if len(outputs) == 1:
         return (data,)
     parts = []

@@ -1,6 +1,6 @@
-"""Restricted APIs (H53, G28, E9) and forwarded headers (H21, G27): what the operator's header options mean. Pure.
+"""Restricted APIs (H53, G28, E9) and forwarded headers (H21, G27), from the operator's options. Pure.
 
-Which group a URL or method belongs to, and how a refusal looks, is each front's.
+Each front maps its URLs or methods to groups, and words its refusals.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ GROUPS = (
     "trace",
     "logging",
 )
-"""H53; the same for both protocols (G28)."""
+"""The API groups (H53), the same for both protocols (G28)."""
 
 MAX_HEADER_NAME = 256
-"""Longer names are never forwarded, so that a pattern never runs over a long hostile text."""
+"""Longer names are never forwarded, so that no pattern is matched against a long hostile text."""
 
 _RESERVED = frozenset(
     ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
@@ -36,9 +36,9 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 class Restrictions:
-    """Which API groups need which header. `word` is what a front calls a group ("api", "protocol").
+    """The headers that API groups require. `word` is a front's word for a group ("api", "protocol").
 
-    `refusal` makes the error of a missing header from the header's name, which begins with `header_prefix`. Raises
+    `refusal` makes the error for a missing header from its name, which begins with `header_prefix`. Raises
     `StartupError` for an unknown group or one listed twice.
     """
 
@@ -63,12 +63,12 @@ class Restrictions:
         self.any = bool(self._keys)
 
     def check(self, group: str, headers: RawHeaders) -> None:
-        """Raise the front's refusal (E9) unless `headers` (names in lower case) hold the group's key."""
+        """Raises the front's refusal (E9) unless `headers` (names in lower case) hold the group's key."""
         key = self._keys.get(group)
         if key is None:
             return
         header, name, value = key
-        # all are compared, each in constant time: the answer tells nothing about the value
+        # all are compared, each in constant time, so that the time reveals nothing about the value
         matches = [hmac.compare_digest(given, value) for found, given in headers if found == name]
         if not any(matches):
             raise self._refusal(header)
@@ -77,8 +77,8 @@ class Restrictions:
 class HeaderForwarding:
     """`--http-header-forward-pattern` and its gRPC twin: headers whose whole name matches become string parameters.
 
-    Matching ignores case unless the pattern starts with `(?-i)` (H21). `option` is the flag the pattern came from.
-    Raises `StartupError` for a pattern that is none.
+    Matching ignores case unless the pattern starts with `(?-i)` (H21). `option` is the flag of the pattern. Raises
+    `StartupError` for an invalid pattern.
     """
 
     def __init__(self, pattern: str, option: str) -> None:

@@ -41,7 +41,7 @@ _TENANT = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 LOOK_INTERVAL_S = 0.5
-"""Half of what the page of tenants promises: a look that comes too early for the next one may cost as much again."""
+"""Half the time that the tenants' page promises, as a check that comes slightly too early waits for the next one."""
 _LOOK_INTERVAL_NS = int(LOOK_INTERVAL_S * 1e9)
 _FIELDS = frozenset(("keys", "weight", "max_pending_requests", "max_pending_bytes"))
 
@@ -51,7 +51,7 @@ KEY_UNKNOWN = "the API key is not known"
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """What one tenant may have."""
+    """Bounds and weight of one tenant."""
 
     weight: int = 1
     bounds: TenantBounds = field(default_factory=TenantBounds)
@@ -76,7 +76,7 @@ class Tenants:
         self._complained = ""
         self._look_after_ns = 0
         self.on_change: Callable[[], None] = lambda: None
-        """Called in the event loop when the file was read again."""
+        """Called in the event loop after the file was read again."""
         if self._path is not None:
             try:
                 self._stamp = _stamp(self._path)
@@ -86,7 +86,7 @@ class Tenants:
 
     @staticmethod
     def of(settings: GatewaySettings) -> Tenants | None:
-        """None when tenants are not configured. Raises `StartupError`."""
+        """None if tenants are not configured. Raises `StartupError`."""
         if settings.tenant_header and settings.api_keys:
             raise StartupError("--tenant-header and --api-keys both say who calls: give one of them")
         if not settings.tenant_header and not settings.api_keys:
@@ -96,7 +96,7 @@ class Tenants:
         return Tenants(settings.tenant_header, settings.api_keys)
 
     def identify(self, headers: RawHeaders) -> Caller:
-        """Whose call this is; names of `headers` are in lower case. Raises `Unauthenticated`."""
+        """The caller of a request; names of `headers` are in lower case. Raises `Unauthenticated`."""
         return self._by_key(headers) if self._path is not None else self._by_header(headers)
 
     def bounds(self, tenant: str) -> TenantBounds:
@@ -106,7 +106,7 @@ class Tenants:
         return self._table.policies.get(tenant, _DEFAULT)
 
     def lane_weights(self) -> dict[int, int]:
-        """The lanes that weigh more than 1; of tenants that share one the heaviest counts."""
+        """The lanes with a weight above 1; of tenants that share a lane the highest weight counts."""
         weights: dict[int, int] = {}
         for tenant, policy in self._table.policies.items():
             if policy.weight > 1:
@@ -118,7 +118,7 @@ class Tenants:
         given = {value for name, value in headers if name == self._header}
         if not given:
             return Caller("", scoped=True)
-        # two names: the caller has added its own to the proxy's
+        # two names: the client has added one to the proxy's
         tenant = given.pop().decode("latin-1").strip()
         if given or not is_tenant_name(tenant):
             raise Unauthenticated(f"header '{self._header.decode('latin-1')}' does not name one tenant")
@@ -135,14 +135,14 @@ class Tenants:
                 key = value[7:].strip()
         if not key:
             raise Unauthenticated(KEY_NEEDED)
-        # looking a digest up tells nothing about the key, however long it takes
+        # a lookup by digest reveals nothing about the key by its duration
         tenant = self._table.by_key.get(hashlib.sha256(key).digest())
         if tenant is None:
             raise Unauthenticated(KEY_UNKNOWN)
         return Caller(tenant, scoped=True)
 
     def look(self) -> None:
-        """Read the file again when it has changed; at most one look in `LOOK_INTERVAL_S`."""
+        """Read the file again if it has changed; checks at most once per `LOOK_INTERVAL_S`."""
         now_ns = monotonic_ns()
         if now_ns < self._look_after_ns or self._path is None:
             return
@@ -167,12 +167,12 @@ _DEFAULT = TenantPolicy()
 
 
 def is_tenant_name(name: str) -> bool:
-    """Printable ASCII, neither empty nor longer than `MAX_TENANT_BYTES`."""
+    """Whether a name is printable ASCII, not empty, and at most `MAX_TENANT_BYTES` long."""
     return len(name) <= MAX_TENANT_BYTES and _TENANT.fullmatch(name) is not None
 
 
 def read_table(path: Path) -> TenantTable:
-    """Raises `OSError`, and `ValueError` with a sentence for content that is no table of tenants."""
+    """The table in a file. Raises `OSError`, and `ValueError` with a sentence for other content."""
     data = path.read_bytes()
     try:
         content = json.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())

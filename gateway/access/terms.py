@@ -1,7 +1,6 @@
-"""On what terms a caller's requests are accepted: lane, bounds, journal, durability. Pure.
+"""The terms on which a caller's requests are accepted: queue lane, bounds, journal, durability. Pure.
 
-Terms are equal for equal callers, so that their requests may share log entries. Who a caller is, and what its tenant
-may have, is `tenants`'.
+Equal callers have equal terms, so that their requests can share log entries. `tenants` identifies callers.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ _REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class TenantBounds:
-    """How much unsettled work of one model a tenant may have, 0 = no bound."""
+    """Bounds of a tenant's unsettled work for one model; 0 = no bound."""
 
     requests: int = 0
     size_bytes: int = 0
 
 
 def check_durability(level: str) -> None:
-    """Raise `InvalidArgument` for a level that is none of memory, fsync, replicated:<1..99>."""
+    """Raises `InvalidArgument` for a level that is not memory, fsync or replicated:<1..99>."""
     if not _DURABILITY.fullmatch(level):
         raise InvalidArgument(f"invalid durability '{level[:64]}', expected memory, fsync or replicated:<number>")
 
 
 class TermsBook:
-    """The terms of every caller. `bounds` gives a tenant's present bounds by its name."""
+    """The terms of every caller. `bounds` returns a tenant's current bounds."""
 
     def __init__(self, settings: GatewaySettings, bounds: Callable[[str], TenantBounds] | None = None) -> None:
         self._settings = settings
@@ -49,7 +48,7 @@ class TermsBook:
         """The terms of a caller without options."""
 
     def of(self, options: DeliveryOptions) -> Terms:
-        """Raises `InvalidArgument` for an unknown durability."""
+        """The terms for these options. Raises `InvalidArgument` for an unknown durability."""
         tenant = options.caller.tenant
         if not tenant and not options.durability:
             return self.default
@@ -65,7 +64,7 @@ class TermsBook:
         return found
 
     def shared(self, tenant: str) -> Terms | None:
-        """The terms on which a tenant's requests may share waves; None where each is counted for its bounds."""
+        """The terms on which a tenant's requests can share waves; None if each is counted against its bounds."""
         terms = self.of(DeliveryOptions(caller=Caller(tenant))) if tenant else self.default
         return None if terms.limits.tenant_requests or terms.limits.tenant_size_bytes else terms
 

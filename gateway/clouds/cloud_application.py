@@ -1,7 +1,7 @@
-"""A front whose paths are another's: each request is answered by the v2 interface under a path of that.
+"""The common part of clouds' fronts: each request is answered by the v2 interface under one of its paths.
 
-Binary tensors are announced by a content type of the front's own, which has the length of the JSON part in it, as
-clouds' proxies pass no headers of others on.
+A content type of the front's own announces binary tensors and holds the length of the JSON part, because clouds'
+proxies do not forward unknown headers.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _INT32 = range(-(2**31), 2**31)
 
 
 class CloudApplication(HttpApplication):
-    """Answers what `_answer_cloud` takes. `cloud` is the middle part of the content type."""
+    """Answers a cloud's requests with `_answer_cloud`. `cloud` is the middle part of the content type."""
 
     cloud: str
 
     def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
         super().__init__(settings, handler)
-        self.lane = None  # it reads requests past this
+        self.lane = None  # the lane would read requests before this front does
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,7 +45,7 @@ class CloudApplication(HttpApplication):
     async def _answer_v2(
         self, path: str, scope: Scope, receive: Receive, send: Send, *, method: str = "", headers: object = None
     ) -> None:
-        """Answer the request as one for this path; `headers` and `method` are those of the request without them."""
+        """Answer the request as one for this path; `headers` and `method` replace those of the request."""
         state = {key: value for key, value in scope.get("state", {}).items() if key != EXCHANGE}  # `send` is to be used
         changed = {**scope, "path": path, "method": method or scope["method"], "state": state}
         if headers is not None:
@@ -53,9 +53,9 @@ class CloudApplication(HttpApplication):
         await super().__call__(changed, receive, send)
 
     def _headers_v2(self, scope: Scope, *, without: frozenset[bytes] = frozenset()) -> list[tuple[bytes, bytes]]:
-        """The request's headers, with the length of the JSON part in the header that the v2 interface has for it.
+        """The request's headers, with the length of the JSON part in the v2 interface's header.
 
-        Raises `InvalidArgument` for a content type that is not as it should be.
+        Raises `InvalidArgument` for a malformed content type.
         """
         headers = [(n, v) for n, v in scope["headers"] if n != HEADER_LENGTH and n not in without]
         length = self._header_length(dict(headers).get(CONTENT_TYPE, b"").decode("latin-1"))

@@ -1,7 +1,7 @@
 """SageMaker's front: `/ping` and `/invocations`, and `/models` of its multi-model endpoints (H55).
 
-A multi-model endpoint loads models while it runs, each from a directory where SageMaker has unpacked it. SageMaker
-calls a model by a hash (here its alias) and gives its own name in a header.
+A multi-model endpoint loads models at run time, each from a directory where SageMaker has unpacked it. SageMaker
+addresses a model by a hash (here its alias) and passes its own name in a header.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _NO_MEMORY = re.compile(
     "(?:Dst|Src) tensor is not initialized|CUDNN_STATUS_NOT_INITIALIZED|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|"
     "No space left on device"
 )
-"""In the text of an error: SageMaker makes room by unloading other models when it is told so."""
+"""Error texts with these words make SageMaker unload other models to free memory."""
 _KEPT = frozenset({401, 403, 405, 429})
-"""Statuses of invocations that say more than that the model failed."""
+"""Statuses of invocations that are more specific than "the model failed"."""
 
 
 class SageMakerApplication(CloudApplication):
@@ -67,7 +67,7 @@ class SageMakerApplication(CloudApplication):
             await self._manage(found[1] or "", scope, receive, send)
 
     def _announcing(self, send: Send) -> Send:
-        """Sends replies whose content type says how long their JSON part is."""
+        """A `send` for replies whose content type announces the size of the JSON part."""
 
         async def translated(message: Message) -> None:
             length = dict(message.get("headers", ())).get(HEADER_LENGTH)
@@ -147,7 +147,7 @@ class SageMakerApplication(CloudApplication):
         await reply_empty(send, 200)
 
     def _directory(self, url: str) -> str:
-        """The path of a model's directory, normalised. Raises `InvalidArgument` for one that SageMaker does not use."""
+        """The normalised path of a model's directory. Raises `InvalidArgument` for one that SageMaker does not use."""
         path = os.path.normpath(url)
         if self._url.fullmatch(path) is None:
             raise InvalidArgument(
@@ -157,7 +157,7 @@ class SageMakerApplication(CloudApplication):
 
 
 def _target(scope: Scope, alias: str) -> str:
-    """The name by which the server knows the model."""
+    """The name of the model at the server."""
     name: bytes | None = dict(scope["headers"]).get(TARGET_MODEL)
     return alias if name is None else name.decode("utf-8", "replace")
 

@@ -1,6 +1,6 @@
-"""Vertex AI's front: its paths for predictions and health, and the header by which a prediction is another call (H55).
+"""Vertex AI's front: its paths for predictions and health, and the header that makes a prediction another call (H55).
 
-Vertex AI passes requests on to one path only; the header names the path of the v2 interface that is meant.
+Vertex AI forwards requests to one path only; the header names a path of the v2 interface.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REDIRECT = b"x-vertex-ai-triton-redirect"
 METRICS_CONTENT_TYPE = b"text/plain; charset=utf-8"
 
 _ENCODINGS = frozenset({b"content-encoding", b"accept-encoding"})
-"""Vertex AI has defined no compression: bodies are taken as they are."""
+"""Vertex AI defines no compression: bodies are not decoded."""
 
 _MODEL = r"/v2/models/[^/]+(?:/versions/[0-9]+)?"
 _MEMORY = r"/v2/(?:system|cuda)sharedmemory(?:/region/[^/]+)?"
@@ -31,11 +31,11 @@ _READS = re.compile(
 )
 _CALLS = re.compile(rf"{_MODEL}/infer|{_REPOSITORY}/index")
 _CHANGES = re.compile(rf"{_MEMORY}/(?:register|unregister)|{_REPOSITORY}/models/[^/]+/(?:load|unload)")
-"""Only the HTTP front takes these."""
+"""Only the HTTP front serves these."""
 
 
 class VertexAiApplication(CloudApplication):
-    """The front over a `Handler`. `metrics` gives the page of `/metrics`, None where there is none."""
+    """The front over a `Handler`. `metrics` returns the page of `/metrics`, None where there is none."""
 
     cloud = "vertex-ai-triton"
 
@@ -67,7 +67,7 @@ class VertexAiApplication(CloudApplication):
         return {entry.name for entry in self._handler.repository_index(ready=True)}
 
     def _default_model(self) -> str:
-        """The model of predictions: one that was named, or found once, stays it. Raises `InvalidArgument`."""
+        """The model of predictions: the configured one, or the first that was found. Raises `InvalidArgument`."""
         if not self._model:
             ready = self._ready()
             if len(ready) != 1:
@@ -105,7 +105,7 @@ class VertexAiApplication(CloudApplication):
 
 
 class VertexAiFront(HttpFront):
-    """The front as a thing to start and stop."""
+    """The Vertex AI front; starts and stops as `HttpFront`."""
 
     def __init__(
         self,

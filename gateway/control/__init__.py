@@ -1,4 +1,4 @@
-"""What a gateway says of itself and of its models: metadata, statistics, readiness, log settings.
+"""What a gateway reports about itself and its models: metadata, statistics, readiness, log settings.
 
 Pure; may import `handler`, whose values it makes. Begin reading at `model_statistics`.
 """

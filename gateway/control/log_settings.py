@@ -1,7 +1,7 @@
 """The log settings that both protocols change at run time, over Python's logging (H45, G16, L3).
 
-The severity switches choose the root logger's level; one level stands for all of them, so a gap (warnings off, info on)
-takes the lowest that is on. How a wrong value is refused is each front's.
+The severity switches select the level of the root logger, which has no gaps: with warnings off and info on, the lowest
+level that is on counts. Fronts check values, and refuse wrong ones in their own form.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ TYPES: dict[str, type] = {
     "log_verbose_level": int,
     "log_format": str,
 }
-"""The settings with their types, in the order of the reply. Fronts check values before `LogSwitches.changed`."""
+"""The settings and their types, in the order of the reply. Fronts check values before `LogSwitches.changed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSwitches:
-    """The settings in the order of the reply (H45)."""
+    """The settings, in the order of the reply (H45)."""
 
     log_file: str = ""
     log_info: bool = True
@@ -39,7 +39,7 @@ class LogSwitches:
 
     @property
     def level(self) -> int:
-        """The logging level they amount to."""
+        """The logging level that they select."""
         if self.log_verbose_level > 0:
             return logging.DEBUG
         if self.log_info:
@@ -51,7 +51,8 @@ class LogSwitches:
     def changed(self, wanted: dict[str, Any]) -> LogSwitches:
         """The settings after a partial update, all or nothing; unknown keys are ignored.
 
-        Values have the types of `TYPES`, formats are known. Raises `Unsupported` for a setting that cannot be changed.
+        Values must have the types of `TYPES`, formats must be known. Raises `Unsupported` for a setting that cannot be
+        changed.
         """
         if "log_file" in wanted:
             raise Unsupported("log file location can not be updated through network protocol")
@@ -62,7 +63,7 @@ class LogSwitches:
 
 
 def current() -> LogSwitches:
-    """The settings that the root logger's present level and the format of its lines stand for."""
+    """The settings that correspond to the root logger's level and the format of its lines."""
     level = logging.getLogger().getEffectiveLevel()
     return LogSwitches(
         log_file=current_file(),
@@ -75,7 +76,7 @@ def current() -> LogSwitches:
 
 
 def apply(switches: LogSwitches) -> None:
-    """Effective immediately (L3), in this process."""
+    """Apply the settings in this process, at once (L3)."""
     logging.getLogger().setLevel(switches.level)
     change_format(switches.log_format)
     _log.info("log settings of this process: %s", switches.reply())

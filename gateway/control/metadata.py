@@ -1,4 +1,4 @@
-"""What a gateway says of a served model (H5, G3). Pure."""
+"""The metadata of a served model (H5, G3). Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.handler import ModelMetadata, TensorMetadata
 
 
 def metadata_of(served: ServedVersion, versions: Iterable[int]) -> ModelMetadata:
-    """The metadata of one version, with all that are READY."""
+    """The metadata of one version, with the numbers of all versions that are READY."""
     interface = served.interface
     inputs, outputs = (
         tuple(TensorMetadata(s.name, s.datatype.value, interface.client_shape(s)) for s in specs.values())

@@ -1,7 +1,7 @@
-"""Folds the counters of `s:{m}` into the statistics clients read (X1-X4). Pure.
+"""Converts the counters of `s:{m}` to the statistics that clients read (X1-X5). Pure.
 
-Field names are written by executors, the owning batcher and, for what the response cache answers, by gateways:
-`<what>_count`, `<what>_ns`, `b<rows>_…` per executed batch size, `fail_<REASON>`, `last_inference_ms`.
+Executors and the owning batcher write the counters, and gateways those of cached answers. Fields: `<what>_count`,
+`<what>_ns`, `b<rows>_…` per executed batch size, `r<index>_…` per response, `fail_<REASON>`, `last_inference_ms`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def model_statistics(
 ) -> ModelStatistics:
     """The statistics of one model version from its counters; absent counters are 0.
 
-    `memory` is what its executors say that it holds, as in `VersionLoaded`.
+    `memory` is the version's memory as its executors report it in `VersionLoaded`.
     """
     get = fields.get
 
@@ -67,7 +67,7 @@ def _memory_usage(place: str, size_bytes: int) -> MemoryUsage:
 
 
 def _responses(fields: Mapping[str, int]) -> dict[str, ResponseStatistics]:
-    """X5: only of models whose backend tells."""
+    """Statistics per response (X5), only for models whose backend reports them."""
     places = sorted({int(match[1]) for match in map(_RESPONSE_FIELD.fullmatch, fields) if match})
 
     def duration(place: int, what: str) -> Duration:

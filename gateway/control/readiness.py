@@ -1,7 +1,7 @@
-"""Whether a gateway says that it is ready (H2, R40).
+"""Whether a gateway reports that it is ready (H2, R40).
 
-It is while its work is served, and for a while after the last executor of a model has left: what is accepted then waits
-in the log, so the restart of the only executor must not send every gateway out of its proxy's rotation.
+It stays ready for a while after the last executor of a model has left: requests then wait in the log. Otherwise the
+restart of a single executor would remove every gateway from its proxy.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from charonia.facts.events import ExecutorDraining, Fact, ProcessLeft
 
 
 class Readiness:
-    """Of one gateway. The successor of an executor is waited for `grace_s` from the departure on; 0 for not at all."""
+    """The readiness of one gateway. It stays ready for `grace_s` after an executor has left; 0 for not at all."""
 
     def __init__(self, catalog: Catalog, *, strict: bool, grace_s: float) -> None:
         self._catalog = catalog
         self._strict = strict
         self._grace_ns = int(grace_s * 1e9)
         self._served = False
-        """This gateway has seen executors that were ready, not only read of them."""
+        """Executors were ready while this gateway ran, not only according to older facts."""
         self._departed_ns = 0
 
     def watch(self) -> None:
-        """From now on departures are news; what the catalog has folded so far is history."""
+        """From now on departures count; those that the catalog has folded so far are old."""
         self._catalog.process_listeners.append(self._on_fact)
 
     def forget(self) -> None:
-        """The log is another one: who left the old one is not waited for."""
+        """The log was replaced: executors that left the old one are not waited for."""
         self._served = False
 
     def ready(self) -> bool:

@@ -1,7 +1,7 @@
-"""What a server of gRPC and the calls of this service have in common, and what every call reads of its context.
+"""The interface between a gRPC server and the methods that it serves, and how methods read a call's metadata.
 
-A server moves bytes: it finds the method of a path, gives it messages and takes messages and, in the end, a `Refusal`
-or none. Methods raise nothing but `asyncio.CancelledError`, when their caller has gone.
+A server moves bytes: it finds the method of a path, passes it messages and sends its messages, and ends the call with a
+`Refusal` or with OK. Methods raise only `asyncio.CancelledError`, when the client has left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Context(Protocol):
-    """What is known of a call beside its messages."""
+    """A call without its messages: metadata and deadline."""
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]] | None:
         """The caller's metadata; values of keys that end in `-bin` are bytes."""
@@ -33,7 +33,7 @@ class Context(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LargeReply:
-    """A serialised message in parts, of which some are tensors where they lie: joining them would copy them."""
+    """A serialised message in parts, some of them large tensors: joining would copy them."""
 
     parts: Sequence[Buffer]
 
@@ -45,17 +45,17 @@ Reply = bytes | LargeReply
 """A serialised message."""
 
 Write = Callable[[Reply], Awaitable[None]]
-"""Sends a message and returns when the transport took it; raises `asyncio.CancelledError` when the client has left."""
+"""Sends a message; returns when the transport accepts it. Raises `asyncio.CancelledError` if the client has left."""
 
 LARGEST_MESSAGE_BYTES = 0x7FFFFFFF
-"""As grpcio and Triton: protobuf can hold no larger one."""
+"""The limit of grpcio and Triton: protobuf can hold no larger message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unary:
-    """A method of one message each way, of at most `largest_bytes` from the client.
+    """A method with one request and one reply. A request has at most `largest_bytes`.
 
-    With `takes_views` a large message may come as a view of shared memory.
+    With `takes_views` a large request may be a view of shared memory.
     """
 
     call: Callable[[bytes | memoryview, Context], Awaitable[Reply | Refusal]]
@@ -65,7 +65,7 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """As `Unary`, of any number of messages each way."""
+    """A method with any number of messages in both directions; fields as in `Unary`."""
 
     call: Callable[[AsyncIterator[bytes | memoryview], Write, Context], Awaitable[Refusal | None]]
     takes_views: bool = False
@@ -73,21 +73,21 @@ class Streaming:
 
 
 def too_large(size_bytes: int, largest_bytes: int) -> str:
-    """The refusal of a message, in gRPC's words."""
+    """gRPC's text for a message that is too large."""
     return f"Received message larger than max ({size_bytes} vs. {largest_bytes})"
 
 
 Methods = dict[str, Unary | Streaming]
-"""By path: `/service/method`."""
+"""Methods by path: `/service/method`."""
 
 
 class Standing(NamedTuple):
-    """What the metadata of inference calls means for their requests: whose they are, and what the model is to see."""
+    """What the metadata of inference calls says: the tenant, and the parameters forwarded to the model."""
 
     tenant: str
     forwarded: tuple[tuple[str, ParameterValue], ...]
     generation: int = 0
-    """How often the keys of callers had changed when this was found out."""
+    """Number of changes of the tenants' keys before this was determined; an older one is outdated."""
 
 
 USUAL = Standing("", ())
@@ -102,7 +102,7 @@ def headers_of(context: Context) -> list[tuple[bytes, bytes]]:
 
 
 def raw_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes, bytes]]:
-    """Metadata as the headers it came in."""
+    """Metadata as HTTP headers."""
     return [
         (name.encode("latin-1", "replace"), value if isinstance(value, bytes) else value.encode())
         for name, value in metadata
@@ -110,7 +110,7 @@ def raw_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes
 
 
 def delayed(methods: Methods, delays: GrpcDelays, service: str) -> Methods:
-    """The methods, whose steps wait as tests of clients ask for (G33); without delays they are the same."""
+    """The methods with the delays that tests of clients ask for (G33); unchanged if there are none."""
     if delays == GrpcDelays():
         return methods
     changed: Methods = {}
@@ -161,7 +161,7 @@ async def _delayed_stream(
 
 
 async def _not_cancelled_for(delay_s: float, call: Awaitable[T]) -> T:
-    """Await a call that hears so much later that it is cancelled."""
+    """Await a call, and cancel it only this long after the caller's cancellation."""
     running = asyncio.ensure_future(call)
     try:
         return await asyncio.shield(running)

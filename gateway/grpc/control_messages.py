@@ -1,4 +1,4 @@
-"""The control calls' values as messages, and their requests read (G3, G9-G12, G16). Pure."""
+"""Values of the control calls as messages, and their requests (G3, G9-G12, G15, G16). Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def server_metadata(metadata: ServerMetadata) -> pb.ServerMetadataResponse:
 
 
 def model_metadata(metadata: ModelMetadata) -> pb.ModelMetadataResponse:
-    """G3; shapes as H5 has them."""
+    """A model's metadata as a message (G3); shapes as in H5."""
     message = pb.ModelMetadataResponse(name=metadata.name, versions=metadata.versions, platform=metadata.platform)
     for target, tensors in ((message.inputs, metadata.inputs), (message.outputs, metadata.outputs)):
         for tensor in tensors:
@@ -68,7 +68,7 @@ def model_statistics(statistics: list[ModelStatistics]) -> pb.ModelStatisticsRes
 
 
 def _duration(target: Any, duration: Duration) -> None:
-    # set even when zero: clients read the nested message
+    # set even if zero: clients read the nested message
     target.count = duration.count
     target.ns = duration.ns
     target.SetInParent()
@@ -83,13 +83,13 @@ def repository_index(entries: list[ModelIndexEntry]) -> pb.RepositoryIndexRespon
 
 
 def check_repository(name: str) -> None:
-    """Raises `Unsupported` for a repository by name."""
+    """Raises `Unsupported` for a request that names a repository."""
     if name:
         raise Unsupported("'repository_name' specification is not supported")
 
 
 def read_load(message: pb.RepositoryModelLoadRequest) -> tuple[str | None, dict[str, bytes]]:
-    """The `config` and the files of a load (G12). Raises `InvalidArgument` with G12's texts."""
+    """`config` and the files of a load request (G12). Raises `InvalidArgument`."""
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, parameter in message.parameters.items():
@@ -108,7 +108,7 @@ def read_load(message: pb.RepositoryModelLoadRequest) -> tuple[str | None, dict[
 
 
 def read_unload(message: pb.RepositoryModelUnloadRequest) -> bool:
-    """`unload_dependents` (G12). Raises `InvalidArgument`."""
+    """`unload_dependents` of an unload request (G12). Raises `InvalidArgument`."""
     dependents = False
     for key, parameter in message.parameters.items():
         if key != "unload_dependents":
@@ -129,7 +129,7 @@ def read_log_settings(message: pb.LogSettingsRequest) -> dict[str, Any]:
         expected = TYPES.get(key)
         if expected is None:
             continue
-        if key == "log_file":  # refused whatever it holds
+        if key == "log_file":  # refused whatever its value
             wanted[key] = ""
             continue
         field, word = _LOG_PARAMETERS[expected]
@@ -142,7 +142,7 @@ def read_log_settings(message: pb.LogSettingsRequest) -> dict[str, Any]:
 
 
 def trace_settings(settings: dict[str, list[str]]) -> pb.TraceSettingResponse:
-    """G15: the full setting."""
+    """The full trace setting as a message (G15)."""
     message = pb.TraceSettingResponse()
     for name, values in settings.items():
         message.settings[name].value.extend(values)
@@ -150,7 +150,7 @@ def trace_settings(settings: dict[str, list[str]]) -> pb.TraceSettingResponse:
 
 
 def log_settings(switches: LogSwitches) -> pb.LogSettingsResponse:
-    """G16: the full setting."""
+    """The full log settings as a message (G16)."""
     message = pb.LogSettingsResponse()
     for key, value in switches.reply().items():
         setattr(message.settings[key], _LOG_PARAMETERS[TYPES[key]][0], value)

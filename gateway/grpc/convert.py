@@ -1,8 +1,7 @@
-"""`ModelInferRequest` and `ModelInferResponse` to and from the neutral forms (G4-G7, G18-G20). Pure.
+"""Converts `ModelInferRequest` and `ModelInferResponse` to and from neutral values (G4-G7, G18-G20). Pure.
 
-Raw contents stay the bytes of the message. A reply is put together as bytes: what replies of one signature share is
-serialised once, the request's id and the raw outputs are appended as further fields, which is how protobuf defines
-concatenation.
+Raw tensors stay bytes of the message. A reply is assembled from bytes: the part that replies with equal outputs share
+is serialised once, then the request's id and the raw outputs are appended as fields (protobuf defines that as a merge).
 """
 
 from __future__ import annotations
@@ -54,13 +53,13 @@ _FINAL, _NOT_FINAL = (
 _SIGNATURES_REMEMBERED = 1024
 _UNSIGNED = 2**64
 _LARGE_BYTES = 65_536
-"""Up to here copying a tensor costs less than sending it by itself."""
+"""Up to this size copying a tensor costs less than sending it by itself."""
 
 Classes = dict[str, int]
 
 
 def parse(kind: Any, data: bytes | memoryview) -> Any:
-    """The message in `data`. Raises `InternalError`, the code of gRPC's own servers for it, as for JSON (E4)."""
+    """The message in `data`. Raises `InternalError`, the code of gRPC's own servers for it (E4)."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -70,9 +69,9 @@ def parse(kind: Any, data: bytes | memoryview) -> Any:
 def infer_request(
     message: pb.ModelInferRequest, version: int = LATEST_VERSION, raw: Sequence[Buffer] = ()
 ) -> tuple[InferenceRequest, Classes]:
-    """The request and the number of classes wanted of each output. Raises the error of the first mistake (G18, G20).
+    """The request, and the number of classes wanted of each output. Raises the error of the first mistake (G18, G20).
 
-    `raw` are the message's raw contents when they were split off it (`envelope`).
+    `raw` are the message's raw tensors if `envelope` has split them off.
     """
     raw = raw or message.raw_input_contents
     model = message.model_name
@@ -108,10 +107,10 @@ def infer_request(
         else:
             data = _typed(item, datatype, shape, model)
         tensors.append(Tensor(item.name, datatype, shape, data))
-    given = len(tensors) - len(read)
-    if len(raw) > given:
+    expected = len(tensors) - len(read)
+    if len(raw) > expected:
         raise InvalidArgument(
-            f"at most {given} raw_input_contents expected for model '{model}', one per input, got {len(raw)}"
+            f"at most {expected} raw_input_contents expected for model '{model}', one per input, got {len(raw)}"
         )
     request = InferenceRequest(model, version, tensors, id=message.id)
     if message.id:
@@ -128,9 +127,9 @@ def infer_request(
 
 
 def _region_part(item: Any) -> RegionPart | None:
-    """Where a tensor lies in shared memory, by its parameters (H49); None where it does not.
+    """The part of shared memory that holds a tensor, by its parameters (H49); None if it is not in shared memory.
 
-    Negative numbers are those of 64 bits without a sign, so that they are out of bounds.
+    Negative numbers become unsigned 64-bit numbers, which are out of bounds.
     """
     parameters = item.parameters
     if "shared_memory_region" in parameters:
@@ -158,7 +157,7 @@ def _tensor_parameter(item: Any, key: str, expected: str) -> Any:
 
 
 def _typed(item: Any, datatype: DataType, shape: tuple[int, ...], model: str) -> bytes:
-    """The raw encoding of typed contents (G5, G18); values wider than the type wrap to it."""
+    """The raw encoding of typed contents (G5, G18); values out of the type's range wrap."""
     field = CONTENTS_FIELDS.get(datatype, "")
     contents = item.contents
     for name, (type_name, _) in _FIELDS.items():
@@ -230,7 +229,7 @@ def _typed_parameter(key: str, kind: str | None, value: Any, expected: str) -> A
 
 
 def _outputs(message: pb.ModelInferRequest, classes: Classes, written: dict[str, RegionPart]) -> tuple[str, ...]:
-    """The requested outputs; the classes wanted of some, and where in shared memory others are to be written."""
+    """The requested outputs. Adds the classes wanted of outputs to `classes`, and their shared memory to `written`."""
     names: list[str] = []
     for item in message.outputs:
         names.append(item.name)
@@ -255,17 +254,17 @@ def _outputs(message: pb.ModelInferRequest, classes: Classes, written: dict[str,
 
 
 class ResponseEncoder:
-    """Writes replies; one per front, it remembers what replies of one signature share."""
+    """Writes replies; one per front, with its cache of the parts that replies with equal outputs share."""
 
     def __init__(self) -> None:
         self._shared: dict[Any, bytes] = {}
 
     def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion | None) -> bytes:
-        """A serialised `ModelInferResponse` (G7, G19). Raises H19's errors for a classification that cannot be."""
+        """A serialised `ModelInferResponse` (G7, G19). Raises H19's errors for outputs without classes."""
         return b"".join(self._parts(response, classes, served))
 
     def reply(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> Reply:
-        """As `encode`; large tensors are not copied."""
+        """As `encode`, without copying large tensors."""
         parts = self._parts(response, classes, served)
         if max(map(len, parts)) < _LARGE_BYTES:
             return b"".join(parts)
@@ -285,7 +284,7 @@ class ResponseEncoder:
         return parts
 
     def shared(self, response: InferenceResponse, outputs: list[Tensor]) -> bytes:
-        """What a reply begins with: all of it but the id and the raw outputs, which follow in this order."""
+        """The first part of a reply: all of it but the id and the raw outputs, which follow in this order."""
         key = (response.model, response.version, tuple([(t.name, t.datatype.number, t.shape) for t in outputs]))
         found = self._shared.get(key) if not response.parameters else None
         if found is None:
@@ -298,7 +297,7 @@ class ResponseEncoder:
 
 
 def stream_answer(reply: Reply, *, final: bool = True) -> Reply:
-    """A serialised `ModelStreamInferResponse` of a serialised reply, which is its request's last or not (G8, G24)."""
+    """A serialised `ModelStreamInferResponse` of a serialised reply; `final` if it is its request's last (G8, G24)."""
     flag = _FINAL if final else _NOT_FINAL
     before = TAG_INFER_RESPONSE + varint(len(reply) + len(flag))
     if isinstance(reply, bytes):
@@ -307,7 +306,7 @@ def stream_answer(reply: Reply, *, final: bool = True) -> Reply:
 
 
 def stream_error(message: str, request: pb.ModelInferRequest) -> bytes:
-    """A serialised in-band error with what is known of its request (G22)."""
+    """A serialised in-band error, with id and model of its request (G22)."""
     answer = pb.ModelStreamInferResponse(error_message=message)
     answer.infer_response.id = request.id
     answer.infer_response.model_name = request.model_name
@@ -324,7 +323,7 @@ def _message(response: InferenceResponse, outputs: list[Tensor]) -> pb.ModelInfe
 
 
 def write_parameters(target: Any, parameters: Parameters) -> None:
-    """Response parameters by their type (H23)."""
+    """Write response parameters by their type (H23)."""
     for key, value in parameters.items():
         if isinstance(value, bool):
             target[key].bool_param = value
@@ -339,7 +338,7 @@ def write_parameters(target: Any, parameters: Parameters) -> None:
 
 
 def varint(number: int) -> bytes:
-    """A number in protobuf's encoding."""
+    """A number as protobuf's varint."""
     if number < 128:
         return _SMALL[number]
     out = bytearray()

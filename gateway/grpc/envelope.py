@@ -1,7 +1,7 @@
-"""The envelope of a large `ModelInferRequest`: all but its raw tensors, which stay where they were received. Pure.
+"""Splits a large `ModelInferRequest` into its raw tensors, which stay where they were received, and the rest. Pure.
 
-Protobuf copies `bytes` fields when it parses them. Here the top-level fields are told apart by hand, the raw tensors
-are views of the message, and protobuf parses the few hundred bytes that are left.
+Protobuf copies `bytes` fields when it parses them. So the top-level fields are separated by hand: raw tensors become
+views of the message, and protobuf parses the few hundred bytes of the rest.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _MAX_VARINT_BYTES = 10
 
 
 class NoEnvelope(ValueError):
-    """The message is cut short or malformed; protobuf has the words for it."""
+    """The message is truncated or malformed; parsing it with protobuf yields the error text."""
 
 
 def split(message: memoryview, max_fields: int = 10_000) -> tuple[list[memoryview], list[memoryview]]:
-    """The parts of a serialised message without its raw tensors, and those in order.
+    """The parts of a serialised message without its raw tensors, and the raw tensors, both in order.
 
-    Raises `NoEnvelope`, also for more fields than `max_fields`: going through them by hand would take too long.
+    Raises `NoEnvelope`, also for more than `max_fields` fields, which would take too long here.
     """
     rest: list[memoryview] = []
     raw: list[memoryview] = []
@@ -40,7 +40,7 @@ def split(message: memoryview, max_fields: int = 10_000) -> tuple[list[memoryvie
 
 
 def raw_at(begin: Buffer) -> int:
-    """Where the first raw tensor begins in a message, by what has come of it; 0 where that does not tell."""
+    """The offset of the first raw tensor, by the beginning of a message; 0 if it is not in there."""
     view = memoryview(begin)
     at = 0
     try:
@@ -55,9 +55,9 @@ def raw_at(begin: Buffer) -> int:
 
 
 def _field(message: memoryview, at: int) -> tuple[int, int, int]:
-    """The field that begins at `at`: its number (0 for raw tensors of another type), where its content begins and ends.
+    """The field at `at`: its number (0 for raw tensors of another wire type), where its content begins and ends.
 
-    The end may lie behind what there is of the message.
+    The end may lie behind the end of `message`.
     """
     key, start = _varint(message, at)
     field, kind = key >> 3, key & 7
@@ -70,7 +70,7 @@ def _field(message: memoryview, at: int) -> tuple[int, int, int]:
         end = start + 8
     elif kind == _FIXED32:
         end = start + 4
-    else:  # groups, which the interface does not have
+    else:  # groups: the interface has none
         raise NoEnvelope
     return (0 if field == _RAW else field), start, end
 

@@ -1,4 +1,4 @@
-"""The gRPC front over grpcio, the reference: port, TLS, keep-alive, compression (G29-G31, V5)."""
+"""The gRPC front over grpcio, the reference implementation: port, TLS, keep-alive, compression (G29-G31, V5)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _UNLIMITED = -1
 
 
 class GrpcFront:
-    """The gRPC interface of one gateway. Raises `StartupError` for options that cannot work.
+    """The gRPC interface of one gateway. Raises `StartupError` for invalid options.
 
-    Order of shutdown: `stop_accepting` (streams are refused, readiness is off), then `close`, which waits for calls.
+    Order of shutdown: `stop_accepting` refuses streams and turns readiness off, then `close` waits for open calls.
     """
 
     def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
@@ -52,7 +52,7 @@ class GrpcFront:
         """The real port, once started."""
 
     async def start(self) -> None:
-        """Bind and serve. Raises `StartupError` when the port cannot be had (V5) or a certificate cannot be read."""
+        """Bind and serve. Raises `StartupError` if the port cannot be bound (V5) or a certificate cannot be read."""
         settings = self._settings
         options: list[tuple[str, int]] = [
             ("grpc.so_reuseport", int(settings.reuse_grpc_port)),
@@ -65,7 +65,7 @@ class GrpcFront:
         host = settings.grpc_address
         address = f"[{host}]:{settings.grpc_port}" if ":" in host and host[0] != "[" else f"{host}:{settings.grpc_port}"
         if settings.grpc_port and not settings.reuse_grpc_port:
-            # grpc's own message for a taken port names neither the port nor the reason (V5)
+            # grpc's own error for a port in use names neither the port nor the reason (V5)
             bound(host.strip("[]"), settings.grpc_port, service="GRPC").close()
         server = grpc.aio.server(options=options, compression=self._compression)
         server.add_generic_rpc_handlers(_handlers(self._servicer.methods()))
@@ -75,7 +75,7 @@ class GrpcFront:
             else:
                 self.port = server.add_insecure_port(address)
             if settings.grpc_socket:
-                listen_unix(settings.grpc_socket, service="GRPC").close()  # its file is free now, or this says why not
+                listen_unix(settings.grpc_socket, service="GRPC").close()  # frees its file, or raises why not
                 os.unlink(settings.grpc_socket)
                 server.add_insecure_port(f"unix:{settings.grpc_socket}")
         except RuntimeError as error:
@@ -86,7 +86,7 @@ class GrpcFront:
         await server.start()
 
     async def stop_accepting(self) -> None:
-        """From now on new streams are refused and readiness is off; open calls go on (G36)."""
+        """Refuse new streams and turn readiness off; open calls continue (G36)."""
         self._servicer.draining = True
 
     async def close(self, grace_s: float) -> None:
@@ -98,7 +98,7 @@ class GrpcFront:
 
 
 def _credentials(settings: TlsSettings) -> grpc.ServerCredentials:
-    """Credentials that follow their files. Raises `StartupError`."""
+    """Credentials that are read again when their files change. Raises `StartupError`."""
 
     def read() -> grpc.ServerCertificateConfiguration:
         found = certificates(settings)
@@ -107,7 +107,7 @@ def _credentials(settings: TlsSettings) -> grpc.ServerCredentials:
     first, files = read(), ChangingFiles(settings)
 
     def newest() -> Any:
-        """Called by grpc at each handshake; None: as before."""
+        """Called by grpc at each handshake; None keeps the credentials."""
         try:
             return read() if files.changed() else None
         except StartupError as error:
@@ -131,7 +131,7 @@ def _unary(method: Unary) -> Any:
         reply = await method.call(data, context)
         if not isinstance(reply, tuple):
             return reply if isinstance(reply, bytes) else b"".join(reply.parts)
-        # abort's exception ends in a cycle with the context, and so would all that this frame holds
+        # the exception of `abort` forms a cycle with the context, which would keep this frame's values
         data = b""
         code, details, metadata = reply
         await context.abort(_CODES[code], details, metadata)
@@ -145,7 +145,7 @@ def _streaming(method: Streaming) -> Any:
         async def write(reply: Reply) -> None:
             try:
                 await context.write(reply if isinstance(reply, bytes) else b"".join(reply.parts))
-            except grpc.aio.BaseError:  # the client left: its stream is cancelled, which may only be noticed later
+            except grpc.aio.BaseError:  # the client left; grpc may cancel the stream only later
                 raise asyncio.CancelledError from None
 
         refusal = await method.call(messages, write, context)

@@ -1,8 +1,8 @@
-"""Jobs over `ModelInfer` (ADR 0004): no message or method is added, so that stock clients can submit and fetch them.
+"""Jobs over `ModelInfer` (ADR 0004), without a new message or method, so that stock clients can submit and fetch them.
 
-A request with words about delivery (`gateway.requests.preferences`, as metadata or parameters) may be answered by a
+A request with delivery preferences (`gateway.requests.preferences`, as metadata or parameters) may be answered by a
 response without outputs whose parameters describe the job. A request with the parameter `charonia_job_id` and no inputs
-asks for the job: its answer is the result, its error, or such a response as long as there is none.
+fetches the job: the answer is its result, its error or, while there is none, such a description.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _FETCHING = frozenset((JOB_ID, WAIT, CANCEL, AFTER_INDEX, EMPTY_FINAL))
 
 
 def asks_for_job(message: pb.ModelInferRequest) -> bool:
-    """Whether its parameters do."""
+    """Whether the request fetches a job."""
     return JOB_ID in message.parameters
 
 
 def words_of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Parameters:
-    """The delivery words among metadata; a repeated `prefer` is one list. Raises as `words_of_headers`."""
+    """The delivery preferences in metadata; a repeated `prefer` is one list. Raises as `words_of_headers`."""
     words: Parameters = {}
     for name, value in metadata:
         key = _METADATA.get(name)
@@ -49,12 +49,12 @@ def words_of_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Parameters
 
 
 def words_of_parameters(message: pb.ModelInferRequest) -> Parameters:
-    """The delivery words among parameters. Raises `InvalidArgument` for one without a value."""
+    """The delivery preferences in parameters. Raises `InvalidArgument` for one without a value."""
     return {key: _value(message, key) for key in message.parameters if key in PARAMETERS}
 
 
 class JobCalls:
-    """One front's inferences that are jobs."""
+    """The inferences of one front that are jobs."""
 
     def __init__(self, handler: Handler, encoder: ResponseEncoder, flush_interval_s: float) -> None:
         self._handler = handler
@@ -95,7 +95,7 @@ class JobCalls:
         caller: Caller,
         call_deadline_ns: int,
     ) -> AsyncGenerator[InferenceResponse | Accepted]:
-        """The responses of a decoupled model, or the job that will have them. Those of a job say where they stand."""
+        """The responses of a decoupled model, or the job that will have them. Responses of a job are placed."""
         return self._deferral.stream(
             request,
             words,
@@ -106,7 +106,7 @@ class JobCalls:
         )
 
     async def encode(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> Reply:
-        """The serialised response, large outputs classified elsewhere."""
+        """The serialised response; large outputs are classified in a worker process."""
         if classes:
             response, left = await classify_large(self._handler.offload, response, classes, served)
             classes = dict(left)
@@ -116,9 +116,9 @@ class JobCalls:
         return _accepted(accepted.receipt, accepted.state, request_id, version)
 
     async def follow(self, message: pb.ModelInferRequest, caller: Caller) -> AsyncGenerator[Reply]:
-        """The answers of a stream to a request for a job: all responses of one that may have several, as they come.
+        """The answers of a stream to a request that fetches a job: of a decoupled model all responses, as they arrive.
 
-        Those after `charonia_after_index` when that is given. Any other job is fetched as by a unary call.
+        They begin after `charonia_after_index` if that is set. Any other job is fetched as by a unary call.
         """
         job_id, _, cancel = _read_fetch(message)
         view = await self._handler.job(job_id, caller)
@@ -140,13 +140,13 @@ class JobCalls:
                     yield stream_answer(await self.encode(response, classes, served), final=response.final)
 
     async def fetch(self, message: pb.ModelInferRequest, caller: Caller) -> Reply:
-        """The serialised result of the job that is asked for, or its state while it has none.
+        """The serialised result of the job, or its description while it has none.
 
-        Raises the job's error, `NotFound`, and `InvalidArgument` for a request that asks for more than a job.
+        Raises the job's error, `NotFound`, and `InvalidArgument` for a request with further contents.
         """
         job_id, wait_s, cancel = _read_fetch(message)
         handler = self._handler
-        if message.model_name:  # before a caller waits
+        if message.model_name:  # checked before waiting for the result
             view = await handler.job(job_id, caller)
             if message.model_name != view.model:
                 raise InvalidArgument(f"job '{job_id}' is one of model '{view.model}', not of '{message.model_name}'")
@@ -160,7 +160,7 @@ class JobCalls:
 
 
 def placed(response: InferenceResponse) -> Parameters:
-    """What a response of a job says of its place, by which a reader that comes back goes on."""
+    """The attempt and index of a job's response as parameters, with which a reader can continue."""
     if response.place is None:
         return {}
     attempt, index = response.place
@@ -181,7 +181,7 @@ def _after_index(message: pb.ModelInferRequest) -> int:
 
 
 def _accepted(receipt: JobReceipt, state: str, request_id: str, version: int) -> bytes:
-    told: Parameters = {
+    parameters: Parameters = {
         JOB_ID: receipt.id,
         "charonia_job_state": state,
         "charonia_durability": receipt.durability,
@@ -189,12 +189,12 @@ def _accepted(receipt: JobReceipt, state: str, request_id: str, version: int) ->
         "charonia_queue_length": receipt.total,
     }
     if receipt.eta_s is not None:
-        told["charonia_eta_s"] = float(receipt.eta_s)
-    return _message(receipt.model, version, request_id, told)
+        parameters["charonia_eta_s"] = float(receipt.eta_s)
+    return _message(receipt.model, version, request_id, parameters)
 
 
 def _described(view: JobView) -> bytes:
-    told: Parameters = {
+    parameters: Parameters = {
         JOB_ID: view.id,
         "charonia_job_state": view.state.value,
         "charonia_durability": view.durability,
@@ -203,20 +203,20 @@ def _described(view: JobView) -> bytes:
         "charonia_attempts": view.attempts,
     }
     if view.eta_s is not None:
-        told["charonia_eta_s"] = float(view.eta_s)
+        parameters["charonia_eta_s"] = float(view.eta_s)
     if view.wait_reason:
-        told["charonia_wait_reason"] = view.wait_reason
-    return _message(view.model, view.version, view.client_id, told)
+        parameters["charonia_wait_reason"] = view.wait_reason
+    return _message(view.model, view.version, view.client_id, parameters)
 
 
-def _message(model: str, version: int, request_id: str, told: Parameters) -> bytes:
+def _message(model: str, version: int, request_id: str, parameters: Parameters) -> bytes:
     message = pb.ModelInferResponse(model_name=model, model_version=str(version) if version > 0 else "", id=request_id)
-    write_parameters(message.parameters, told)
+    write_parameters(message.parameters, parameters)
     return message.SerializeToString()
 
 
 def _read_fetch(message: pb.ModelInferRequest) -> tuple[str, float, bool]:
-    """(job id, seconds to wait, whether to cancel). Raises `InvalidArgument`."""
+    """Job id, seconds to wait, whether to cancel. Raises `InvalidArgument`."""
     if message.inputs or message.raw_input_contents or message.outputs:
         raise InvalidArgument(f"a request with parameter '{JOB_ID}' asks for a job and has no inputs and no outputs")
     for key in message.parameters:

@@ -1,7 +1,7 @@
-"""Large `ModelInferRequest`s: raw tensors are split off, and what is large without them is read by a worker process.
+"""Reads large messages: splits raw tensors off, and has a worker process parse what is still large.
 
-Protobuf parses typed contents into one object for each element, and keeps the interpreter's lock meanwhile. A worker
-(`charonia.offload`) does that and gives the tensors in their raw form, with the message that is left.
+Protobuf makes an object of each element of typed contents while it holds the interpreter's lock. A worker process
+(`charonia.offload`) does that, and returns tensors in raw form and the rest of the message.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .convert import infer_request, parse
 from .envelope import NoEnvelope, split
 
 _MAX_MEMBERS = 10_000
-"""Inputs, outputs and parameters of a request: what the loop has to go through, however small each is."""
+"""Inputs, outputs and parameters of a request in total: the event loop iterates over them."""
 
 
 class CountedTensors(list[Buffer]):
-    """Raw tensors of a message, and what is wrong with its BYTES elements that were counted already."""
+    """Raw tensors of a message whose BYTES elements are counted already."""
 
     def __init__(self, tensors: Iterable[Buffer], elements: dict[str, str]) -> None:
         super().__init__(tensors)
         self.elements = elements
-        """As `InferenceRequest.elements`."""
+        """The faults found, as `InferenceRequest.elements`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargeMessage:
-    """A message without its raw tensors, those, and what is wrong with it."""
+    """A message without its raw tensors, the raw tensors, and the error that it is refused with."""
 
     message: pb.ModelInferRequest
     raw: Sequence[Buffer]
@@ -50,9 +50,9 @@ class LargeMessage:
 
 
 async def read_large(offload: Offload, data: bytes | memoryview) -> LargeMessage:
-    """Take a message apart. Its error is one of `convert.infer_request`, unless that may raise it again.
+    """Split and parse a message. Its `error` is one of `convert.infer_request`, unless that raises it again.
 
-    Raises where nothing of the message can be read.
+    Raises if nothing of the message can be parsed.
     """
     size = len(data)
     try:
@@ -71,17 +71,17 @@ async def read_large(offload: Offload, data: bytes | memoryview) -> LargeMessage
         message = parse(pb.ModelInferRequest, b"".join(rest))
     try:
         request, _ = infer_request(message, raw=raw)
-    except CharoniaError:  # said when it is read for its model
+    except CharoniaError:  # raised again when the request is read for its model
         return LargeMessage(message, raw, size)
-    # here and not before admission: the messages of a stream must not overtake one whose elements are counted
+    # not only in admission: in a stream, later messages must not overtake this one while its elements are counted
     await check_elements(offload, request)
     return LargeMessage(message, CountedTensors(raw, request.elements or {}), size)
 
 
 def read(split_off: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
-    """In a worker: the message with its contents taken out, and those in their raw form, but for what is in regions.
+    """In a worker process: the message without its contents, and these as raw tensors, except those in shared memory.
 
-    `split_off` raw tensors were found before: then the message must have no contents, and is only read.
+    `split_off` is the number of raw tensors found before; if there are any the message must have no contents.
     """
     message = parse(pb.ModelInferRequest, b"".join(buffers))
     if len(message.inputs) + len(message.outputs) + len(message.parameters) > _MAX_MEMBERS:
@@ -111,7 +111,7 @@ def read(split_off: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffe
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a `RepositoryModelLoadRequest` asks for."""
+    """The values of a `RepositoryModelLoadRequest`."""
 
     model: str
     config: str | None
@@ -119,27 +119,27 @@ class Load:
 
 
 def load_of(data: Buffer) -> Load:
-    """Raises `InvalidArgument` with G12's texts, and `Unsupported` for a repository by name."""
+    """Parse a load request. Raises `InvalidArgument` with G12's texts, and `Unsupported` if it names a repository."""
     message = parse(pb.RepositoryModelLoadRequest, bytes(data))
     check_repository(message.repository_name)
     return Load(message.model_name, *read_load(message))
 
 
 async def read_large_load(offload: Offload, data: Buffer) -> Load:
-    """As `load_of`; the files are views of memory."""
+    """As `load_of`, in a worker process; the files are views of memory."""
     note, buffers = await offload.run(Task(f"{__name__}:take_load", None, (data,)))
     model, config, names = note
     return Load(model, config, dict(zip(names, buffers, strict=True)))
 
 
 def take_load(_note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
-    """In a worker."""
+    """In a worker process."""
     load = load_of(buffers[0])
     return [load.model, load.config, list(load.files)], list(load.files.values())
 
 
 async def read_ahead(offload: Offload, data: bytes | memoryview) -> LargeMessage:
-    """A large message of a stream; one of which nothing can be read is answered like others that are wrong."""
+    """A large message of a stream; one that cannot be parsed has an error, and is answered with it."""
     try:
         return await read_large(offload, data)
     except CharoniaError as error:

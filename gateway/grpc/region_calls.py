@@ -1,4 +1,4 @@
-"""The calls about shared memory of clients (G13, G14): the messages around `gateway.regions`."""
+"""The calls about clients' shared memory (G13, G14): their messages, over `gateway.regions`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gateway.handler import Handler
 from protos import grpc_service_pb2 as pb
 
 RegionCall = Callable[[Any, str], Awaitable[Any]]
-"""Of a message and its caller's tenant."""
+"""Called with a message and the caller's tenant."""
 
 
 class RegionCalls:
-    """One front's. Each raises what `ClientRegions` raises."""
+    """The shared memory calls of one front. Each raises what `ClientRegions` raises."""
 
     def __init__(self, handler: Handler) -> None:
         self._regions = handler.regions
 
     def calls(self) -> dict[str, RegionCall]:
-        """By the name of the method."""
+        """Calls by method name."""
         return {
             "SystemSharedMemoryStatus": self._system_status,
             "SystemSharedMemoryRegister": self._register_system,

@@ -1,7 +1,7 @@
-"""The calls of `GRPCInferenceService` and `grpc.health.v1.Health` over the gateway's handler (G1, G17, G22-G28).
+"""The methods of `GRPCInferenceService` and `grpc.health.v1.Health` over the gateway's handler (G1, G17, G22-G28).
 
-Each call translates, asks the handler and translates back. Methods are over bytes, so that inference replies are the
-bytes that `convert` writes. What a server owes them is in `calling`; streams are `stream_calls`'.
+Each method converts its message, calls the handler and converts the result. Methods take and return bytes, so that
+`convert` can write inference replies by itself. `calling` has the interface to servers, `stream_calls` the streams.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ _LEARNT_BYTES = 32_768
 
 
 class Learner(Protocol):
-    """What recognises messages by their bytes."""
+    """Learns messages that it can recognise by their bytes from then on."""
 
     def learn(self, data: bytes, message: pb.ModelInferRequest, standing: Standing) -> None: ...
 
 
-_OURS: Refusal = (Status.INTERNAL, INTERNAL, ())
+_FAILED: Refusal = (Status.INTERNAL, INTERNAL, ())
 
 
 class Servicer:
-    """One gRPC front's calls. Raises `StartupError` for header options that make no sense."""
+    """The methods of one gRPC front. Raises `StartupError` for invalid header options."""
 
     def __init__(self, settings: GatewaySettings, handler: Handler, more: tuple[str, ...] = ()) -> None:
-        """`more` are services that the server has beside these, for reflection."""
+        """`more` are further services of the server, for reflection."""
         self._handler = handler
         self._more = more
-        # stock clients send one call at a time, and grpcio delivers one at a time (docs/adr/0003)
+        # stock clients send one call at a time, and grpcio delivers calls one by one (docs/adr/0003)
         self.flush_interval_s = settings.grpc_flush_interval_us / 1e6
         self.encoder = ResponseEncoder()
         self._jobs = JobCalls(handler, self.encoder, self.flush_interval_s)
@@ -94,10 +94,10 @@ class Servicer:
         self._delays = settings.grpc_delays
         self.draining = False
         self.lane: Learner | None = None
-        """Shown the messages that went the full way."""
+        """Learns from messages that were answered on the full way."""
 
     def standing(self, metadata: Iterable[tuple[str, str | bytes]]) -> Standing | None:
-        """What the metadata of an inference call means; None where it has words about delivery, or is refused."""
+        """What the metadata of an inference call means; None if it has delivery preferences, or is refused."""
         if words_of_metadata(metadata):
             return None
         if not (self._restrictions.any or self._identifies or self._forwarding.any):
@@ -113,8 +113,8 @@ class Servicer:
         return Standing(tenant, tuple(forwarded.items())) if tenant or forwarded else USUAL
 
     def methods(self) -> Methods:
-        """What a server of gRPC serves."""
-        # Messages are parsed here: a server would answer one it cannot parse with the text of the exception.
+        """The methods for a gRPC server."""
+        # messages are parsed here: a server would answer a broken one with the exception's text
         prefix = f"/{SERVICE}/"
         methods: Methods = {
             prefix + "ModelInfer": Unary(self._model_infer, takes_views=True),
@@ -137,7 +137,7 @@ class Servicer:
         return delayed(methods | standard.methods(), self._delays, SERVICE)
 
     def allow(self, group: str, context: Context) -> None:
-        """Raise what a caller without the key of a restricted group is told."""
+        """Raises if the caller lacks the key of a restricted group."""
         if self._restrictions.any:
             self._restrictions.check(group, headers_of(context))
 
@@ -159,12 +159,12 @@ class Servicer:
             else:
                 call = parse(pb.ModelInferRequest, data)
             learnt = data if self.lane is not None and isinstance(data, bytes) and len(data) <= _LEARNT_BYTES else None
-            del data  # it may be large, and the answer long in coming
+            del data  # free its memory: the answer may take long
             if came_ns and self._tracer is not None:
                 trace = begin_trace(self._tracer, call.model_name, metadata, came_ns)
                 if trace is not None:
                     return await self.infer_traced(call, context, metadata, trace, raw)
-            reply = await self._answer(call, context, metadata, None, raw)
+            reply = await self.infer(call, context, metadata, None, raw)
             if learnt is not None and self.lane is not None:
                 standing = self.standing(metadata)
                 if standing is not None:
@@ -174,7 +174,7 @@ class Servicer:
             return refusal(error)
         except Exception:
             _log.exception("an inference call failed")
-            return _OURS
+            return _FAILED
 
     async def infer(
         self,
@@ -184,19 +184,10 @@ class Servicer:
         trace: Trace | None = None,
         raw: Sequence[Buffer] = (),
     ) -> Reply:
-        """The serialised reply to a request of a stream."""
-        return await self._answer(message, context, metadata, trace, raw)
+        """The serialised reply.
 
-    async def _answer(
-        self,
-        message: pb.ModelInferRequest,
-        context: Context,
-        metadata: Iterable[tuple[str, str | bytes]],
-        trace: Trace | None,
-        raw: Sequence[Buffer] = (),
-    ) -> Reply:
-        """The serialised reply. `metadata` may hold words about delivery: that of a stream says nothing about one of
-        its requests. `raw` are the request's raw tensors when they are not in the message.
+        `metadata` may hold delivery preferences: those of a stream do not hold for its requests. `raw` are the
+        request's raw tensors if they are not in the message.
         """
         caller = self._handler.identify(headers_of(context)) if self._identifies else ANYONE
         if message.parameters and asks_for_job(message):
@@ -228,9 +219,9 @@ class Servicer:
         trace: Trace,
         raw: Sequence[Buffer] = (),
     ) -> Reply:
-        """As `infer`, of a request that is traced."""
+        """As `infer`, for a request that is traced."""
         try:
-            reply = await self._answer(message, context, metadata, trace, raw)
+            reply = await self.infer(message, context, metadata, trace, raw)
             trace.mark(SEND_START)
             return reply
         finally:
@@ -239,8 +230,8 @@ class Servicer:
     def read(
         self, message: pb.ModelInferRequest, served: ServedVersion, context: Context, raw: Sequence[Buffer] = ()
     ) -> tuple[InferenceRequest, Classes, int]:
-        """The request, the classes wanted of it, and the deadline of the call it came with (0 for none)."""
-        # as it was asked for: a retry with an idempotency key is the same request though a newer version was loaded
+        """The request, the classes wanted of it, and the deadline of its call (wall clock, ns; 0 for none)."""
+        # the version as requested: a retry with an idempotency key is the same request after a newer version was loaded
         version = LATEST_VERSION if message.model_version in _LATEST else served.version
         request, classes = infer_request(message, version, raw)
         request.served = served
@@ -255,7 +246,7 @@ class Servicer:
     async def _model_stream_infer(
         self, messages: AsyncIterator[bytes | memoryview], write: Write, context: Context
     ) -> Refusal | None:
-        """Each request on its own, errors in-band (G22-G25)."""
+        """Answer each request by itself, errors in-band (G22-G25)."""
         if self.draining:
             return Status.UNAVAILABLE, SHUTTING_DOWN, ()
         calls = StreamCalls(self, self._handler, self._jobs, context)
@@ -280,7 +271,7 @@ class Servicer:
         call: Callable[[Any, Context], Awaitable[Any]],
         serialize: Callable[[Any], bytes],
     ) -> Unary:
-        """A control call with its restriction and its errors; it is read in the event loop, so it must not be large."""
+        """A control call with its restriction and its errors. The event loop parses it, so it must not be large."""
 
         async def answer(data: bytes | memoryview, context: Context) -> bytes | Refusal:
             if len(data) > OFF_LOOP_BYTES:
@@ -300,10 +291,10 @@ class Servicer:
             return refusal(error)
         except Exception:
             _log.exception("a control call failed")
-            return _OURS
+            return _FAILED
 
     def _of_tenant(self, call: RegionCall) -> Callable[[Any, Context], Awaitable[Any]]:
-        """A call that is answered by what its tenant has."""
+        """A call whose answer depends on the caller's tenant."""
 
         def of_tenant(message: Any, context: Context) -> Awaitable[Any]:
             identify = self._handler.identify
@@ -312,7 +303,7 @@ class Servicer:
         return of_tenant
 
     def _control_calls(self) -> dict[str, tuple[str, Callable[[Any], Awaitable[Any]]]]:
-        """Method to (restriction group, call)."""
+        """Restricted group and call, by method."""
         return {
             "ServerLive": ("health", self._server_live),
             "ServerReady": ("health", self._server_ready),
@@ -378,8 +369,8 @@ class Servicer:
     async def _trace_setting(self, message: pb.TraceSettingRequest) -> pb.TraceSettingResponse:
         wanted = {name: list(setting.value) for name, setting in message.settings.items()}
         change, ask = self._handler.update_trace_settings, self._handler.trace_settings
-        told = await (change(message.model_name, wanted) if wanted else ask(message.model_name))
-        return control.trace_settings(told)
+        setting = await (change(message.model_name, wanted) if wanted else ask(message.model_name))
+        return control.trace_settings(setting)
 
     async def _log_settings(self, message: pb.LogSettingsRequest) -> pb.LogSettingsResponse:
         switches = log_settings.current()
@@ -391,7 +382,7 @@ class Servicer:
 
 
 def _of_anyone(call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
-    """A call that is answered alike for all callers."""
+    """A call whose answer is the same for all callers."""
     return lambda message, _context: call(message)
 
 

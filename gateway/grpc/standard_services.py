@@ -1,4 +1,4 @@
-"""gRPC's own services on either front: watching health, and reflection (G17, G37)."""
+"""gRPC's standard services of both servers: health watching, and reflection (G17, G37)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .stream_calls import SHUTTING_DOWN
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 0.25
-"""How often a watched status is compared with the one that was sent."""
+_CHECK_INTERVAL_S = 0.25
+"""Interval at which a watched status is checked for changes."""
 
 REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-"""The two names of one protocol: their messages have the same bytes."""
+"""Two names of one protocol: their messages are identical."""
 
 CHANNELZ = "grpc.channelz.v1.Channelz"
-"""Served by the native front alone (`native.channelz`)."""
+"""Only on the native server (`native.channelz`)."""
 
 
 class StandardServices:
-    """`allow(group, context)` raises what a restricted caller is told; `status()` is that of the server."""
+    """`allow(group, context)` raises if the caller may not use a restricted group; `status()` is the server's."""
 
     def __init__(
         self, services: tuple[str, ...], status: Callable[[], health.ServingStatus], is_draining: Callable[[], bool],
@@ -50,7 +50,7 @@ class StandardServices:
     async def _watch(
         self, messages: AsyncIterator[bytes | memoryview], write: Write, context: Context
     ) -> Refusal | None:
-        """Send the status now and whenever it changes, until the client leaves or the server stops."""
+        """Send the status now and at each change, until the client leaves or the server stops."""
         try:
             self._allow("health", context)
             async for message in messages:
@@ -70,7 +70,7 @@ class StandardServices:
                 sent = status
             if self._is_draining():
                 return Status.UNAVAILABLE, SHUTTING_DOWN, ()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
 
     async def _reflect(
         self, messages: AsyncIterator[bytes | memoryview], write: Write, context: Context
@@ -94,7 +94,7 @@ class StandardServices:
 
 
 def _servicers(services: tuple[str, ...]) -> list[Any]:
-    """One for each pool of descriptions: messages of health have one of their own."""
+    """One servicer for each descriptor pool: the messages of health have their own."""
     from grpc_reflection.v1alpha.reflection import ReflectionServicer  # imports grpcio, which few gateways need
 
     if CHANNELZ in services:

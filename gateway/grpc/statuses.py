@@ -44,17 +44,17 @@ STATUS = {
     ErrorCode.PERMISSION_DENIED: Status.PERMISSION_DENIED,
     ErrorCode.KEY_REUSED: Status.FAILED_PRECONDITION,
 }
-"""Every neutral code has a status; the message is sent as it is (E3)."""
+"""Every neutral code has a status; the message is sent unchanged (E3)."""
 
 INTERNAL = "internal server error"
-"""Of a failure that is ours: what it was is in the log, not on the wire."""
+"""Text of an unexpected failure; its cause is only logged."""
 
 _MAX_DETAILS_BYTES = 6144
-"""Details travel in the trailers, percent-encoded; clients refuse trailers of more than 8 KiB for that alone."""
+"""Details travel percent-encoded in the trailers; clients refuse trailers of more than 8 KiB."""
 
 
 RETRY_AFTER = "retry-after-ms"
-"""Trailing metadata of a refusal that is over soon."""
+"""Trailing metadata of a refusal that may succeed when repeated later."""
 
 Refusal = tuple[Status, str, tuple[tuple[str, str], ...]]
 """Status, details and trailing metadata."""
@@ -68,7 +68,7 @@ def refusal(error: CharoniaError) -> Refusal:
 
 
 def details(message: str) -> str:
-    """The message, cut where it would not fit the trailers: a name that a client sent may be of any length."""
+    """The message, cut to what fits the trailers: it may quote long names of a client."""
     if len(message) * 12 <= _MAX_DETAILS_BYTES:
         return message
     size = 0

@@ -1,7 +1,7 @@
-"""What the requests of one `ModelStreamInfer` call mean and how their answers look (G22-G25, G36).
+"""Answers the requests of one `ModelStreamInfer` call (G22-G25, G36).
 
-Models that answer once answer in the order of the requests; decoupled ones, and jobs that are followed, as they come.
-Who waits for whom is `AnswerStream`'s: a client that does not read its answers is not read from.
+Models that answer once answer in the order of the requests; decoupled models and followed jobs as responses arrive.
+`AnswerStream` orders and bounds answers: it stops reading from a client that does not read its answers.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from .trace_metadata import begin_trace, sent
 _log = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests."
-"""Answers requests of a stream that come while the gateway stops (G36)."""
+"""Answers requests of a stream that arrive while the gateway stops (G36)."""
 
 ENDS_ON_ERROR = ("triton_grpc_error", "true")
-"""Metadata by which the first error ends the stream with its status (G25)."""
+"""Metadata with which the first error ends the stream with its status (G25)."""
 
 _NOTHING = pb.ModelInferRequest()
 _SEQUENCE = "sequence_id"
 
 
 class Inferring(Protocol):
-    """The part of the front that a stream shares with unary calls."""
+    """The part of the servicer that streams share with unary calls."""
 
     draining: bool
     encoder: ResponseEncoder
@@ -79,7 +79,7 @@ class StreamCalls:
         self._context = context
         self._ends_on_error = ENDS_ON_ERROR in metadata_of(context)
         self._last: dict[tuple[str, bytes], asyncio.Event] = {}
-        """By model, and by sequence of a model that has them: when the last request is answered to its end."""
+        """Set when the latest request of an ordered group (`_order_of`) is fully answered."""
 
     def answer(self, data: bytes | LargeMessage) -> Answering:
         """The answers to one message, as `AnswerStream` takes them."""
@@ -95,12 +95,12 @@ class StreamCalls:
             if self._front.draining:
                 raise Unavailable(SHUTTING_DOWN)
             if message.parameters and asks_for_job(message):
-                return self._told(named(message), self._jobs.follow(message, self._caller()))
+                return self._with_error(named(message), self._jobs.follow(message, self._caller()))
             served = self._handler.served_model(message.model_name, message.model_version)
             if served.interface.decoupled:
-                told = self._told(named(message), self._responses(message, served, raw))
-                row = _row_of(message, served)
-                return told if row is None else self._in_turn(row, told)
+                answers = self._with_error(named(message), self._responses(message, served, raw))
+                group = _order_of(message, served)
+                return answers if group is None else self._in_turn(group, answers)
         except CharoniaError as error:
             return self._refused(error, message)
         except Exception:
@@ -115,7 +115,7 @@ class StreamCalls:
         return self._error(error, message)
 
     async def _one(self, message: pb.ModelInferRequest, raw: Sequence[Buffer]) -> Answer:
-        """The answer of a model that gives one."""
+        """The answer of a model that answers once."""
         try:
             trace = self._trace(message)
             if trace is not None:
@@ -130,7 +130,7 @@ class StreamCalls:
     async def _responses(
         self, message: pb.ModelInferRequest, served: ServedVersion, raw: Sequence[Buffer]
     ) -> AsyncGenerator[Reply]:
-        """The answers of a decoupled model. A failed response is an answer, a failure of the request is raised."""
+        """The answers of a decoupled model. A failed response is an answer; if the request fails, this raises."""
         caller = self._caller()
         request, classes, deadline_ns = self._front.read(message, served, self._context, raw)
         del raw
@@ -138,7 +138,7 @@ class StreamCalls:
         empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
         about = named(message)
         trace = request.trace = self._trace(about)
-        del message  # its tensors may be large, and the stream long
+        del message  # free its memory: the stream may take long
         responses: AsyncGenerator[InferenceResponse | Accepted]
         if words or self._handler.identifies:
             responses = self._jobs.stream(request, classes, served, words, caller, deadline_ns)
@@ -164,7 +164,7 @@ class StreamCalls:
                     else:
                         encoded = self._front.encoder.encode(response, classes, served)
                     yield stream_answer(encoded, final=response.final)
-                del response  # the next one may be long in coming
+                del response  # free its memory while waiting for the next one
 
     def _trace(self, message: pb.ModelInferRequest) -> Trace | None:
         tracer = self._handler.tracer
@@ -172,15 +172,15 @@ class StreamCalls:
             return None
         return begin_trace(tracer, message.model_name, metadata_of(self._context), wall_ns())
 
-    def _in_turn(self, row: tuple[str, bytes], answers: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
-        """The answers once those of the request before are written (S6): its batcher gives them in this order."""
-        before = self._last.get(row)
-        done = self._last[row] = asyncio.Event()
-        return self._after(row, before, answers, done)
+    def _in_turn(self, group: tuple[str, bytes], answers: AsyncGenerator[Answer]) -> AsyncGenerator[Answer]:
+        """Hold answers back until the previous request of this group is fully answered, in the batcher's order (S6)."""
+        before = self._last.get(group)
+        done = self._last[group] = asyncio.Event()
+        return self._after(group, before, answers, done)
 
     async def _after(
         self,
-        row: tuple[str, bytes],
+        group: tuple[str, bytes],
         before: asyncio.Event | None,
         answers: AsyncGenerator[Answer],
         done: asyncio.Event,
@@ -195,11 +195,11 @@ class StreamCalls:
                 await before.wait()
         finally:
             done.set()
-            if self._last.get(row) is done:
-                del self._last[row]
+            if self._last.get(group) is done:
+                del self._last[group]
 
-    async def _told(self, about: pb.ModelInferRequest, answers: AsyncGenerator[Reply]) -> AsyncGenerator[Answer]:
-        """The answers, and what is raised as the last one."""
+    async def _with_error(self, about: pb.ModelInferRequest, answers: AsyncGenerator[Reply]) -> AsyncGenerator[Answer]:
+        """The answers, and a raised error as the last one."""
         error: CharoniaError
         try:
             async with contextlib.aclosing(answers):
@@ -215,13 +215,13 @@ class StreamCalls:
 
     def _error(self, error: CharoniaError, message: pb.ModelInferRequest) -> Answer:
         if self._ends_on_error:
-            error.__traceback__ = None  # it holds frames, and they the message
+            error.__traceback__ = None  # its frames hold the message
             return error
         return stream_error(error.message, message)
 
 
-def _row_of(message: pb.ModelInferRequest, served: ServedVersion) -> tuple[str, bytes] | None:
-    """What answers of a decoupled model keep an order with: all of the model, of its sequence, or nothing."""
+def _order_of(message: pb.ModelInferRequest, served: ServedVersion) -> tuple[str, bytes] | None:
+    """The group within which answers of a decoupled model keep their order: its model, its sequence, or None."""
     interface = served.interface
     block = interface.dynamic_batching
     if block is not None and block.preserve_ordering:
@@ -232,26 +232,26 @@ def _row_of(message: pb.ModelInferRequest, served: ServedVersion) -> tuple[str, 
 
 
 def named(message: pb.ModelInferRequest) -> pb.ModelInferRequest:
-    """What answers say of their request, without its tensors."""
+    """The part of a request that its answers repeat, without tensors."""
     return pb.ModelInferRequest(id=message.id, model_name=message.model_name, model_version=message.model_version)
 
 
 MAX_OPEN_REQUESTS = 256
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""Of requests that run and of answers that wait; one larger than this is still served, alone."""
+"""Bytes of running requests and waiting answers; a larger request is served alone."""
 
 Answer = Reply | CharoniaError
 """A message, or the error that ends the stream."""
 
 Answering = Coroutine[Any, Any, Answer] | AsyncGenerator[Answer]
-"""One answer that leaves in the order of the requests, or several that leave as they come."""
+"""One answer, sent in the order of the requests, or several, sent as they arrive."""
 
 
 Message = TypeVar("Message", bound=Sized)
 
 
 class _Open:
-    """A request that is not answered on the wire yet; `size_bytes` is the message's, then its answer's."""
+    """A request whose answers are not all written; `size_bytes` is that of the message, then of the answer."""
 
     __slots__ = ("size_bytes", "task", "written")
 
@@ -263,11 +263,10 @@ class _Open:
 
 
 class AnswerStream(Generic[Message]):
-    """`answer` takes a request message and raises nothing; an error among its answers ends the stream.
+    """Orders and bounds the answers of a stream.
 
-    `write` sends an answer and returns when the transport took it. Without `read_large` messages are what `answer`
-    takes. With it they are bytes: it makes of a large one what `answer` takes, while those behind it wait, and their
-    sender with them.
+    `answer` takes a message and raises nothing; an error among its answers ends the stream. `write` sends an answer and
+    returns when the transport accepts it. `read_large` parses a large message before `answer`; messages behind it wait.
     """
 
     def __init__(
@@ -288,15 +287,15 @@ class AnswerStream(Generic[Message]):
         self._free: set[_Open] = set()
         self._held_bytes = 0
         self._arrived = asyncio.Event()
-        self._room = asyncio.Event()
+        self._capacity = asyncio.Event()
         self._writing = asyncio.Lock()
         self._over: asyncio.Future[CharoniaError | None] = asyncio.get_running_loop().create_future()
 
     async def run(self, messages: AsyncIterator[Any]) -> CharoniaError | None:
-        """Until all messages are answered, or the first returned error, which is given back.
+        """Run until all messages are answered, or an answer is an error, which is returned.
 
-        Whatever ends it (an error, a failure of `messages` or `write`, the caller's cancellation), no request of the
-        stream goes on (G25, G26).
+        At its end, for whatever reason (an error, a failure of `messages` or `write`, cancellation), all requests of
+        the stream are cancelled (G25, G26).
         """
         reading = asyncio.create_task(self._read(messages))
         reading.add_done_callback(lambda _: self._arrived.set())
@@ -307,7 +306,7 @@ class AnswerStream(Generic[Message]):
             for task in (reading, ordering, *(one.task for one, _ in self._ordered), *(one.task for one in self._free)):
                 task.cancel()
             if reading.done() and not reading.cancelled():
-                reading.exception()  # seen, unless it was raised
+                reading.exception()  # retrieved, so that asyncio does not log it
 
     async def _read(self, messages: AsyncIterator[Any]) -> None:
         async for message in messages:
@@ -322,18 +321,18 @@ class AnswerStream(Generic[Message]):
                 task = one.task = asyncio.create_task(answering)
                 task.add_done_callback(partial(self._answered, one))
                 self._ordered.append((one, task))
-            del message, answering  # they may be large, and the next one may be long in coming
+            del message, answering  # free their memory while waiting for the next one
             self._held_bytes += one.size_bytes
             self._arrived.set()
             while (
                 len(self._ordered) + len(self._free) >= self._max_open_requests
                 or self._held_bytes >= self._max_held_bytes
             ):
-                self._room.clear()
-                await self._room.wait()
+                self._capacity.clear()
+                await self._capacity.wait()
 
     async def _ending_with(self, work: Callable[[], Awaitable[None]]) -> None:
-        """What goes wrong in `work` is how the stream ends. It is not begun when the stream is over before."""
+        """End the stream with what `work` raises. Not started if the stream is over before."""
         try:
             await work()
         except asyncio.CancelledError:
@@ -355,10 +354,10 @@ class AnswerStream(Generic[Message]):
         size = 0 if isinstance(answer, CharoniaError) else len(answer)
         self._held_bytes += size - one.size_bytes
         one.size_bytes = size
-        self._room.set()
+        self._capacity.set()
 
     async def _write_ordered(self, reading: asyncio.Task[None]) -> None:
-        """Answers in order, until there are no more requests of any kind."""
+        """Write answers in order, until there are no more requests of any kind."""
         while True:
             while self._ordered:
                 one, task = self._ordered[0]
@@ -372,7 +371,7 @@ class AnswerStream(Generic[Message]):
                 self._ordered.popleft()
                 one.written = True
                 self._held_bytes -= one.size_bytes
-                self._room.set()
+                self._capacity.set()
             if reading.done() and not self._free:
                 reading.result()
                 self._end(None)
@@ -391,9 +390,9 @@ class AnswerStream(Generic[Message]):
                         return
                     async with self._writing:
                         await self._write(answer)
-                    del answer  # the next one may be long in coming
+                    del answer  # free its memory while waiting for the next one
         finally:
             self._free.discard(one)
             self._held_bytes -= one.size_bytes
-            self._room.set()
+            self._capacity.set()
             self._arrived.set()

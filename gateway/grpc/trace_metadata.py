@@ -1,6 +1,6 @@
-"""The gRPC front's part of a trace: the caller's context in the metadata, and the times of reading and sending (N4).
+"""The gRPC front's part of a trace: the caller's context in metadata, and timestamps of reading and sending (N4).
 
-A reply is written by grpc itself: its sending ends here when it is handed over.
+The server writes the reply: for the trace, sending ends when the reply is passed to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SEND_START, SEND_END = "GRPC_SEND_START", "GRPC_SEND_END"
 
 
 def begin_trace(tracer: Tracer, model: str, metadata: Iterable[tuple[str, str | bytes]], came_ns: int) -> Trace | None:
-    """A trace of a request, if it is to be traced. Its message came at `came_ns` and is read now."""
+    """Begins the trace of a request that was received at `came_ns`; None if it is not to be traced."""
     words = {name: value for name, value in metadata if name in ("traceparent", "tracestate")}
     traceparent, tracestate = (
         value if isinstance(value, str) else value.decode("latin-1")
@@ -29,6 +29,6 @@ def begin_trace(tracer: Tracer, model: str, metadata: Iterable[tuple[str, str | 
 
 
 def sent(trace: Trace) -> None:
-    """Its last answer is handed over, or there is none."""
+    """End a trace: its last answer is passed to the server, or there is none."""
     trace.mark(SEND_END)
     trace.finish()

@@ -1,4 +1,4 @@
-"""The HTTP front: inference on a fast path of its own, all else over FastAPI.
+"""The HTTP front: answers inference itself, and control requests with FastAPI.
 
 May import `handler` and below, and nothing of `grpc`. Begin reading at `protocol`, the wire side, then `asgi` and
 `fastpath`.

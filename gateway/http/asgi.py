@@ -1,8 +1,7 @@
-"""The requests of one HTTP connection and their responses as ASGI: `receive` and `send`, the flow control they obey,
-and whose turn it is. Bytes become requests in `protocol`.
+"""Requests of one HTTP/1.1 connection and their responses as ASGI: `receive`, `send`, flow control and order.
 
-An `Exchange` has shorter ways for the commonest requests: `received` returns a body that has come whole, `respond`
-writes a whole response, `whole` returns what the express lane learns from.
+`protocol` parses the requests. An `Exchange` has shortcuts for the commonest requests: `received` returns a body that
+has arrived whole, `respond` writes a whole response, `whole` returns the bytes that the express lane learns from.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from .bodies import CLIENT_LEFT, AsgiApp, Message, Scope
 from .codec.response_codec import LargeReply, status_line
 
 HIGH_WATER_BYTES = 65_536
-"""Reading stops when so much of a body waits that its request has not asked for."""
+"""Reading pauses when this much of a body has not been received by the application."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _JOIN_BYTES = 65_536
-"""Up to here copying a body behind its head is cheaper than a second write."""
+"""Up to this size copying a body behind its head is cheaper than a second write."""
 
 _SLICE_BYTES = 1 << 20
-"""So much is encrypted in 3 ms, or copied to the socket in 0.3; of a larger body other connections have their turn in
-between."""
+"""Encrypting this much takes 3 ms, copying it to the socket 0.3; of larger bodies slices are written, and other
+connections are served between."""
 
 _MAX_WHOLE_BYTES = 4 << 20
 """A socket takes up to 4 MB at once, and the transport writes on for as long as the client reads as fast."""
@@ -39,8 +38,7 @@ _NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class FlowControl:
-    """Both ways, of one connection. `waiting` are the requests that wait for their turn; with `max_waiting` no more is
-    read."""
+    """Flow control of one connection, in both directions. Reading stays paused while `max_waiting` requests wait."""
 
     __slots__ = ("_max_waiting", "_transport", "_waiting", "_writable", "encrypts", "read_paused", "write_paused")
 
@@ -50,7 +48,7 @@ class FlowControl:
         self._max_waiting = max_waiting
         self._writable = asyncio.Event()
         self.encrypts = bool(transport.get_extra_info("sslcontext"))
-        """Writing costs time in proportion to the bytes, even what the connection does not take yet."""
+        """Writing takes time in proportion to the size, even when the client does not read."""
         self.read_paused = False
         self.write_paused = False
 
@@ -74,12 +72,12 @@ class FlowControl:
         self._writable.set()
 
     async def drain(self) -> None:
-        """Wait until the connection takes more, or is lost."""
+        """Wait until the transport accepts more, or the connection is lost."""
         while self.write_paused:
             await self._writable.wait()
 
     async def write(self, data: Buffer) -> None:
-        """Write data of any size, as the connection takes it."""
+        """Write data of any size, as fast as the client reads it."""
         if len(data) <= (_SLICE_BYTES if self.encrypts else _MAX_WHOLE_BYTES):
             self._transport.write(data)
             return
@@ -93,7 +91,7 @@ class FlowControl:
 
 
 class Connection(Protocol):
-    """What an exchange asks of its connection."""
+    """A connection, as an exchange uses it."""
 
     transport: asyncio.Transport
     flow: FlowControl
@@ -101,22 +99,25 @@ class Connection(Protocol):
     def answered(self) -> None:
         """A response is complete."""
 
-    def leave(self) -> None:
-        """End the connection when what was written is sent."""
+    def close_when_written(self) -> None:
+        """Close the connection once all written bytes are sent."""
 
     def whole_request(self) -> bytes | None:
-        """All bytes of the request that is served, if it came by itself and is not large."""
+        """All bytes of the request being answered, if it arrived by itself and is not large."""
 
 
 class Exchange:
-    """`keep_alive` is whether the connection goes on behind it; `expects_continue` whether the body is waited for."""
+    """One request and its response.
+
+    `keep_alive`: the connection stays open after it; `expects_continue`: the client waits for `100 Continue`.
+    """
 
     __slots__ = (
         "_chunked",
         "_connection",
         "_is_head",
         "_left_bytes",
-        "_news",
+        "_readable",
         "body",
         "disconnected",
         "expects_continue",
@@ -132,48 +133,48 @@ class Exchange:
         self._is_head = is_head
         self.keep_alive = keep_alive
         self.expects_continue = expects_continue
-        self._news = asyncio.Event()
+        self._readable = asyncio.Event()
         """Set when there is something to receive."""
         self.body = bytearray()
-        """What has come of it and was not received."""
+        """The part that has arrived and that the application has not received."""
         self.large: memoryview | None = None
-        """The memory of a body that came past the parser, or is coming."""
+        """The memory of a body that is received past the parser."""
         self.more_body = True
         self.disconnected = False
         self.response_started = self.response_complete = False
         self._chunked: bool | None = None
         self._left_bytes = 0
-        """Of the Content-Length, what has not been sent."""
+        """The unsent rest of the Content-Length."""
 
     # -- the request ---------------------------------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
-        """More of the body has come."""
+        """More of the body has arrived."""
         if not self.response_complete:
             self.body += data
             if len(self.body) > HIGH_WATER_BYTES:
                 self._connection.flow.pause_reading()
-            self._news.set()
+            self._readable.set()
 
     def end_body(self) -> None:
         """The body is complete."""
         if not self.response_complete:
             self.more_body = False
-            self._news.set()
+            self._readable.set()
 
-    def divert(self, view: memoryview) -> bytearray:
-        """The body is to come past the parser, into `view`. Returns what has come of it."""
-        come, self.body = self.body, bytearray()
+    def receive_into(self, view: memoryview) -> bytearray:
+        """Receive the body into `view`, past the parser. Returns the part that has arrived already."""
+        received, self.body = self.body, bytearray()
         self.large = view
-        self._news.clear()
-        return come
+        self._readable.clear()
+        return received
 
     def disconnect(self) -> None:
         """The client has left."""
         if not self.response_complete:
             self.disconnected = True
         self.large = None
-        self._news.set()
+        self._readable.set()
 
     async def receive(self) -> Message:
         """The next ASGI message."""
@@ -183,15 +184,15 @@ class Exchange:
             self.expects_continue = False
         if not self.disconnected and not self.response_complete:
             connection.flow.resume_reading()
-            await self._news.wait()
-            self._news.clear()
+            await self._readable.wait()
+            self._readable.clear()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         body, self.body = bytes(self.body), bytearray()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     def received(self) -> bytes | memoryview | None:
-        """The body, if it has come whole and nothing of it was received; a large one as a view of its memory."""
+        """The body, if it has arrived whole and none of it was received yet; a large one as a view of its memory."""
         if self.more_body or self.disconnected or self.expects_continue:
             return None
         view, self.large = self.large, None
@@ -201,16 +202,16 @@ class Exchange:
         return body
 
     def whole(self) -> bytes | None:
-        """All bytes of the request, from its first line, if they were kept."""
+        """All bytes of the request, headers included, if they were kept."""
         return self._connection.whole_request()
 
     # -- the response --------------------------------------------------------------------------------------------------
 
     def respond(self, head: bytes, body: bytes | LargeReply) -> bool:
-        """Write a whole response in one go: what two ASGI messages do, at a third of their price.
+        """Write a whole response at once: as two ASGI messages, at a third of their cost.
 
-        `head` is the status line and all headers. False when it cannot be done now (the client reads slowly, or the
-        connection is to end), and the caller sends ASGI messages.
+        `head` is the status line and all headers. Returns False when that is not possible (the client reads slowly, or
+        the connection is to end); then the caller sends ASGI messages.
         """
         connection = self._connection
         flow = connection.flow
@@ -231,7 +232,7 @@ class Exchange:
         return True
 
     async def send(self, message: Message) -> None:
-        """Send an ASGI message. Raises RuntimeError for one that does not fit those before it."""
+        """Send an ASGI message. Raises RuntimeError for one out of order."""
         if self._connection.flow.write_paused and not self.disconnected:
             await self._connection.flow.drain()
         if self.disconnected:
@@ -295,17 +296,17 @@ class Exchange:
             if self._left_bytes:
                 raise RuntimeError("response content shorter than Content-Length")
             if not self.keep_alive:
-                self._connection.leave()
+                self._connection.close_when_written()
             self._complete()
 
     def _complete(self) -> None:
         self.response_complete = True
-        self._news.set()
+        self._readable.set()
         self._connection.answered()
 
 
 def checked_header(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-    """A header of a response, its name in lower case. Raises RuntimeError for one that would be more than one."""
+    """A response header, its name in lower case. Raises RuntimeError for characters that a header must not hold."""
     name, value = header
     if _NO_NAME.search(name) or _NO_VALUE.search(value):
         raise RuntimeError(f"invalid HTTP header {name!r}")
@@ -315,17 +316,16 @@ def checked_header(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
 Request = tuple[Exchange, Scope]
 
 MAX_WAITING = 8
-"""Requests that may wait behind the one that is answered before no more of the connection is read."""
+"""Requests that may wait behind the one being answered; with so many, reading pauses."""
 
 logger = logging.getLogger("charonia.gateway.http")
 
 
 class Pipeline:
-    """The requests of one connection, answered in turn by one task: a task for each costs more than this.
+    """Answers the requests of one connection in order, in one task: a task for each request would cost more.
 
-    `serving` is answered; iteration gives those that wait for their turn.
-
-    `tasks` has the server's tasks. `emptied` is called when a request is over and none waits.
+    `serving` is the request being answered; iteration yields the waiting ones. `tasks` holds the server's tasks.
+    `emptied` is called when a request has ended and none waits.
     """
 
     def __init__(
@@ -340,7 +340,7 @@ class Pipeline:
         self.serving: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[None] | None = None
-        """What the task waits for while nothing is served: the next request, or the end of the connection."""
+        """Set while the task is idle: it waits for the next request, or the end of the connection."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -349,7 +349,7 @@ class Pipeline:
         return iter(self._waiting)
 
     def add(self, exchange: Exchange, scope: Scope) -> None:
-        """Serve a request when it is its turn."""
+        """Answer a request after those before it."""
         if self.serving is None:
             self._begin((exchange, scope))
             return
@@ -359,13 +359,13 @@ class Pipeline:
         else:
             self.flow.resume_reading()
 
-    def take_back(self, exchange: Exchange) -> None:
-        """Do not serve the request that was added last, if it is this one and waits."""
+    def withdraw(self, exchange: Exchange) -> None:
+        """Remove this request if it was added last and still waits."""
         if self._waiting and self._waiting[-1][0] is exchange:
             self._waiting.pop()
 
     def disconnect(self) -> None:
-        """The client has left: end what is served and waits."""
+        """The client has left: end the request being answered and those that wait."""
         for exchange, _ in self._waiting:
             exchange.disconnect()
         self._waiting.clear()
@@ -375,7 +375,7 @@ class Pipeline:
                 self._next.set_result(None)
             return
         exchange, scope = self.serving
-        if not exchange.response_complete and self._task is not None:  # else what is left is the application's own
+        if not exchange.response_complete and self._task is not None:  # if complete, the application finishes by itself
             scope["state"][CLIENT_LEFT] = True
             exchange.disconnect()
             self._task.cancel()
@@ -402,7 +402,7 @@ class Pipeline:
             if self._waiting:
                 following = self._waiting.popleft()
                 self.flow.resume_reading()
-                if task.cancelling():  # the cancellation meant this request; the next ones go on
+                if task.cancelling():  # only this request was cancelled: a new task answers the next ones
                     self._begin(following)
                     return
                 self.serving = following
@@ -413,7 +413,7 @@ class Pipeline:
                 await self._next
 
     async def _answer(self, exchange: Exchange, scope: Scope) -> None:
-        """Have one request answered, somehow."""
+        """Have the application answer one request; if it fails, answer 500 or close."""
         try:
             await self._app(scope, exchange.receive, exchange.send)
             if exchange.response_complete or exchange.disconnected:
@@ -422,7 +422,7 @@ class Pipeline:
         except (Exception, asyncio.CancelledError):
             logger.exception("unexpected failure of %s", scope["path"][:256])
         finally:
-            exchange.large = None  # of a request that was refused for something else
+            exchange.large = None  # not taken when the request was refused for another reason
         if exchange.response_started:
             self._transport.close()
         else:

@@ -1,6 +1,6 @@
-"""Request bodies off the wire: bounded reading and bounded decompression, and compressing replies (H18, H24).
+"""Reads and decompresses request bodies within bounds, and writes and compresses replies (H18, H24). ASGI's types.
 
-What the bytes mean is `request_codec`'s; chunk counts and slow senders are `protocol`'s.
+`request_codec` parses bodies; `protocol` bounds chunks and refuses slow senders.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 LimitText = Callable[[dict[bytes, bytes], int, int], str]
-"""The refusal of a body, by its headers, its size and the limit."""
+"""Makes the text that refuses a body: headers, size, limit."""
 
 _INFLATED_IN_LOOP_BYTES = 2 * 1024
-"""A body may become a thousand times this size: larger ones are for a thread, as zlib lets go of the interpreter."""
+"""Data may grow a thousandfold. Larger bodies are decompressed in a thread: zlib releases the interpreter lock."""
 
 _DEFLATED_IN_LOOP_BYTES = 64 * 1024
-"""Compressing so much takes a millisecond."""
+"""Compressing this much takes a millisecond."""
 
-CLASSED_BYTES = 16 * 1024
-"""Outputs of which classes are wanted: so many values of a byte are sorted and written in 15 ms."""
+_CLASSIFIED_IN_LOOP_BYTES = 16 * 1024
+"""Sorting and writing this many one-byte values as classes takes 15 ms."""
 
 _DISCARD_LIMIT_FACTOR = 16
 """A refused body of at most this many times the limit is read and dropped, so that the client sees the refusal;
-a larger one has its connection closed."""
+for a larger one the connection is closed."""
 
 
 RAW_HEADERS = "charonia.raw_headers"
-"""Key in the scope's state of the headers with their names as sent; there only when headers are forwarded."""
+"""Key in the scope's state: the headers with names as sent, only set when headers are forwarded."""
 
 CLIENT_LEFT = "charonia.client_left"
-"""Key in the scope's state that says why the request was cancelled."""
+"""Key in the scope's state: True when the request was cancelled because its client left."""
 
 EXCHANGE = "charonia.exchange"
-"""Key in the scope's state of the request's `asgi.Exchange`; there only on this package's own connections."""
+"""Key in the scope's state: the request's `asgi.Exchange`, only set on connections of `protocol`."""
 
 
 class ClientGone(Exception):
-    """The client closed the connection; there is no one to answer."""
+    """The client closed the connection before its request was complete."""
 
 
 async def response_text(
     offload: Offload, encoder: ResponseEncoder, response: InferenceResponse, form: ReplyForm, served: ServedVersion
 ) -> tuple[Buffer, ...]:
-    """As `job_json.response_json`, in parts; a large one is written elsewhere."""
-    if sum(len(tensor.data) for tensor in response.outputs) <= CLASSED_BYTES:
+    """As `job_json.response_json`, in parts; a large one is written by a worker process."""
+    if sum(len(tensor.data) for tensor in response.outputs) <= _CLASSIFIED_IN_LOOP_BYTES:
         return (response_json(response, form, served),)
     try:
         _, reply = await written(offload, encoder, response, form, served)
-    except CharoniaError as refused:  # what no JSON can carry
+    except CharoniaError as refused:  # JSON cannot carry the output
         return (error_body(refused.message),)
     return reply.parts if isinstance(reply, LargeReply) else (reply,)
 
 
 def too_large(headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) -> str:
-    """H24's text for the kind of body the headers announce."""
+    """H24's text for the kind of body that the headers announce."""
     declared = headers.get(HEADER_LENGTH)
     if declared is not None and parse_header_length(declared) == 0:
         return raw_too_large(size_bytes, limit_bytes)
@@ -79,12 +79,12 @@ def too_large(headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) ->
 
 
 def too_large_for_control(_headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) -> str:
-    """The text for a request that has no tensors."""
+    """The text for a request without tensors."""
     return f"request body of {size_bytes} bytes exceeds the maximum of {limit_bytes} bytes at this endpoint"
 
 
 def check_declared(headers: dict[bytes, bytes], limit_bytes: int, text: LimitText = too_large) -> None:
-    """Raise a 400 `HttpRefusal` with this text when Content-Length announces more than the limit."""
+    """Raises a 400 `HttpRefusal` with this text if Content-Length exceeds the limit."""
     declared = headers.get(b"content-length", b"")
     if declared.isdigit() and int(declared[:20]) > limit_bytes:
         size = int(declared[:20])
@@ -94,9 +94,9 @@ def check_declared(headers: dict[bytes, bytes], limit_bytes: int, text: LimitTex
 async def read_body(
     message: Message, headers: dict[bytes, bytes], receive: Receive, limit_bytes: int, text: LimitText = too_large
 ) -> bytes | memoryview:
-    """The whole body, `message` being its first ASGI message; call `check_declared` before awaiting that.
+    """The whole body. `message` is its first ASGI message; call `check_declared` before awaiting that.
 
-    Raises a 400 `HttpRefusal` with this text past the limit, `ClientGone` when the client leaves first.
+    Raises a 400 `HttpRefusal` with this text past the limit, `ClientGone` if the client leaves first.
     """
     whole: bytes | bytearray = b""
     while True:
@@ -109,7 +109,7 @@ async def read_body(
             return part
         if not isinstance(whole, bytearray):
             whole = bytearray()
-        whole += part  # it grows in place: joining parts in the end would copy them all at once
+        whole += part  # grows in place: joining all parts at the end would stall the loop
         if not message.get("more_body", False):
             return memoryview(whole) if len(whole) > OFF_LOOP_BYTES else bytes(whole)
         message = await receive()
@@ -133,19 +133,23 @@ async def deflate(offload: Offload, encoding: str, body: bytes | LargeReply) -> 
     return await offload.in_thread(len(body), compress, encoding, parts, may_refuse=False)
 
 
+def is_quick_to_write(response: InferenceResponse, form: ReplyForm) -> bool:
+    """Whether the event loop may write this reply, which is not binary throughout."""
+    limit_bytes = _CLASSIFIED_IN_LOOP_BYTES if form.classes else OFF_LOOP_BYTES
+    return sum([len(tensor.data) for tensor in response.outputs]) <= limit_bytes
+
+
 async def written(
     offload: Offload, encoder: ResponseEncoder, response: InferenceResponse, form: ReplyForm, served: ServedVersion
 ) -> tuple[Headers, bytes | LargeReply]:
-    """A reply's headers and body, a large one written elsewhere. Raises as `ResponseEncoder.encode`."""
-    if form.all_binary or sum(len(t.data) for t in response.outputs) <= (
-        CLASSED_BYTES if form.classes else OFF_LOOP_BYTES
-    ):
+    """A reply's headers and body, a large one written by a worker process. Raises as `ResponseEncoder.encode`."""
+    if form.all_binary or is_quick_to_write(response, form):
         return encoder.reply(response, form, served)
     return read_reply(await offload.run(reply_task(response, form, served), may_refuse=False))
 
 
 async def reply_whole(send: Send, status: int, headers: Headers, body: bytes | LargeReply) -> None:
-    """Send a response that is there as a whole."""
+    """Send a complete response."""
     await send(
         {
             "type": "http.response.start",

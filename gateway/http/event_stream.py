@@ -1,7 +1,7 @@
-"""A job's events as an HTTP response of server-sent events: paced by its reader, kept alive, ended with the job.
+"""A job's events as server-sent events: paced by the reader, with heartbeats, ended with the job.
 
-An event is fetched only after the one before it has been taken by the transport, so a reader that does not read holds
-the transport's buffer (64 KiB) and one event, whatever happens to the job.
+An event is fetched only when the transport has accepted the one before: a reader that does not read occupies the
+transport's buffer (64 KiB) and one event.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .bodies import Receive, Scope, Send
 from .codec.job_json import EventWriter
 
 HEARTBEAT_S = 15.0
-"""Proxies close connections that are silent for a minute, and a client that is gone is noticed by writing to it."""
+"""Proxies close connections that are silent for a minute, and only a write shows that a client has gone."""
 
 _RETRY_MS = 1000
 _HEARTBEAT = b": the job goes on\n\n"
 
-Happening = JobEvent | InferenceResponse
+Update = JobEvent | InferenceResponse
 
 logger = logging.getLogger("charonia.gateway.http")
 
@@ -36,11 +36,11 @@ _ONE_CHUNK_BYTES = 8 << 20
 
 
 class EventStream(Response):
-    """Streams `events` until they end; `text` gives a response as JSON, `closed` is called once, whatever ends it."""
+    """Streams `events` until they end. `text` writes a response as JSON; `closed` is called once at the end."""
 
     def __init__(
         self,
-        events: AsyncIterator[Happening],
+        events: AsyncIterator[Update],
         writer: EventWriter,
         text: Callable[[InferenceResponse], Awaitable[Sequence[Buffer]]],
         closed: Callable[[], None],
@@ -58,18 +58,18 @@ class EventStream(Response):
         self._heartbeat_s = heartbeat_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        coming: asyncio.Task[Happening | None] | None = None
+        pending: asyncio.Task[Update | None] | None = None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _write(send, b"retry: %d\n\n" % _RETRY_MS)
             while True:
-                coming = coming or asyncio.create_task(self._next())
-                await asyncio.wait({coming}, timeout=self._heartbeat_s)
-                if not coming.done():
+                pending = pending or asyncio.create_task(self._next())
+                await asyncio.wait({pending}, timeout=self._heartbeat_s)
+                if not pending.done():
                     await _write(send, _HEARTBEAT)
                     continue
-                event = coming.result()
-                coming = None
+                event = pending.result()
+                pending = None
                 if event is None:
                     break
                 if isinstance(event, JobEvent):
@@ -78,26 +78,26 @@ class EventStream(Response):
                 for part in in_chunks(self._writer.response(event, () if event.is_flag else await self._text(event))):
                     await _write(send, part)
         except CharoniaError as error:
-            # headers are out: ending without a last event makes the reader come again, to another gateway perhaps
+            # the headers are sent: without a last event the reader connects again, to another gateway perhaps
             logger.info("an event stream ended early: %s", error.message)
         except asyncio.CancelledError:
-            pass  # the reader left, or the server stops and the stream ends as it should
+            pass  # the reader left, or the server stops: the stream ends in order
         finally:
-            await self._end(coming)
+            await self._end(pending)
         await send({"type": "http.response.body", "body": b""})
 
-    async def _next(self) -> Happening | None:
+    async def _next(self) -> Update | None:
         try:
             return await anext(self._events)
         except StopAsyncIteration:
             return None
 
-    async def _end(self, coming: asyncio.Task[Happening | None] | None) -> None:
-        if coming is not None:
-            coming.cancel()
-            await asyncio.wait({coming})
-            if not coming.cancelled():
-                coming.exception()  # seen
+    async def _end(self, pending: asyncio.Task[Update | None] | None) -> None:
+        if pending is not None:
+            pending.cancel()
+            await asyncio.wait({pending})
+            if not pending.cancelled():
+                pending.exception()  # retrieved, so that asyncio does not log it
         close = getattr(self._events, "aclose", None)
         if close is not None:
             with contextlib.suppress(CharoniaError):
@@ -106,7 +106,7 @@ class EventStream(Response):
 
 
 def in_chunks(parts: Sequence[Buffer]) -> Sequence[Buffer]:
-    """The parts of an event as chunks: one, as readers that do not look for its end expect, if copying it is quick."""
+    """The parts of an event as HTTP chunks: one if joining is quick, as simple readers expect an event in one piece."""
     return (b"".join(parts),) if sum(map(len, parts)) <= _ONE_CHUNK_BYTES else parts
 
 

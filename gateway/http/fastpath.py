@@ -1,8 +1,7 @@
-"""The ASGI callable in front of everything: inference and health are answered here, the rest goes to FastAPI.
+"""The ASGI application of the HTTP front: answers inference and health itself, passes the rest to FastAPI (`routes`).
 
-FastAPI's routing costs several times what an inference may, and importing it a third of a
-second, so it is loaded by the first request that needs it. Body bounds and compression are here; what a body says is
-`request_codec`'s, how an answer looks `response_codec`'s.
+FastAPI's routing costs more than an inference may, and its import a third of a second: the first request that needs it
+loads it. `request_codec` reads bodies, `response_codec` writes answers; their bounds and compression are in `bodies`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from gateway.tracing.tracer import Tracer
 
 from .asgi import Exchange
 from .bodies import (
-    CLASSED_BYTES,
     CLIENT_LEFT,
     EXCHANGE,
     RAW_HEADERS,
@@ -42,6 +40,7 @@ from .bodies import (
     check_declared,
     deflate,
     inflate,
+    is_quick_to_write,
     read_body,
     reply_whole,
     written,
@@ -63,17 +62,17 @@ from .codec.request_codec import RequestDecoder, parse_header_length
 from .codec.response_codec import HEADER_LENGTH, LargeReply, ReplyForm, ResponseEncoder, response_head
 from .generate import Generation
 from .http_lane import HttpLane
-from .large_bodies import Room
+from .large_bodies import AllocateBody
 from .trace_headers import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, TRACEPARENT, begin_trace
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"
 """Answers an infer call to a decoupled model (H22)."""
 
 _SINGLE_PIECE_BYTES = 65_536
-"""A body that came in one piece and is no larger takes the short way past the bounded reader."""
+"""A body that arrived in one piece and is no larger needs no bounded reader."""
 
 _SHORT_LENGTH_DIGITS = 4
-"""A Content-Length of so few digits is not worth a look before the body has come."""
+"""A Content-Length of so few digits is within every bound, and need not be checked before the body has arrived."""
 
 _ROUTES_LIMIT = 4096
 
@@ -84,7 +83,7 @@ class HttpApplication:
     """The HTTP interface over a `Handler`, as an ASGI callable."""
 
     def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
-        """Raises `StartupError` for restriction or forwarding options that make no sense."""
+        """Raises `StartupError` for invalid restriction or forwarding options."""
         self._settings = settings
         self._handler = handler
         self._max_input_size_bytes = settings.http_max_input_size
@@ -104,18 +103,18 @@ class HttpApplication:
         self._control: AsgiApp | None = None
         self._loading: asyncio.Future[AsgiApp] | None = None
         self.http2: Callable[[], asyncio.Protocol] | None = None
-        """Makes the protocol of a connection whose client speaks HTTP/2; None where that is refused."""
+        """Makes the protocol of an HTTP/2 connection; None where HTTP/2 is refused."""
         self.draining = False
-        """Once set, only health is answered; all else is "Server exiting" (E7)."""
+        """While set, only health is answered; other requests get "Server exiting" (E7)."""
 
     @property
     def forwards_headers(self) -> bool:
         return self._forwarding.any
 
     @property
-    def room(self) -> Room:
-        """Where large bodies are received."""
-        return self._handler.room
+    def allocate_body(self) -> AllocateBody:
+        """Allocates memory for a large body."""
+        return self._handler.allocate_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -146,7 +145,7 @@ class HttpApplication:
     # -- inference -----------------------------------------------------------------------------------------------------
 
     async def _answer_traced(self, tracer: Tracer, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
-        """As `_answer_infer`; the request may be one that is traced."""
+        """As `_answer_infer`, for a request that may be traced."""
         trace = begin_trace(tracer, route.model, scope["headers"])
         try:
             await self._answer_infer(route, scope, receive, send, trace)
@@ -167,13 +166,13 @@ class HttpApplication:
             check_declared(headers, self._max_input_size_bytes)
         state = scope.get("state", {})
         exchange: Exchange | None = state.get(EXCHANGE)
-        come = exchange.received() if exchange is not None else None
-        message: Message = {"type": "http.request", "body": come} if come is not None else await receive()
+        received = exchange.received() if exchange is not None else None
+        message: Message = {"type": "http.request", "body": received} if received is not None else await receive()
         failpoints.hit("gateway.receiving")
         body: bytes | memoryview = message.get("body", b"")
         if not body and exchange is not None and isinstance(view := exchange.received(), memoryview):
-            body = view  # it came past the parser
-        # anything but a body that came so, or a short one that came whole, goes the long way
+            body = view  # it was received past the parser
+        # only such a body, and a short one that arrived whole, need no `read_body`
         elif not isinstance(body, memoryview) and (
             message["type"] != "http.request" or message.get("more_body") or len(body) > self._unbounded_bytes
         ):
@@ -217,13 +216,9 @@ class HttpApplication:
         else:
             response = await self._handler.infer(request)
         learnt = body if may_learn and isinstance(body, bytes) else None
-        del body, come, message  # the request is answered, and its memory of use to others
+        del body, received, message  # the request is answered: free its memory
         encoded: bytes | LargeReply
-        size = 0
-        if not form.all_binary:
-            for tensor in response.outputs:
-                size += len(tensor.data)
-        if size <= (CLASSED_BYTES if form.classes else OFF_LOOP_BYTES):
+        if form.all_binary or is_quick_to_write(response, form):
             reply_headers, encoded = self._encoder.reply(response, form, served)
         else:
             reply_headers, encoded = await written(self._handler.offload, self._encoder, response, form, served)
@@ -242,7 +237,7 @@ class HttpApplication:
             whole = exchange.whole() if exchange is not None else None
             if whole is not None:
                 json_bytes = parse_header_length(header_length)
-                with contextlib.suppress(Unauthenticated):  # its key was taken away while it was answered
+                with contextlib.suppress(Unauthenticated):  # its API key was revoked in the meantime
                     tenant = self._handler.identify(scope["headers"]).tenant if self._identifies else ""
                     context = self._trace_context(scope["headers"], tenant)
                     self.lane.learn(whole, learnt, json_bytes, request, form, served, tenant, context)
@@ -267,7 +262,7 @@ class HttpApplication:
     async def _decode_large(
         self, model: str, version: int, body: bytes | memoryview, header_length: bytes | None, served: ServedVersion
     ) -> tuple[InferenceRequest, ReplyForm]:
-        """As `RequestDecoder.decode`, of a body that may take long: its JSON is read by a worker."""
+        """As `RequestDecoder.decode`, with large JSON parsed by a worker process."""
         offload, size, limit = self._handler.offload, len(body), self._max_input_size_bytes
         json_size = size if header_length is None else parse_header_length(header_length)
         if not OFF_LOOP_BYTES < json_size <= min(size, limit):
@@ -287,7 +282,7 @@ class HttpApplication:
             raise HttpRefusal(503, SERVER_EXITING, close=True)
         await self._generation.answer(route, version_of(route.version), scope, receive, send)
 
-    # -- health and what is not here -----------------------------------------------------------------------------------
+    # -- health and the control application ----------------------------------------------------------------------------
 
     async def _answer_simple(self, route: Route, scope: Scope, send: Send) -> None:
         if scope["method"] != route.method:
@@ -311,7 +306,7 @@ class HttpApplication:
         return control_app(self._settings, self._handler)
 
     async def _loaded_control(self) -> AsgiApp:
-        """Loaded once, in a thread, so that inferences do not wait for the import; all who come meanwhile share it."""
+        """The control application, imported once, in a thread, so that inferences do not wait for the import."""
         loading = self._loading
         if loading is None:
             loading = self._loading = asyncio.ensure_future(asyncio.to_thread(self._load_control))
@@ -331,29 +326,29 @@ class HttpApplication:
             control = self._control = await self._loaded_control()
         started = False
 
-        async def noting(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await control(scope, receive, noting)
+            await control(scope, receive, send_noted)
         except Exception:
-            # FastAPI answers and then raises, so that the server may log it
+            # FastAPI answers and then raises, for the server to log
             if not started:
                 raise
             logger.exception("unexpected failure of %s %r", scope["method"], scope["path"][:256])
 
 
 async def answer_failure(failure: BaseException, scope: Scope, send: Send) -> None:
-    """Answer a request that raised this."""
+    """Answer a request whose handling raised `failure`."""
     match failure:
         case CharoniaError() | HttpRefusal():
             await reply_whole(send, *render_error(failure))
         case ClientGone():
             pass
         case asyncio.CancelledError():
-            # Cancelled by the protocol because the client left, or by the server past its grace time.
+            # cancelled because the client left, or by a shutdown past its grace time
             if not scope.get("state", {}).get(CLIENT_LEFT):
                 await reply_whole(send, *render_error(Unavailable(SERVER_EXITING)))
         case _:

@@ -1,7 +1,6 @@
 """`generate` and `generate_stream`: one JSON object in, one response or server-sent events out (H30-H37).
 
-What the JSON says is `generate_codec`'s. A reader that does not read holds the transport's buffer and what the handler
-keeps for it; one that leaves cancels its request.
+`generate_codec` reads and writes the JSON. A client that leaves cancels its request.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Generation:
         self._max_input_size_bytes = settings.http_max_input_size
 
     async def answer(self, route: Route, version: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Raises what refuses it before inference."""
+        """Answer one request. Raises `CharoniaError` and `HttpRefusal` before the response has begun."""
         tracer = self._handler.tracer
         trace = None
         if tracer is not None and tracer.on:
@@ -100,7 +99,7 @@ class Generation:
 
 
 async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], send: Send, offload: Offload) -> None:
-    """The one response, or H34's error with the status that the first response decided."""
+    """Write the one response, or H34's error with the status of the first response."""
     given: list[InferenceResponse] = []
     async for response in responses:
         if isinstance(response, Accepted):
@@ -109,7 +108,7 @@ async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], 
         if not response.is_flag:
             given.append(response)
         if len(given) > 1:
-            break  # the others have no reader: they are not made
+            break  # the error is certain: cancel the rest
     status, headers = 200, [JSON_CONTENT_TYPE]
     body: Buffer = b""
     if given:
@@ -149,10 +148,10 @@ class _Events:
                     await reply_whole(self._send, 202, *accepted(response))
                     return
                 if not self._started and response.error is not None and response.place is None:
-                    raise response.error  # it never came to a response: an ordinary error
+                    raise response.error  # there was no response: an ordinary error
                 if not response.is_flag:
                     await self._write(response)
-                del response  # the next one may be long in coming
+                del response  # free its memory while waiting for the next one
         except asyncio.CancelledError:
             if not self._started or scope.get("state", {}).get(CLIENT_LEFT):
                 raise
@@ -184,5 +183,5 @@ class _Events:
 
 
 async def _start(send: Send, status: int, headers: Headers) -> None:
-    """Without a length, so that the body is chunked (H26)."""
+    """Begin a response without Content-Length, so that the body is chunked (H26)."""
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,8 +1,8 @@
-"""The express lane of the HTTP front: requests recognised by their bytes, from the request line to the body.
+"""The express lane of the HTTP front: recognises requests by their bytes, from the request line to the body.
 
-A binary infer request of a client differs from its last one in the tensor bytes and perhaps the id and the trace
-context. One that came whole on an idle connection is compared with those that went the full way; anything else is the
-parser's, and so are requests that are traced.
+A client's binary infer request differs from its previous one only in the tensors' bytes and perhaps the id and the
+trace context. A request that arrives whole on an idle connection is compared with signatures learnt on the full way;
+all others are parsed, and so are requests that are traced.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gateway.lane.pending_waves import response_in
 from .codec.error_replies import Headers, render_error
 from .codec.response_codec import ReplyForm, ResponseEncoder, response_head
 
-_MOST_SIGNATURES = 1024
-_MOST_ALIKE = 16
-"""Signatures of one length."""
-_MOST_WHOLE_BYTES = MAX_REQUEST_BYTES + 8192
+_MAX_SIGNATURES = 1024
+_MAX_ALIKE = 16
+"""Signatures of requests of the same size."""
+_MAX_WHOLE_BYTES = MAX_REQUEST_BYTES + 8192
 _POST = b"POST "
 _LEADING_ID = b'{"id":'
 _TRACEPARENT = b"raceparent: "
@@ -37,19 +37,19 @@ _Size = int | tuple[int, int]
 
 
 class LaneConnection(Protocol):
-    """What the lane asks of a connection; each has at most one request under way."""
+    """A connection, as the lane uses it; each has at most one request in the lane."""
 
     signature: HttpSignature | None
     """The one recognised last."""
 
     def waits_for(self, call: HttpCall) -> bool:
-        """Whether this is the request under way."""
+        """Whether this is the request in the lane."""
 
     def write_answer(self, response: bytes) -> None:
-        """The answer to the request under way."""
+        """Write the answer to the request in the lane."""
 
     def serve_fully(self, whole: bytes) -> None:
-        """Serve the request under way like any other."""
+        """Answer the request in the lane, whose bytes these are, on the full way."""
 
 
 class HttpCall(Call):
@@ -80,7 +80,7 @@ class HttpCall(Call):
 
 
 class HttpSignature:
-    """What requests of one layout have in common; see `gateway.lane.door.Signature`."""
+    """The common part of requests of one layout; see `gateway.lane.door.Signature`."""
 
     __slots__ = (
         "_encoder",
@@ -123,7 +123,7 @@ class HttpSignature:
         self._fixed: list[bytes] = []
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
-        if not self._form.all_binary or reply.reference is not None:  # text is as long as its numbers
+        if not self._form.all_binary or reply.reference is not None:  # the size of JSON depends on the numbers
             for index, call in enumerate(calls, start):
                 if not call.gone:
                     self.respond(call, response_in(reply, index))
@@ -148,7 +148,7 @@ class HttpSignature:
                 call.connection.write_answer(b"".join((head, *values)))
 
     def _prepare(self, reply: WaveReply) -> None:
-        """Make the template of answers with these outputs."""
+        """Make the template for answers with these outputs."""
         outputs = [Tensor(p.name, p.datatype, p.shape, bytes(p.size_bytes)) for p in reply.outputs]
         request_id = "x" * self.layout.id_bytes
         response = InferenceResponse(self.door.served.interface.name, reply.version, outputs, request_id)
@@ -179,7 +179,7 @@ class HttpSignature:
     def fail(self, call: Call, error: CharoniaError) -> None:
         self.respond(call, ResponseRecord(b"", self.door.served.model, self.door.served.version, [], {}, error))
 
-    def leave(self, call: Call) -> None:
+    def leave_lane(self, call: Call) -> None:
         assert isinstance(call, HttpCall)
         if not call.gone:
             whole = self.layout.join(call.data, call.client_id)
@@ -190,7 +190,7 @@ class HttpSignature:
 
 
 class HttpLane:
-    """What the connections of the HTTP front recognise."""
+    """The signatures that connections of the HTTP front recognise."""
 
     def __init__(self, lane: Lane, encoder: ResponseEncoder) -> None:
         self._lane = lane
@@ -202,7 +202,7 @@ class HttpLane:
         self._has_contexts = False
         """Whether any of them has a trace context."""
         self.count = 0
-        """Signatures: without any, no request is recognised."""
+        """Number of signatures; without any, no request is recognised."""
         lane.fronts.append(self._forget)
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -218,12 +218,12 @@ class HttpLane:
         tenant: str = "",
         context: bytes | None = b"",
     ) -> None:
-        """A request of a tenant that went the full way and was answered.
+        """Learn the signature of a tenant's request that was answered on the full way.
 
-        `whole` are its bytes, `body` those of its body, of which the first `json_bytes` are JSON. `context` is its
-        trace context, which means nothing but a trace; None if it means more.
+        `whole` are its bytes; `body` those of its body, of which the first `json_bytes` are JSON. `context` is its
+        trace context if it means nothing but a trace; None if it means more.
         """
-        if context is None or len(whole) > _MOST_WHOLE_BYTES or form.classes or not whole.endswith(body):
+        if context is None or len(whole) > _MAX_WHOLE_BYTES or form.classes or not whole.endswith(body):
             return
         if not self._lane.may_learn(request.model, len(whole)):
             return
@@ -244,10 +244,10 @@ class HttpLane:
         door = self._lane.door_for(request, tenant)
         if door is None:
             return
-        if self.count >= _MOST_SIGNATURES:
+        if self.count >= _MAX_SIGNATURES:
             self._by_size.clear()
             self.count, signatures = 0, []
-        elif len(signatures) >= _MOST_ALIKE:
+        elif len(signatures) >= _MAX_ALIKE:
             self.count -= len(signatures)
             signatures.clear()
         self.count += 1
@@ -257,7 +257,7 @@ class HttpLane:
 
     def _forget(self, door: Door | None) -> None:
         if door is None:
-            return  # keys are among the bytes of a signature, and all doors have closed
+            return  # nothing is cached by API key here: keys are among the bytes of a signature
         for signatures in self._by_size.values():
             before = len(signatures)
             signatures[:] = [found for found in signatures if found.door is not door]
@@ -268,9 +268,7 @@ class HttpLane:
     # -- recognising --------------------------------------------------------------------------------------------------
 
     def read(self, connection: LaneConnection, data: bytes) -> HttpCall | None:
-        """The call in these bytes, which goes to its door with all that come in this tick; None where they are no
-        request that is recognised.
-        """
+        """Recognise a request and put it at its door, with all others of this tick; None if it is not recognised."""
         signature = connection.signature
         size: _Size = len(data)
         context = b""
@@ -298,7 +296,7 @@ class HttpLane:
         if tracer.on and not tracer.passes_over(signature.model, is_sampled=bool(context) and is_sampled(context)):
             return None
         door = signature.door
-        if door.is_closed:  # since this connection asked last
+        if door.is_closed:  # since this connection's last request
             connection.signature = None
             return None
         connection.signature = signature
@@ -308,16 +306,16 @@ class HttpLane:
             self._waves.touched.append(door)
             if not self._is_due:
                 self._is_due = True
-                self._loop.call_soon(self._ready)
+                self._loop.call_soon(self._send_waves)
         return call
 
-    def _ready(self) -> None:
-        """All connections have read what there was."""
+    def _send_waves(self) -> None:
+        """Called once all connections have read what was there in this tick."""
         self._is_due = False
         self._waves.ready()
 
     def may_become(self, data: bytes) -> bool:
-        """Whether these bytes may be the beginning of a request that is recognised once it has come whole."""
+        """Whether these bytes may be the beginning of a request that the lane recognises."""
         size = len(data)
         if not _POST.startswith(data[: len(_POST)]):
             return False
@@ -339,9 +337,9 @@ def _context_at(data: bytes) -> int:
 
 
 def http_layout(whole: bytes, body_at: int, json_bytes: int, request: InferenceRequest) -> Layout | None:
-    """The layout of a binary request whose body begins at `body_at` with so much JSON.
+    """The layout of a binary request whose body begins at `body_at` with `json_bytes` of JSON.
 
-    None where an input is not binary, or an id is not where clients write it.
+    None if an input is not binary, or an id does not stand first, where clients write it.
     """
     sizes = [len(tensor.data) for tensor in request.inputs]
     raw_at = len(whole) - sum(sizes)
@@ -351,7 +349,7 @@ def http_layout(whole: bytes, body_at: int, json_bytes: int, request: InferenceR
     parts = []
     for tensor, size in zip(request.inputs, sizes, strict=True):
         if whole[at : at + size] != tensor.data:
-            return None  # it came as JSON
+            return None  # it was in the JSON
         parts.append((at, at + size))
         at += size
     id_bytes = 0
@@ -364,7 +362,7 @@ def http_layout(whole: bytes, body_at: int, json_bytes: int, request: InferenceR
         if not whole.startswith(b'"' + name + b'"', begin - 1) or whole.find(b'"id"', begin, raw_at) >= 0:
             return None
         if whole.find(b"\\", begin, raw_at) >= 0:
-            return None  # the same key may be written with escapes, and the last one counts
+            return None  # "id" may occur again, written with escapes, and the last one counts
         id_bytes = len(name)
         parts.insert(0, (begin, begin + id_bytes))
     return Layout.of(whole, parts, id_bytes)

@@ -1,6 +1,6 @@
-"""The job endpoints: status, result, events, timeline, cancel and listing, as routes of the control application.
+"""The job endpoints as routes of the control application: status, result, events, timeline, cancel and listing.
 
-What they say is `job_json`'s, how a result is written `response_codec`'s; how jobs come about is `gateway.deferral`'s.
+`job_json` and `response_codec` write the bodies; `gateway.deferral` makes jobs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .codec.response_codec import LargeReply, ReplyForm, ResponseEncoder
 from .event_stream import HEARTBEAT_S, EventStream
 
 MAX_EVENT_STREAMS = 4096
-"""Open event streams of one gateway: each holds a socket and a place in the journal's followers."""
+"""Open event streams of one gateway: each holds a socket and follows the journal."""
 
 DEFAULT_PAGE = 100
 
@@ -36,7 +36,7 @@ _JOB = JOBS + "/{job_id}"
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _PLACE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
-_WORDS = {"true": True, "1": True, "false": False, "0": False}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _FILTERS = ("model", "state", "tenant")
 
 
@@ -127,7 +127,7 @@ class _Jobs:
         if number:
             view, events = await self._handler.job_timeline(job_id, caller)
             if view.state.terminal and all(event.number <= number for event in events):
-                return Response(status_code=204)  # by which an EventSource knows not to come again
+                return Response(status_code=204)  # stops an EventSource from connecting again
         if self._streams >= MAX_EVENT_STREAMS:
             raise ResourceExhausted(f"this gateway has {self._streams} event streams open, which is its bound")
         self._streams += 1
@@ -147,7 +147,7 @@ class _Jobs:
 
 
 class _InParts(Response):
-    """A body in parts, which are not joined."""
+    """A response whose body is sent in parts, without joining them."""
 
     def __init__(self, parts: Sequence[Buffer], headers: dict[str, str]) -> None:
         super().__init__(None, 200, headers)
@@ -159,7 +159,7 @@ class _InParts(Response):
 
 
 def _query(request: Request, *known: str) -> dict[str, str]:
-    """The query. Raises `InvalidArgument` for a parameter that is not known, or comes twice."""
+    """The query parameters. Raises `InvalidArgument` for one that is unknown, or occurs twice."""
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
@@ -181,11 +181,11 @@ def _filter(query: dict[str, str]) -> JobFilter:
 
 
 def _binary(query: dict[str, str], request: Request) -> bool | None:
-    """How outputs are wanted: by the query, else by Accept, else None."""
+    """Whether binary outputs are wanted: by the query, otherwise by Accept; None if neither says."""
     if "binary" in query:
-        if query["binary"] not in _WORDS:
+        if query["binary"] not in _BOOLEANS:
             raise InvalidArgument("query parameter 'binary' must be true or false")
-        return _WORDS[query["binary"]]
+        return _BOOLEANS[query["binary"]]
     accepted = {part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")}
     if "application/octet-stream" in accepted:
         return True

@@ -1,7 +1,7 @@
-"""Large bodies on an HTTP connection: received into their memory by the system, past the parser (docs/adr/0017).
+"""Receives large HTTP bodies straight into their memory, past the parser (docs/adr/0017).
 
-A body of known length that stands by itself needs no parser: once the headers are read, the transport reads the rest of
-it straight to where the tensors are wanted.
+A body of known length needs no parser: once the headers are read, the transport reads the body directly to the memory
+that its tensors stay in.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from .codec.response_codec import HEADER_LENGTH
 
 LARGE_BODY_BYTES = 1 << 16
 
-Room = Callable[[int, int], memoryview | None]
-"""As `gateway.handler.Handler.room`."""
+AllocateBody = Callable[[int, int], memoryview | None]
+"""`gateway.handler.Handler.allocate_body`: memory for a size, aligned at an offset; None where there is none."""
 
-_UNFIT = frozenset({b"transfer-encoding", b"content-encoding", b"expect"})
-_MOST_DIGITS = 12
+_EXCLUDING_HEADERS = frozenset({b"transfer-encoding", b"content-encoding", b"expect"})
+_MAX_DIGITS = 12
 
 
 def size_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
-    """The sizes of a large body with binary tensors and of the JSON before them; None for any other body."""
+    """The sizes of a large body with binary tensors and of its JSON part; None for any other body."""
     sizes: dict[bytes, int] = {}
     for name, value in headers:
-        if name in _UNFIT:
+        if name in _EXCLUDING_HEADERS:
             return None
         if name in (b"content-length", HEADER_LENGTH):
-            if name in sizes or not value.isdigit() or len(value) > _MOST_DIGITS:
+            if name in sizes or not value.isdigit() or len(value) > _MAX_DIGITS:
                 return None
             sizes[name] = int(value)
     size, head = sizes.get(b"content-length", 0), sizes.get(HEADER_LENGTH, 0)
@@ -35,7 +35,7 @@ def size_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
 
 
 class LargeBody:
-    """A body on its way: the first `at` bytes of `view` are here."""
+    """A body being received: the first `at` bytes of `view` have arrived."""
 
     __slots__ = ("at", "view")
 
@@ -48,7 +48,7 @@ class LargeBody:
         return self.at == len(self.view)
 
     def take(self, data: bytes | bytearray | memoryview) -> int:
-        """Put what is here of it in its place; how many bytes that were."""
+        """Copy data of the body, up to its end; returns how many bytes were of it."""
         size = min(len(data), len(self.view) - self.at)
         self.view[self.at : self.at + size] = memoryview(data)[:size]
         self.at += size
@@ -56,19 +56,19 @@ class LargeBody:
 
 
 class LargeBodyReader(asyncio.BufferedProtocol):
-    """The protocol of a connection's transport while a large body comes. `came` is called with each piece of it."""
+    """Reads a large body from a connection's transport. `on_received` is called with the size of each piece."""
 
-    def __init__(self, body: LargeBody, connection: asyncio.Protocol, came: Callable[[int], None]) -> None:
+    def __init__(self, body: LargeBody, connection: asyncio.Protocol, on_received: Callable[[int], None]) -> None:
         self._body = body
         self._connection = connection
-        self._came = came
+        self._on_received = on_received
 
     def get_buffer(self, _sizehint: int) -> memoryview:
         return self._body.view[self._body.at :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._body.at += nbytes
-        self._came(nbytes)
+        self._on_received(nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.connection_lost(exc)

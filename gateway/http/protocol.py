@@ -1,8 +1,8 @@
-"""The wire side of one HTTP connection, over the parser of `httptools`.
+"""The wire side of one HTTP/1.1 connection, over the parser of `httptools`.
 
-Parses requests into exchanges, which a pipeline has the application answer (`asgi`). Also here: the way into the
-express lane, large bodies that bypass the parser, limits on slow, large and finely chopped requests (H16, H17, H24),
-and the refusal of what is not HTTP (E2).
+Parses bytes into exchanges, which the pipeline passes to the application (`asgi`). Also: offers requests to the express
+lane, receives large bodies past the parser, limits slow, large and finely chunked requests (H16, H17, H24), and refuses
+bytes that are not HTTP (E2).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .large_bodies import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, size_of
 from .lingering import Lingering
 
 MAX_CHUNKS = 65_536
-"""H24."""
+"""Chunks of one body (H24)."""
 
 MAX_HEADERS = 256
 MAX_HEADER_BYTES = 65_536
@@ -36,10 +36,10 @@ MAX_HEADER_BYTES = 65_536
 _LONG_HEADERS = f"request headers exceed {MAX_HEADER_BYTES} bytes"
 
 HEADERS_TIMEOUT_S = 10
-"""From the first byte of a request to the end of its headers, however they trickle."""
+"""From the first byte of a request to the end of its headers."""
 
 BODY_STALL_S = 10
-"""A body must bring at least `BODY_MIN_BYTES` within this time."""
+"""At least `BODY_MIN_BYTES` of a body must arrive within this time."""
 
 TOO_SLOW = "request was not received in time"
 
@@ -49,18 +49,18 @@ IDLE_TIMEOUT_S = 300
 """Clients keep pools of idle connections; closing those early costs them a failed request."""
 
 _SPLIT_BYTES = 16_384
-"""Of so much data the headers are parsed first, so that a large body behind them is copied once."""
+"""From this size on the headers are parsed first, so that a large body behind them is copied only once."""
 
-_PLACES: dict[bytes, tuple[str, bytes, bytes]] = {}
-"""By request target: path, raw path and query of the ASGI scope."""
+_TARGETS: dict[bytes, tuple[str, bytes, bytes]] = {}
+"""Cache: path, raw path and query of the ASGI scope, by request target."""
 
-_MOST_PLACES, _PLACE_BYTES = 1024, 256
+_MAX_TARGETS, _MAX_TARGET_BYTES = 1024, 256
 
-_WHOLE_BYTES = 65_536
-"""A request of more bytes is not recognised, and no more are kept behind one."""
+_MAX_RECOGNISED_BYTES = 65_536
+"""The lane recognises no larger request, and at most this much is buffered behind one."""
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client of HTTP/2 says first (RFC 9113, section 3.4)."""
+"""The connection preface of HTTP/2 (RFC 9113, section 3.4)."""
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
@@ -70,9 +70,9 @@ logger = logging.getLogger("charonia.gateway.http")
 
 
 class BoundedHttpProtocol(asyncio.Protocol):
-    """One connection. `sweep` is called by the server for all connections at a steady interval.
+    """One connection. The server calls `sweep` on every connection at a steady interval.
 
-    The parameters are those that uvicorn gives to the class of its option `http`.
+    The parameters are those that uvicorn passes to the class of its option `http`.
     """
 
     transport: asyncio.Transport
@@ -90,49 +90,49 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self.loop = _loop or asyncio.get_running_loop()
         app: HttpApplication = config.loaded_app
         self._app = app
-        self._room = app.room
+        self._allocate_body = app.allocate_body
         self._lane = app.lane
         self._parser = self._new_parser()
         # the connection
         self._server: tuple[str, int] | None = None
         self._client: tuple[str, int] | None = None
         self._scheme = "http"
-        self._leaves = False
-        """It ends with the request that is under way."""
-        # the message that is parsed
+        self._closes_after_answer = False
+        """The connection closes after the answer to the request in the lane."""
+        # the message that is being parsed
         self._phase = _IDLE
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._raw_headers: list[tuple[bytes, bytes]] | None = [] if app.forwards_headers else None
-        """With their names as they were sent, for forwarding (H21)."""
+        """With names as the client sent them, for forwarding (H21)."""
         self._expects_continue = False
         self._upgrading = False
+        """The request asks for another protocol."""
         self._coding = b""
         """The last Transfer-Encoding."""
-        """It asks for another protocol."""
         self._header_bytes = self._body_bytes = self._chunks = 0
         self._piece_bytes = 0
-        """Of what is read; headers that came in one piece are measured when they are complete."""
+        """Size of the data being read; headers that arrive in one piece are measured when they are complete."""
         self._stalled_s = 0.0
         self._refusal: tuple[int, str] | None = None
-        self._last_words: bytes | None = None
-        """A refusal: nothing more is read, and it is written behind the answers that are due."""
+        self._final_response: bytes | None = None
+        """A refusal, written after the answers to earlier requests; nothing more is read. Empty: close without one."""
         self._lingers = False
-        """All is written; what the client still sends is dropped."""
+        """All is written; further bytes of the client are dropped."""
         self._large: LargeBody | None = None
-        """The body that is coming, when it is received past the parser."""
+        """The body that is being received past the parser."""
         self._latest: Exchange | None = None
-        """The request whose headers came last."""
+        """The request whose headers arrived last."""
         # the express lane
         self.signature: HttpSignature | None = None
         self._call: HttpCall | None = None
-        """The request in the lane; while it is under way nothing else is read."""
+        """The request in the lane; until its answer nothing else is read."""
         self._held = b""
-        """What came behind it, or what may become one."""
+        """Bytes behind the request in the lane, or the beginning of one that the lane may recognise."""
         self._whole: bytes | None = None
-        """All that came since the connection was idle, while that is not much."""
-        self._begun = 0
-        """Requests that began in it."""
+        """All bytes since the connection was idle; None once they are many."""
+        self._begun_requests = 0
+        """Requests that began in `_whole`."""
 
     # -- the transport -------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self.server_state.connections.add(self)  # type: ignore[arg-type]
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == "h2" and self._app.http2 is not None:
-            self._hand_over(self._app.http2(), b"")
+            self._switch_protocol(self._app.http2(), b"")
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
@@ -155,8 +155,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.server_state.connections.discard(self)
-        self.transport.close()  # for all who ask whether it is closing
-        self._parser = self._latest = self._large = None  # they hold this connection, or memory
+        self.transport.close()  # so that `is_closing` says so
+        self._parser = self._latest = self._large = None  # each refers to this connection, or holds memory
         if self._call is not None:
             self._call.abandon()
             self._call = None
@@ -164,13 +164,13 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self.flow.resume_writing()
 
     def close(self) -> None:
-        """End the connection when what was written is sent."""
+        """Close the connection once all written bytes are sent."""
         self.transport.close()
 
     def shutdown(self) -> None:
-        """End the connection with the request that came last."""
+        """Close the connection after the answer to the latest request."""
         if self._call is not None:
-            self._leaves = True
+            self._closes_after_answer = True
         elif self._lingers or self._latest is None or self._latest.response_complete:
             self.transport.close()
         else:
@@ -182,47 +182,44 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._read_fully(data)
         elif self._call is not None:
             self._held += data
-            if len(self._held) > _WHOLE_BYTES:
+            if len(self._held) > _MAX_RECOGNISED_BYTES:
                 self.flow.pause_reading()
         elif self._phase is not _IDLE or self.pipeline.serving is not None:
             if self._whole is not None:
-                self._whole = self._whole + data if len(self._whole) < _WHOLE_BYTES else None
+                self._whole = self._whole + data if len(self._whole) < _MAX_RECOGNISED_BYTES else None
             self._read_fully(data)
         else:
             if self._held:
                 data, self._held = self._held + data, b""
-            if lane.count and not self.flow.write_paused:  # else the full way waits until the client reads
+            if lane.count and not self.flow.write_paused:  # if paused, the full way waits until the client reads
                 self._call = lane.read(self, data)
                 if self._call is not None:
                     return
-                if len(data) < _WHOLE_BYTES and lane.may_become(data):
+                if len(data) < _MAX_RECOGNISED_BYTES and lane.may_become(data):
                     self._held = data
                     return
             self._whole = data
-            self._begun = 0
+            self._begun_requests = 0
             self._read_fully(data)
 
     # -- the express lane ----------------------------------------------------------------------------------------------
 
     def waits_for(self, call: HttpCall) -> bool:
-        """Whether this is the request in the lane."""
         return self._call is call
 
     def write_answer(self, response: bytes) -> None:
-        """The answer to the request in the lane."""
         self._call = None
         self._stalled_s = 0.0
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
         self.transport.write(response)
-        if self._leaves:
+        if self._closes_after_answer:
             self.transport.close()
         elif self._held:
-            self.loop.call_soon(self._go_on)
+            self.loop.call_soon(self._read_held)
 
     def serve_fully(self, whole: bytes) -> None:
-        """Serve the request in the lane like any other."""
         self._call = None
         if not self.transport.is_closing():
             held, self._held = self._held, b""
@@ -230,8 +227,8 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._read_fully(whole + held)
             self.flow.resume_reading()
 
-    def _go_on(self) -> None:
-        """Read what came behind a request in the lane."""
+    def _read_held(self) -> None:
+        """Read the bytes that arrived behind a request in the lane."""
         if self._held and self._call is None and not self.transport.is_closing():
             held, self._held = self._held, b""
             self.flow.resume_reading()
@@ -241,16 +238,16 @@ class BoundedHttpProtocol(asyncio.Protocol):
 
     def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
-        # what follows a request that ends the connection does not take its answer away; two framings: `_drop_length`
+        # bytes behind a request that ends the connection must not cost it its answer; two framings: `_drop_length`
         parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_chunked_length=True)
         return parser
 
     def _read_fully(self, data: bytes) -> None:
-        if self._last_words is not None:
+        if self._final_response is not None:
             return
         latest, phase = self._latest, self._phase
         self._piece_bytes = len(data)
-        if len(data) < _SPLIT_BYTES or phase is not _IDLE or self._room is None:
+        if len(data) < _SPLIT_BYTES or phase is not _IDLE or self._allocate_body is None:
             self._parse(data)
         else:
             self._parse_head_first(data)
@@ -263,41 +260,40 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 if large is not None and len(large.view) - large.at >= LARGE_BODY_BYTES:
                     self._read_large_from_now(large)
         elif phase is not _BODY and latest is self._latest:
-            # else there was something before, and where in these bytes the headers begin is not known
+            # otherwise another request ends in these bytes, and where the headers begin is not known
             self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES and self._last_words is None:
+            if self._header_bytes > MAX_HEADER_BYTES and self._final_response is None:
                 self._write_refusal(431, _LONG_HEADERS)
 
     def _parse(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._stay(data, upgrade)
+            self._ignore_upgrade(data, upgrade)
         except httptools.HttpParserError:
             if self._latest is not None or self._parser.get_method() != b"PRI" or not self._becomes_http2(data):
                 self._refuse_broken()
 
     def _becomes_http2(self, data: bytes) -> bool:
-        """Hand the connection over to HTTP/2, if `data`, at which the parser stopped, ends its preface."""
-        come = next((at for at in range(len(_PREFACE)) if data.startswith(_PREFACE[at:])), None)
-        if come is None or self._app.http2 is None:
+        """Switch to HTTP/2 if `data`, at which the parser stopped, completes the preface. Returns whether it did."""
+        parsed = next((at for at in range(len(_PREFACE)) if data.startswith(_PREFACE[at:])), None)
+        if parsed is None or self._app.http2 is None:
             return False
-        self._hand_over(self._app.http2(), _PREFACE[:come] + data)
+        self._switch_protocol(self._app.http2(), _PREFACE[:parsed] + data)
         return True
 
-    def _hand_over(self, connection: asyncio.Protocol, come: bytes) -> None:
+    def _switch_protocol(self, connection: asyncio.Protocol, received: bytes) -> None:
         self._phase = _IDLE
         self.server_state.connections.discard(self)
         self.transport.set_protocol(connection)
         connection.connection_made(self.transport)
-        if come:
-            connection.data_received(come)
+        if received:
+            connection.data_received(received)
 
-    def _stay(self, data: bytes, upgrade: httptools.HttpParserUpgrade | None) -> None:
-        """Answer requests for another protocol in this one, as anybody may who does not speak the other.
+    def _ignore_upgrade(self, data: bytes, upgrade: httptools.HttpParserUpgrade | None) -> None:
+        """Answer a request with an Upgrade header in HTTP/1.1, as a server may (RFC 9110, section 7.8).
 
-        The parser has stopped before their bodies, which it takes for the other protocol: it gets the headers again,
-        without that wish.
+        The parser takes the body for the other protocol and stops: it gets the headers again, without Upgrade.
         """
         rest = memoryview(data)
         while upgrade is not None:
@@ -322,7 +318,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._raw_headers = []
         self._expects_continue = self._upgrading = False
         self._coding = b""
-        self._begun += 1
+        self._begun_requests += 1
         self._phase = _HEADERS
         self._header_bytes = 0
         self._stalled_s = 0.0
@@ -350,7 +346,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if parser.should_upgrade():
             if method == "CONNECT":
                 self._refuse(400, "this server is no proxy")
-            self._upgrading = True  # nothing of it begins before the parser stops
+            self._upgrading = True  # `_ignore_upgrade` has the headers parsed again
             return
         two_framings = bool(self._coding) and self._drop_length()
         self._phase = _BODY  # now `_latest` is this request: what is refused before leaves the one before it alone
@@ -365,7 +361,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         state: dict[str, Any] = {EXCHANGE: exchange}
         if self._raw_headers is not None:
             state[RAW_HEADERS] = self._raw_headers
-        path, raw_path, query = _PLACES.get(self._url) or place_of(self._url)
+        path, raw_path, query = _TARGETS.get(self._url) or split_target(self._url)
         scope: Scope = {
             "type": "http",
             "asgi": _ASGI,
@@ -387,10 +383,10 @@ class BoundedHttpProtocol(asyncio.Protocol):
         return len(self._url) + sum([len(name) + len(value) + 4 for name, value in self._headers])
 
     def _drop_length(self) -> bool:
-        """Whether the request has a Content-Length beside its Transfer-Encoding, which goes before it.
+        """Drop a Content-Length beside Transfer-Encoding, which overrides it. Returns whether there was one.
 
-        The connection ends with such a request: another reader on its way may have taken it by its length, and what
-        follows for its body (RFC 9112, section 6.1). One whose last coding is not chunked is refused.
+        The connection ends with such a request: a proxy may have read it by its length and taken the next request for
+        its body (RFC 9112, section 6.1). One whose last coding is not chunked is refused.
         """
         headers = [field for field in self._headers if field[0] != b"content-length"]
         if len(headers) == len(self._headers):
@@ -423,7 +419,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
     # -- large bodies (`large_bodies`) ---------------------------------------------------------------------------------
 
     def _parse_head_first(self, data: bytes) -> None:
-        """Parse what begins with a request's headers; a large body behind them goes to its memory from here."""
+        """Parse data that begins with a request's headers, and copy a large body behind them to its own memory."""
         latest = self._latest
         end = data.find(b"\r\n\r\n", 0, MAX_HEADER_BYTES) + 4
         if end < 4:
@@ -437,45 +433,45 @@ class BoundedHttpProtocol(asyncio.Protocol):
             rest = rest[large.take(rest) :]
             if large.is_whole:
                 self._end_large()
-            else:  # the parser knows nothing of what was taken
+            else:  # the parser has not seen the bytes that were taken
                 self._read_large_from_now(large)
-        if rest and not self.transport.is_closing() and self._last_words is None:
+        if rest and not self.transport.is_closing() and self._final_response is None:
             self._parse(bytes(rest))
 
     def _begin_large(self) -> LargeBody | None:
-        """Receive the body whose headers came into memory of its own, if it is a large one of an inference."""
+        """Receive the coming body into its own memory, if it is a large one of an inference."""
         sizes, serving = size_of(self._headers), self.pipeline.serving
-        if self._large is not None or self._room is None or sizes is None or serving is None:
+        if self._large is not None or self._allocate_body is None or sizes is None or serving is None:
             return None
         served, scope = serving
         if served is not self._latest or not served.keep_alive:
             return None
         route = resolve(scope["path"]) if scope["method"] == "POST" else None
-        view = self._room(*sizes) if route is not None and route.kind is INFER else None
-        if view is None or self._last_words is not None:
+        view = self._allocate_body(*sizes) if route is not None and route.kind is INFER else None
+        if view is None or self._final_response is not None:
             return None
         large = self._large = LargeBody(view)
-        large.take(served.divert(view))
+        large.take(served.receive_into(view))
         return large
 
     def _read_large_from_now(self, large: LargeBody) -> None:
-        self.transport.set_protocol(LargeBodyReader(large, self, self._large_came))
+        self.transport.set_protocol(LargeBodyReader(large, self, self._large_received))
 
-    def _large_came(self, size: int) -> None:
+    def _large_received(self, size: int) -> None:
         self._body_bytes += size
         if self._large is not None and self._large.is_whole:
             self.transport.set_protocol(self)
             self._end_large()
 
     def _end_large(self) -> None:
-        """A large body is here; the parser, which has not seen it, makes room for one that waits for the next head."""
+        """A large body is complete. The parser, which has not seen it, is replaced by one that expects headers."""
         self._parser = self._new_parser()
         self.on_message_complete()
 
     # -- refusals ------------------------------------------------------------------------------------------------------
 
     def _refuse(self, status: int, message: str) -> None:
-        """End the parse, from a callback of the parser."""
+        """Stop parsing; called from a callback of the parser."""
         self._refusal = (status, message)
         raise ValueError(message)
 
@@ -485,16 +481,16 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._write_refusal(status, message)
 
     def _write_refusal(self, status: int, message: str) -> None:
-        """Refuse the message that is parsed, behind the answers to those before it, and end the connection."""
+        """Refuse the message that is being parsed, after the answers to earlier ones, and end the connection."""
         body = error_body(message)
         head = [JSON_CONTENT_TYPE, (b"connection", b"close")]
-        self._last_words = response_head(head, len(body), status) + body
+        self._final_response = response_head(head, len(body), status) + body
         latest = self._latest if self._phase is _BODY else None
         serving = self.pipeline.serving
         if latest is not None:
-            self.pipeline.take_back(latest)
-            if latest.response_started:  # it has its answer, or the beginning of it
-                self._last_words = b""
+            self.pipeline.withdraw(latest)
+            if latest.response_started:  # its answer is written, at least in part
+                self._final_response = b""
             if serving is not None and serving[0] is latest:
                 latest.disconnect()
                 serving = None
@@ -502,47 +498,45 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._emptied()
 
     def _emptied(self) -> None:
-        """No request is under way: say the last words, if there are any."""
-        if self._last_words is not None and not self.transport.is_closing():
-            if self._last_words:
-                self.transport.write(self._last_words)
-            self.leave()
+        """No request is being answered: write the final response, if there is one, and close."""
+        if self._final_response is not None and not self.transport.is_closing():
+            if self._final_response:
+                self.transport.write(self._final_response)
+            self.close_when_written()
 
-    # -- what exchanges ask --------------------------------------------------------------------------------------------
+    # -- for exchanges (`asgi.Connection`) -----------------------------------------------------------------------------
 
-    def leave(self) -> None:
-        """End the connection when what was written is sent; of a message that still comes, the rest is dropped."""
+    def close_when_written(self) -> None:
+        """As `close`; the rest of a message that is still being received is dropped."""
         transport = self.transport
         if self._lingers or transport.is_closing():
             return
-        if (self._phase is _IDLE and self._last_words is None) or not transport.can_write_eof():
+        if (self._phase is _IDLE and self._final_response is None) or not transport.can_write_eof():
             transport.close()
             return
         self._lingers = True
-        self._last_words = b""  # nothing more is read
+        self._final_response = b""  # nothing more is read
         self._large = None
         transport.write_eof()
         transport.set_protocol(Lingering(transport, self))
         transport.resume_reading()
 
     def answered(self) -> None:
-        """A response is complete."""
         self.server_state.total_requests += 1
         if not self.transport.is_closing() and not self._lingers:
             self.flow.resume_reading()
 
     def whole_request(self) -> bytes | None:
-        """All bytes of the request that is served, if it came by itself and is not large."""
-        return self._whole if self._begun == 1 and self._phase is _IDLE else None
+        return self._whole if self._begun_requests == 1 and self._phase is _IDLE else None
 
     # -- stalling ------------------------------------------------------------------------------------------------------
 
     def sweep(self, elapsed_s: float) -> None:
         """End the connection if it has stalled; `elapsed_s` is the time since the last sweep."""
         phase = self._phase
-        if self._held and self._call is None:  # it has not become a request that is recognised
+        if self._held and self._call is None:  # it was not completed to a request that the lane recognises
             self._whole, self._held = self._held, b""
-            self._begun = 0
+            self._begun_requests = 0
             self._stalled_s = 0.0
             self._read_fully(self._whole)
             return
@@ -553,7 +547,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             limit_s = IDLE_TIMEOUT_S
         elif phase is _HEADERS:
             limit_s = HEADERS_TIMEOUT_S
-        elif self.flow.read_paused:  # it is we who keep it waiting
+        elif self.flow.read_paused:  # the server delays the body, not the client
             self._stalled_s = 0.0
             return
         else:
@@ -563,7 +557,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self._stalled_s = 0.0
                 return
         self._stalled_s += elapsed_s
-        if self._stalled_s < limit_s or self.transport.is_closing() or self._last_words is not None:
+        if self._stalled_s < limit_s or self.transport.is_closing() or self._final_response is not None:
             return
         if phase is _IDLE:
             self.transport.close()
@@ -571,18 +565,21 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._write_refusal(408, TOO_SLOW)
 
 
-def place_of(url: bytes) -> tuple[str, bytes, bytes]:
-    """Path, raw path and query in a request target. Raises what ends the parse."""
+def split_target(url: bytes) -> tuple[str, bytes, bytes]:
+    """Path, raw path and query of a request target.
+
+    Raises httptools' error, `ValueError` or `AttributeError` for a malformed target.
+    """
     parsed = httptools.parse_url(url)
-    place = unquote(parsed.path.decode("ascii")), parsed.path, parsed.query or b""
-    if len(url) <= _PLACE_BYTES:
-        if len(_PLACES) >= _MOST_PLACES:
-            _PLACES.clear()
-        _PLACES[url] = place
-    return place
+    parts = unquote(parsed.path.decode("ascii")), parsed.path, parsed.query or b""
+    if len(url) <= _MAX_TARGET_BYTES:
+        if len(_TARGETS) >= _MAX_TARGETS:
+            _TARGETS.clear()
+        _TARGETS[url] = parts
+    return parts
 
 
 def address(transport: asyncio.BaseTransport, name: str) -> tuple[str, int] | None:
-    """One of the connection's two addresses, as ASGI has it."""
+    """The connection's `sockname` or `peername` as ASGI has it: host and port; None of a Unix socket."""
     found = transport.get_extra_info(name)
     return (str(found[0]), int(found[1])) if isinstance(found, tuple) else None

@@ -1,7 +1,7 @@
-"""The FastAPI application behind the fast path: metadata, configuration, statistics, repository, settings and docs.
+"""The FastAPI application behind `fastpath`: metadata, configuration, statistics, repository, settings, shared memory.
 
-Imported by the first request that needs it. Values become JSON in `control_json`; the decisions are the handler's.
-Routes of jobs are `job_routes`'. What `/docs` says of a route is in `openapi.operations`.
+`control_json` converts values to JSON, the handler does the work, `job_routes` adds the routes of jobs, and
+`openapi.operations` documents every route.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _VERSION = "/v2/models/{model}/versions/{version}"
 
 
 def control_app(settings: GatewaySettings, handler: Handler) -> AsgiApp:
-    """The ASGI application of everything that is no inference and no health."""
+    """The ASGI application of all endpoints but inference and health."""
     app = FastAPI(redirect_slashes=False, openapi_url=None)
     _add_errors(app)
     _add_metadata(app, handler)
@@ -68,7 +68,7 @@ async def _large_body(request: Request, settings: GatewaySettings) -> bytes | me
 
 
 async def _body(request: Request, settings: GatewaySettings) -> bytes:
-    """As `_large_body`, of a request that is read in the event loop, and so must not be large."""
+    """As `_large_body`, for a body that the event loop parses, which must be small."""
     if settings.http_max_input_size <= OFF_LOOP_BYTES:
         return bytes(await _large_body(request, settings))
     return bytes(await _read(request, OFF_LOOP_BYTES, too_large_for_control))
@@ -81,7 +81,7 @@ async def _read(request: Request, limit_bytes: int, text: LimitText) -> bytes | 
 
 
 def _check_version(version: str) -> str:
-    # versions are digits only; anything else is no URL of ours
+    # versions are digits only; any other path is not found
     if not (version.isascii() and version.isdigit()):
         raise HTTPException(404)
     return version
@@ -118,7 +118,7 @@ def _leads_to(route: BaseRoute, request: Request) -> TypeGuard[Route]:
 
 
 def _add_documentation(app: FastAPI) -> None:
-    """`/openapi.json` and `/docs`, written when first asked for."""
+    """`/openapi.json` and `/docs`, made by the first request for them."""
 
     @cache
     def document() -> dict[str, Any]:
@@ -241,24 +241,24 @@ def _add_tracing(app: FastAPI, settings: GatewaySettings, handler: Handler) -> N
 
 
 def _add_shared_memory(app: FastAPI, settings: GatewaySettings, handler: Handler) -> None:
-    """The regions of clients' shared memory (H46-H51). A tenant sees its own."""
+    """Regions of clients' shared memory (H46-H51). A tenant sees only its own."""
     regions = handler.regions
 
     def tenant(request: Request) -> str:
         return handler.identify(request.scope["headers"]).tenant if handler.identifies else ""
 
     async def register_system(request: Request, region: str = "") -> Response:
-        whose = tenant(request)
+        owner = tenant(request)
         regions.check_name(region, "system")
         wanted = control_json.read_system_region(await _body(request, settings))
-        regions.register_system(region, *wanted, whose)
+        regions.register_system(region, *wanted, owner)
         return Response(status_code=200)
 
     async def register_cuda(request: Request, region: str = "") -> Response:
-        whose = tenant(request)
+        owner = tenant(request)
         await regions.check_cuda(region)
         wanted = control_json.read_cuda_region(await _body(request, settings))
-        await regions.register_cuda(region, *wanted, whose)
+        await regions.register_cuda(region, *wanted, owner)
         return Response(status_code=200)
 
     def add(kind: RegionKind, register: Callable[..., Awaitable[Response]]) -> None:

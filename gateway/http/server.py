@@ -1,6 +1,6 @@
-"""The HTTP front as a thing to start and stop: the listening socket, its connections and the order of shutdown.
+"""Starts and stops the HTTP front: its listening sockets, its connections and the order of shutdown.
 
-What a connection does is `protocol`'s, what a request does `fastpath`'s.
+`protocol` handles a connection, `fastpath` a request.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ _CANCEL_GRACE_S = 1.0
 
 
 Http2 = Callable[[GatewaySettings, AsgiApp, ServerState], Callable[[], asyncio.Protocol]]
-"""Makes what makes the connections of clients that speak HTTP/2 (`gateway.http2`)."""
+"""Makes the factory of HTTP/2 connections (`gateway.http2`)."""
 
 
 class HttpFront:
-    """The HTTP interface of one gateway. Raises `StartupError` for header options that make no sense.
+    """The HTTP interface of one gateway. Raises `StartupError` for invalid header options.
 
-    Order of shutdown: `stop_accepting` (no new connection, nothing new is begun), then `close`, which waits for what is
-    under way.
+    Order of shutdown: `stop_accepting` refuses connections and new requests, then `close` waits for running requests.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class HttpFront:
         application: HttpApplication | None = None,
         service: str = "HTTP",
     ) -> None:
-        """`application` answers in the place of the v2 interface; `service` is what a port that is taken is said of."""
+        """`application` replaces the v2 interface; `service` names the front in errors about its port."""
         self._service = service
         self._address = settings.http_address
         self._requested_port = settings.http_port
@@ -71,7 +70,7 @@ class HttpFront:
         return self._application
 
     async def start(self) -> None:
-        """Bind and serve in the running loop. Raises `StartupError` when the port cannot be had (V5)."""
+        """Bind and serve in the running loop. Raises `StartupError` when the port cannot be bound (V5)."""
         config = Config(
             self._application,
             http=BoundedHttpProtocol,
@@ -90,7 +89,7 @@ class HttpFront:
             config.ssl = ServerTls(self._tls, ["h2", "http/1.1"] if self._http2 else ["http/1.1"]).context
         listener = listen(self._address, self._requested_port, service=self._service, reuse_port=self._reuse_port)
         self.port = listener.getsockname()[1]
-        # not `serve`: signals, and the two steps of a shutdown, are the process's
+        # not `serve`: the process handles signals and the two steps of a shutdown
         server = Server(config)
         server.lifespan = config.lifespan_class(config)
         self._state = server.server_state
@@ -110,7 +109,7 @@ class HttpFront:
         self._sweeper = asyncio.create_task(self._sweep(), name="http-sweeper")
 
     async def stop_accepting(self) -> None:
-        """Close the listening socket; on open connections new work gets "Server exiting" (E7), readiness is off."""
+        """Close the listening sockets; new requests on open connections get "Server exiting" (E7), readiness is off."""
         self._application.draining = True
         for server in self._servers:
             server.close()
@@ -118,7 +117,7 @@ class HttpFront:
             unlink_own(self._path, self._inode)
 
     async def close(self, grace_s: float) -> None:
-        """Wait up to `grace_s` for requests under way, then cancel what is left and close all connections."""
+        """Wait up to `grace_s` for running requests, then cancel the rest and close all connections."""
         await self.stop_accepting()
         for connection in self._connections():
             connection.shutdown()
@@ -144,7 +143,7 @@ class HttpFront:
             self._sweeper = None
 
     def _connections(self) -> list[BoundedHttpProtocol]:
-        """Those of HTTP/2 as well, which have the same methods."""
+        # those of HTTP/2 have the same methods
         return cast(list[BoundedHttpProtocol], list(self._state.connections))
 
     async def _sweep(self) -> None:

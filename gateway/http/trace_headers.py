@@ -1,4 +1,4 @@
-"""The HTTP front's part of a trace: the caller's context in the headers, the times of receiving and sending (N4)."""
+"""The HTTP front's part of a trace: the caller's context in headers, and the names of its timestamps (N4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRACEPARENT = b"traceparent"
 
 
 def begin_trace(tracer: Tracer, model: str, headers: Iterable[tuple[bytes, bytes]]) -> Trace | None:
-    """A trace of the request whose headers these are, if it is to be traced. The headers have just come."""
+    """Begins the trace of a request whose headers have just arrived; None if it is not to be traced."""
     traceparent = tracestate = ""
     for name, value in headers:
         if name == TRACEPARENT:

@@ -1,4 +1,4 @@
-"""HTTP/2 on the HTTP port: the connections of `gateway.grpc.native`, whose streams are requests for `gateway.http`.
+"""HTTP/2 on the HTTP port: connections of `gateway.grpc.native` whose streams are requests to `gateway.http`.
 
 May import both fronts. Begin reading at `http_connection`.
 """

@@ -1,6 +1,6 @@
-"""Connections of HTTP/2 on the HTTP port: with prior knowledge, or chosen by ALPN (RFC 9113, section 3).
+"""HTTP/2 connections on the HTTP port: with prior knowledge, or chosen by ALPN (RFC 9113, section 3).
 
-What a client may send, and how much, is `gateway.grpc.native`'s; requests and their bodies are `request_streams`'.
+`gateway.grpc.native` handles frames and their limits; `request_streams` handles requests and their bodies.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .request_headers import request_headers
 from .request_streams import Requests
 
 MAX_STREAMS = 256
-"""Requests at once on one connection; clients are told, and wait."""
+"""Concurrent requests of one connection; announced to clients, whose further requests wait."""
 
 _KEEP_ALIVE = KeepAlive(time_s=IDLE_TIMEOUT_S, permit_without_calls=True, max_pings_without_data=0, max_ping_strikes=0)
-"""Clients of HTTP ping as they like, as long as they have patience left."""
+"""HTTP clients may ping as often as the patience of `limits` allows."""
 
 
 class HttpConnection(Connection):
-    """One connection. `sweep` is called by the server for all connections at a steady interval."""
+    """One connection. The server calls `sweep` on every connection at a steady interval."""
 
     calls: Requests
 
@@ -54,16 +54,16 @@ class HttpConnection(Connection):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Take no more requests than are on their way, and close after them."""
+        """Accept no more requests than those on their way, and close after them."""
         self.leave()
 
     def close(self) -> None:
-        """Close after what is on its way."""
+        """Close once all written data is sent."""
         self.out.put(goaway(self.last_id, ErrorCode.NO_ERROR))
         super().close()
 
     def sweep(self, elapsed_s: float) -> None:
-        """End what has stalled: headers that are not completed, bodies, a connection without requests."""
+        """End what has stalled: incomplete headers, bodies, and connections without requests."""
         self.calls.sweep(elapsed_s)
         waits_for = self.last_id if self._block is None else -self._block[0]
         if waits_for != self._waits_for or (self._block is None and self.has_calls):
@@ -75,6 +75,6 @@ class HttpConnection(Connection):
 
 
 def http2(settings: GatewaySettings, app: AsgiApp, state: ServerState) -> Callable[[], HttpConnection]:
-    """Makes the connections of one front."""
-    serving = Serving({}, _KEEP_ALIVE, 0, 0, settings.max_pending_per_gateway_bytes, most_streams=MAX_STREAMS)
+    """Returns the factory of one front's connections."""
+    serving = Serving({}, _KEEP_ALIVE, 0, 0, settings.max_pending_per_gateway_bytes, max_streams=MAX_STREAMS)
     return partial(HttpConnection, serving, app, state)

@@ -14,7 +14,7 @@ _OF_CONNECTIONS = frozenset({b"connection", b"keep-alive", b"proxy-connection", 
 
 @dataclass(frozen=True, slots=True)
 class RequestHeaders(CallHeaders):
-    """`fields` are those of an ASGI scope; `length` is that of the body, where it is said."""
+    """`fields` are the headers of an ASGI scope; `length` is the body's, if declared."""
 
     method: str = ""
     target: bytes = b""
@@ -23,7 +23,7 @@ class RequestHeaders(CallHeaders):
 
 
 def request_headers(pseudo: dict[str, str], _words: list[tuple[str, str]], fields: Fields) -> CallHeaders:
-    """What headers say that HTTP/2 has no fault with."""
+    """The meaning of headers that are valid in HTTP/2."""
     method, target, authority = pseudo[":method"], b"", b""
     lengths: set[bytes] = set()
     for name, value in fields:
@@ -37,7 +37,7 @@ def request_headers(pseudo: dict[str, str], _words: list[tuple[str, str]], field
     if len(lengths) > 1 or (length is not None and (not length.isdigit() or len(length) > 18)):
         return RequestHeaders(malformed="'content-length' is no number, or several")
     rest = [field for field in fields if not field[0].startswith(b":")]
-    if authority:  # it goes before a host (8.3.1)
+    if authority:  # it overrides Host (RFC 9113, section 8.3.1)
         rest = [(b"host", authority), *(field for field in rest if field[0] != b"host")]
     return RequestHeaders(
         method=method, target=target, fields=tuple(rest), length=None if length is None else int(length)
@@ -45,7 +45,7 @@ def request_headers(pseudo: dict[str, str], _words: list[tuple[str, str]], field
 
 
 def response_frames(stream_id: int, status: int, headers: Iterable[tuple[bytes, bytes]], flags: int = 0) -> bytes:
-    """The headers of a response; those that are about connections of HTTP/1.1 are left out."""
+    """The header frames of a response, without headers that concern HTTP/1.1 connections."""
     block = http_block(status) + b"".join(
         [literal(name, value) for name, value in headers if name not in _OF_CONNECTIONS]
     )

@@ -1,7 +1,7 @@
-"""The requests of one HTTP/2 connection and their responses as ASGI, each in a task of its own.
+"""The requests of one HTTP/2 connection and their responses as ASGI, each in its own task.
 
-Frames, windows and what a client may do are `gateway.grpc.native`'s; here is what becomes of a stream: its body, within
-the bounds that HTTP/1.1 has (H16, H24), and its answer, as fast as the client takes it.
+`gateway.grpc.native` handles frames, windows and limits. This module receives bodies, within the same bounds as
+HTTP/1.1 (H16, H24), and sends responses as fast as the client reads.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from gateway.http.protocol import (
     MAX_HEADERS,
     TOO_SLOW,
     address,
-    place_of,
+    split_target,
 )
 
 from .request_headers import RequestHeaders, response_frames
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 _NO_MESSAGES = Assembler("identity", 0)
-"""Bodies are not divided into messages as those of gRPC are."""
+"""Bodies are not divided into messages, as gRPC's are."""
 _TOO_MUCH = "request bodies that have not come whole take too much memory"
 
 logger = logging.getLogger("charonia.gateway.http")
 
 
 class RequestStream(Stream):
-    """One request. `receive` and `send` are those of ASGI."""
+    """One request, with `receive` and `send` of ASGI."""
 
     __slots__ = ("body", "came_bytes", "expects_continue", "lately_bytes", "pieces", "request", "scope", "stalled_s")
 
@@ -61,7 +61,7 @@ class RequestStream(Stream):
         self.request = request
         self.scope: Scope = {}
         self.body = bytearray()
-        """What has come of it and was not received."""
+        """The part that has arrived and that the application has not received."""
         self.came_bytes = self.lately_bytes = self.pieces = 0
         self.stalled_s = 0.0
         self.expects_continue = any(
@@ -82,19 +82,19 @@ class RequestStream(Stream):
             return {"type": "http.disconnect"}
         body, self.body = bytes(self.body), bytearray()
         if self.ended:
-            self.assembler = None  # the end was told
+            self.assembler = None  # the application has received the end
         else:
             requests.took(self)
         return {"type": "http.request", "body": body, "more_body": not self.ended}
 
     async def send(self, message: Message) -> None:
-        """Send an ASGI message, and wait until the client's windows let it go."""
+        """Send an ASGI message; returns when the client's windows have let it go."""
         if not self.closed and self.tail is None:
             await cast(Requests, self._calls).respond(self, message)
 
 
 class Requests(Calls):
-    """`app` answers them, in tasks that are `state`'s, too."""
+    """The requests of one connection. `app` answers them, in tasks that `state` holds too."""
 
     def __init__(self, serving: Serving, out: Outbox, app: AsgiApp, state: ServerState) -> None:
         super().__init__(serving, out)
@@ -114,7 +114,7 @@ class Requests(Calls):
             self._refuse(stream, 431, f"request has more than {MAX_HEADERS} headers")
             return
         try:
-            path, raw_path, query = place_of(request.target)
+            path, raw_path, query = split_target(request.target)
         except (httptools.HttpParserError, ValueError, AttributeError):
             stream.ended = ended
             self._refuse(stream, 400, "Invalid HTTP request received.")
@@ -154,13 +154,13 @@ class Requests(Calls):
         self._serving.held_bytes += size
         if stream.pieces > MAX_CHUNKS:
             self._refuse(stream, 400, f"request body has more than {MAX_CHUNKS} chunks")
-        elif self._serving.held_bytes > self._serving.most_held_bytes:
+        elif self._serving.held_bytes > self._serving.max_held_bytes:
             self._refuse(stream, 429, _TOO_MUCH)
         else:
             stream.arrived()
 
     def credit(self, stream: Stream) -> None:
-        """Let the client send more once the application has received what came."""
+        """Let the client send more once the application has received the data."""
         assert isinstance(stream, RequestStream)
         if stream.tail is None and not stream.body and stream.uncredited >= STREAM_WINDOW // 2:
             self._out.put(window_update(stream.id, stream.uncredited))
@@ -176,14 +176,14 @@ class Requests(Calls):
         stream.arrived()
 
     def say_continue(self, stream: RequestStream) -> None:
-        """Ask for the body."""
+        """Ask the client for the body."""
         stream.expects_continue = False
         self._out.put(response_frames(stream.id, 100, ()))
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
     async def _serve(self, stream: RequestStream) -> None:
-        """Have a request answered, somehow."""
+        """Have the application answer a request; if it fails, answer 500 or reset the stream."""
         path = stream.scope["path"][:256]
         try:
             await self._app(stream.scope, stream.receive, stream.send)
@@ -198,7 +198,7 @@ class Requests(Calls):
             self._refuse(stream, 500, "internal server error")
 
     async def respond(self, stream: RequestStream, message: Message) -> None:
-        """Send an ASGI message. Raises RuntimeError for one that does not fit those before it."""
+        """Send an ASGI message. Raises RuntimeError for one out of order."""
         expected = "http.response.body" if stream.started else "http.response.start"
         if message["type"] != expected:
             raise RuntimeError(f"expected ASGI message {expected!r}, got {message['type']!r}")
@@ -210,7 +210,7 @@ class Requests(Calls):
         self._out.data(stream, [body])
         if not message.get("more_body", False):
             self._out.end(stream, frame(DATA, END_STREAM, stream.id))
-        await sent  # until then the task is one that a shutdown waits for
+        await sent  # the task lasts until then, so that a shutdown waits for it
 
     def _begin_answer(self, stream: RequestStream, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         stream.started = True
@@ -218,7 +218,7 @@ class Requests(Calls):
         self._out.put(response_frames(stream.id, status, headers))
 
     def _refuse(self, stream: RequestStream, status: int, message: str) -> None:
-        """Answer a request in the application's place; what still comes of it is dropped."""
+        """Answer a request instead of the application; the rest of its body is dropped."""
         self._release(stream)
         if stream.started:
             self._cut(stream, (0, "", ()))
@@ -230,7 +230,7 @@ class Requests(Calls):
         self._left(stream)
 
     def _closed(self, stream: Stream) -> None:
-        """The last frame of a response is on its way; its task ends by itself."""
+        """The last frame of a response is passed to the transport; its task ends by itself."""
         if not stream.closed:
             if not stream.ended:
                 self._out.put(rst_stream(stream.id, ErrorCode.NO_ERROR))
@@ -244,7 +244,7 @@ class Requests(Calls):
             self.abandon(stream)
 
     def abandon(self, stream: Any) -> None:
-        """The client has left, or will get no answer."""
+        """The client has left, or gets no answer."""
         super().abandon(stream)
         self._left(stream)
 
@@ -257,7 +257,7 @@ class Requests(Calls):
     # -- stalling -----------------------------------------------------------------------------------------------------
 
     def sweep(self, elapsed_s: float) -> None:
-        """Refuse requests whose bodies have stalled; those that wait for the application do not count."""
+        """Refuse requests whose bodies have stalled, unless they wait for the application."""
         for stream in list(self.streams.values()):
             assert isinstance(stream, RequestStream)
             if stream.ended or stream.body or stream.tail is not None or stream.lately_bytes >= BODY_MIN_BYTES:

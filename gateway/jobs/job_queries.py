@@ -1,6 +1,4 @@
-"""Reading jobs: their views, when they may end, results, events and lists, as far as a caller may see them.
-
-Changes nothing."""
+"""Reads jobs for callers that may see them: views, expected ends, results, events and lists. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,23 +17,22 @@ from charonia.facts.jobs import Ahead, JobEvent, JobPlace, JobRecord, JobState, 
 from charonia.inference import InferenceResponse, wanted_outputs
 from charonia.models.names import name_of
 from charonia.wire import ResponseRecord
-from gateway.jobs.job_views import outcome_of
 from gateway.requests.delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
 from gateway.webhooks.deliveries import Delivery, called, delivery_of
 
 from .job_streams import JobStreams
-from .job_views import Cursor, Outlook, job_view, matches, running_reason, visible, wait_reason
+from .job_views import Cursor, Outlook, job_view, matches, outcome_of, running_reason, visible, wait_reason
 from .job_watches import JobWatches, OverdueJobs, overdue_in_s
 
 MAX_LIMIT = 1000
 _MAX_ID = 2048
 _READ_AT_ONCE = 500
-_LOOKED_AT = 5000
-"""Records one page looks at at most: a filter that matches little gives short pages, never a long wait."""
+_MAX_EXAMINED = 5000
+"""Max records that one page examines: a filter that matches few records gives short pages, never a long wait."""
 
 
 class JobQueries:
-    """The questions about jobs that one gateway answers."""
+    """Answers questions about jobs, for one gateway."""
 
     def __init__(self, log: EventLog, catalog: Catalog, watches: JobWatches, overdue: OverdueJobs) -> None:
         self._log = log
@@ -49,18 +46,18 @@ class JobQueries:
         self._hurried = False
 
     def hurry(self) -> None:
-        """From now on no caller waits here for a job to end; those that do have waited long enough."""
+        """From now on no caller waits here for a job to end; those that wait are answered now."""
         self._hurried = True
         for patience in self._waits:
             if not patience.expired():
                 patience.reschedule(asyncio.get_running_loop().time())
 
     def begin_anew(self) -> None:
-        """The log is another one: jobs of the former one are unknown, and a caller that asks reads why that may be."""
+        """The log was replaced: older jobs are unknown, and the error for them names the reason."""
         self._not_found = f"{JOB_NOT_FOUND}: the log epoch changed"
 
     async def record(self, job_id: str, caller: Caller) -> JobRecord:
-        """Raises `NotFound`, in the same words whatever is the matter."""
+        """The record of a job. Raises the same `NotFound` if it is unknown or not visible to the caller."""
         model, key = _parsed(job_id)
         record = await self._log.job(model, key)
         if record is not None and visible(record, caller):
@@ -89,7 +86,7 @@ class JobQueries:
         return job_view(record, await self._outlook(record, now_us), now_us)
 
     async def outlook_of(self, model: str, job_id: bytes, served: ServedVersion) -> Outlook:
-        """Where a job stands that was just accepted; never fails, for accepted it is."""
+        """The outlook of a job that was just accepted. Never fails, because the job is accepted."""
         try:
             place = await self._log.job_position(model, job_id)
         except CharoniaError:
@@ -125,7 +122,7 @@ class JobQueries:
         return Outlook(ahead.jobs + 1, total, await self._queued_eta_s(served, place, ahead), reason)
 
     def _is_decided(self, place: JobPlace) -> bool:
-        """Whether a batcher that is there owns the model."""
+        """Whether a running batcher owns the model."""
         return place.owner in self._catalog.processes
 
     async def result(
@@ -158,14 +155,14 @@ class JobQueries:
     async def responses(
         self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
     ) -> AsyncGenerator[InferenceResponse]:
-        """What a job answers above an index, as it comes. Raises what the job ended with, if not with success."""
+        """A job's responses above an index, as they come. Raises the job's error at the end, if it failed."""
         record = await self.record(job_id, caller)
         async with contextlib.aclosing(self._streams.responses(record, caller, after_index)) as responses:
             async for response in responses:
                 yield _response(record, response)
 
     async def answers(self, model: str, job_id: bytes) -> AsyncGenerator[ResponseRecord]:
-        """As `responses` from the first one, of a job of this gateway's own caller."""
+        """As `responses` from the first one, for a job of a call at this gateway."""
         record = await self._log.job(model, job_id)
         if record is None:
             raise NotFound(self._not_found)
@@ -174,7 +171,7 @@ class JobQueries:
                 yield response
 
     async def outcome(self, model: str, job_id: bytes) -> ResponseRecord:
-        """The answer of a job, however long it takes. Raises what `job_views.outcome_of` does."""
+        """The answer of a job, however long it takes. Raises as `job_views.outcome_of`."""
         while True:
             outcome = await outcome_of(self._log, await self._ended(model, job_id, ANYONE))
             if outcome is not None:
@@ -184,7 +181,7 @@ class JobQueries:
         async with self._watches.watching(model, job_id, caller) as watch:
             seen = 0
             while True:
-                seen = await watch.look(seen)
+                seen = await watch.wait(seen)
                 if watch.record is None:
                     raise NotFound(self._not_found)
                 if watch.record.state.terminal:
@@ -195,16 +192,16 @@ class JobQueries:
     ) -> AsyncGenerator[JobEvent | InferenceResponse]:
         record = await self.record(job_id, caller)
         if not record.state.terminal:
-            self._watches.check_room(caller)  # before anything is said
+            self._watches.check_capacity(caller)  # before the response begins
         return self._follow(record, caller, after_number, after_index)
 
     async def _follow(
         self, record: JobRecord, caller: Caller, after_number: int, after_index: int
     ) -> AsyncGenerator[JobEvent | InferenceResponse]:
-        happenings = self._streams.happenings(record, caller, after_number, after_index)
-        async with contextlib.aclosing(happenings):
-            async for happening in happenings:
-                yield happening if isinstance(happening, JobEvent) else _response(record, happening)
+        updates = self._streams.updates(record, caller, after_number, after_index)
+        async with contextlib.aclosing(updates):
+            async for update in updates:
+                yield update if isinstance(update, JobEvent) else _response(record, update)
 
     async def close(self) -> None:
         await self._streams.close()
@@ -212,14 +209,14 @@ class JobQueries:
     # -- many jobs ----------------------------------------------------------------------------------------------------
 
     async def active(self, model: str, which: JobFilter, caller: Caller) -> AsyncIterator[list[JobRecord]]:
-        """The active jobs of a model that match, in parts, the oldest first."""
+        """The active jobs of a model that match, in pages, the oldest first."""
         after: tuple[int, bytes] | None = None
         while found := await self._log.jobs(model, ended=False, after=after, count=_READ_AT_ONCE):
             after = (found[-1].accepted_us, found[-1].id)
             yield [record for record in found if matches(record, which, caller)]
 
     async def _end_overdue(self, model: str, records: list[JobRecord]) -> set[bytes]:
-        """End those past their deadline; which."""
+        """End jobs past their deadline; returns their ids."""
         now_us = wall_ns() // 1000
         left_s = {record.id: overdue_in_s(record, now_us) for record in records}
         overdue = [record for record in records if (left := left_s[record.id]) is not None and left <= 0]
@@ -236,13 +233,13 @@ class JobQueries:
         phases = [ended for ended in (False, True) if which.state is None or which.state.terminal == ended]
         now_us = wall_ns() // 1000
         views: list[JobView] = []
-        looked_at = 0
-        while (at := _standing(at, models, phases)) is not None:
-            if len(views) >= limit or looked_at >= _LOOKED_AT:
+        examined = 0
+        while (at := _existing(at, models, phases)) is not None:
+            if len(views) >= limit or examined >= _MAX_EXAMINED:
                 return JobPage(tuple(views), at.text())
             count = _READ_AT_ONCE if which.state is not None or which.tenant or caller.scoped else limit - len(views)
             found = await self._log.jobs(at.model, ended=at.ended, after=at.after, count=count)
-            looked_at += len(found) + 1
+            examined += len(found) + 1
             ended = set() if at.ended else await self._end_overdue(at.model, found)
             for record in found:
                 at = Cursor(at.ended, at.model, record.ended_us if at.ended else record.accepted_us, record.id)
@@ -257,7 +254,7 @@ class JobQueries:
 
 
 def _response(record: JobRecord, response: ResponseRecord) -> InferenceResponse:
-    """As the job's caller would have had it."""
+    """The response as the job's own call would have got it."""
     return InferenceResponse(
         name_of(record.model),
         response.version,
@@ -270,8 +267,8 @@ def _response(record: JobRecord, response: ResponseRecord) -> InferenceResponse:
     )
 
 
-def _standing(at: Cursor | None, models: list[str], phases: list[bool]) -> Cursor | None:
-    """A place that exists, the one or the next one there is; None past the end."""
+def _existing(at: Cursor | None, models: list[str], phases: list[bool]) -> Cursor | None:
+    """The cursor, or the beginning of the next part that exists; None past the end."""
     if at is None:
         return None
     if at.ended in phases and at.model in models:
@@ -280,7 +277,7 @@ def _standing(at: Cursor | None, models: list[str], phases: list[bool]) -> Curso
 
 
 def _next(at: Cursor, models: list[str], phases: list[bool]) -> Cursor | None:
-    """The start of what comes after the jobs of a model."""
+    """The beginning of the part after a model's jobs; None past the end."""
     places = [(ended, model) for ended in phases for model in models]
     later = [place for place in places if place > (at.ended, at.model)]
     return Cursor(*later[0]) if later else None
@@ -302,9 +299,9 @@ _REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a model version goes. `batch_s` is the mean time of an execution, `row_s` that of a row in it.
+    """The speed of a model version: `batch_s` is the mean time of an execution, `row_s` that of a row in it.
 
-    `rows_per_s` is what was completed lately, over all instances; 0 when nothing was.
+    `rows_per_s` is the recent throughput over all instances; 0 if nothing was completed.
     """
 
     batch_s: float
@@ -313,7 +310,7 @@ class Pace:
 
 
 def mean_pace(fields: Mapping[str, int], rows_per_s: float = 0.0) -> Pace | None:
-    """The pace of a version's statistics (X3); None when nothing was executed."""
+    """The pace by a version's statistics (X3); None if nothing was executed."""
     spent_ns = sum(value for name, value in fields.items() if _DURATION.fullmatch(name))
     executions, rows = fields.get("execution_count", 0), fields.get("inference_count", 0)
     if executions <= 0 or rows <= 0:
@@ -322,29 +319,29 @@ def mean_pace(fields: Mapping[str, int], rows_per_s: float = 0.0) -> Pace | None
 
 
 def queued_eta_s(pace: Pace, before: int, slots: int, max_batch_size: int) -> float:
-    """Seconds until a job with `before` requests before it has ended; each is taken for one row."""
+    """Expected seconds until a job with `before` requests ahead has ended; each is counted as one row."""
     slots = max(1, slots)
     of_capacity_s = pace.row_s * before / slots
     if pace.rows_per_s > 0 and before > _BACKLOG_BATCHES * max(1, max_batch_size) * slots:
-        # under a backlog what is seen counts: hand-over, other callers, stalls
+        # under a backlog the measured throughput counts: it includes hand-over, other clients and stalls
         of_capacity_s = max(of_capacity_s, before / pace.rows_per_s)
     return of_capacity_s + pace.batch_s
 
 
 def running_eta_s(pace: Pace, ran_s: float) -> float:
-    """Seconds until a running job has ended."""
+    """Expected seconds until a running job has ended."""
     return max(0.0, pace.batch_s - ran_s)
 
 
 class Paces:
-    """The pace of every version, from statistics that are at most a second old."""
+    """The pace of every version, by statistics at most a second old."""
 
     def __init__(self, log: Statistics) -> None:
         self._log = log
         self._known: dict[bytes, tuple[int, int, Pace | None]] = {}
 
     async def of(self, served: ServedVersion) -> Pace | None:
-        """None when nothing is known, also when the log cannot be reached."""
+        """The pace of a version; None if it is unknown, or the log cannot be reached."""
         key = keys.statistics(served.model, served.version, served.content_hash)
         now_ns = monotonic_ns()
         known = self._known.get(key)

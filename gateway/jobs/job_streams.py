@@ -1,7 +1,7 @@
-"""What happens to a job and what it answers, as one row that any number of readers follow and come back to.
+"""A job's events and responses as one stream, which any number of readers can follow and resume.
 
-The responses of a job that gives several are kept by the log under their index, all but the last, which is its result.
-A follower reads them page by page, at its own pace; the log's streams only wake it.
+Of a job with several responses the log keeps each by its index, except the last, which is the result. A follower reads
+them page by page at its own pace; the log's streams only wake it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from charonia.errors import InternalError, InvalidRecord, NotFound, StreamInterr
 from charonia.eventlog.port import Entry, JobLog
 from charonia.facts.jobs import JobEvent, JobRecord, JobState
 from charonia.wire import ResponseRecord, unpack_response
-from gateway.jobs.job_views import outcome_of
 from gateway.requests.delivery import JOB_NOT_FOUND, Caller
 
+from .job_views import outcome_of
 from .job_watches import JobWatch, JobWatches
 
 _PAGE = 32
-"""Responses a follower holds at most: they are read when the ones before have been taken."""
+"""Max responses that a follower holds: a page is read once the one before is taken."""
 
 
 class JobStreams:
@@ -38,14 +38,13 @@ class JobStreams:
         if self._reading:
             await self._reader.close()
 
-    async def happenings(
+    async def updates(
         self, record: JobRecord, caller: Caller, after_number: int = 0, after_index: int = -1
     ) -> AsyncGenerator[JobEvent | ResponseRecord]:
-        """The events above `after_number` as they come, the end last; and the responses above `after_index` of a job
-        whose model may give several.
+        """The events above `after_number` as they come, the terminal one last. Of a decoupled model also responses.
 
-        Raises `StreamInterrupted` when a response is not there, `ResourceExhausted` when too many follow jobs here,
-        and ends at once when the log forgets the job.
+        Responses are those above `after_index`. Raises `StreamInterrupted` if one is missing, `ResourceExhausted` if
+        too many follow jobs here. Ends at once if the log forgets the job.
         """
         woken = asyncio.Event()
         decoupled = bool(record.about.get("decoupled"))
@@ -67,7 +66,7 @@ class JobStreams:
                 if watch is None:
                     watch = await following.enter_async_context(self._watches.watching(record.model, record.id, caller))
                     following.enter_context(self._waking(watch, woken, after_index, decoupled))
-                    continue  # what came before wakes no reader
+                    continue  # what happened before did not wake this reader
                 await woken.wait()
                 woken.clear()
                 watch.check()
@@ -81,12 +80,12 @@ class JobStreams:
             yield known.events[-1]
 
     async def responses(self, record: JobRecord, caller: Caller, after_index: int) -> AsyncGenerator[ResponseRecord]:
-        """The responses alone, also of a job that is answered once. Raises in the end what it failed with."""
+        """Only the responses, also of a job with a single one. Raises the job's error at the end."""
         number = len(record.events)
-        async with contextlib.aclosing(self.happenings(record, caller, number, after_index)) as happenings:
-            async for happening in happenings:
-                if isinstance(happening, ResponseRecord):
-                    yield happening
+        async with contextlib.aclosing(self.updates(record, caller, number, after_index)) as updates:
+            async for update in updates:
+                if isinstance(update, ResponseRecord):
+                    yield update
         ended = await self._log.job(record.model, record.id)
         outcome = None if ended is None else await outcome_of(self._log, ended)
         if outcome is None:
@@ -113,7 +112,7 @@ class JobStreams:
 
     @contextlib.contextmanager
     def _waking(self, watch: JobWatch, woken: asyncio.Event, after_index: int, decoupled: bool) -> Iterator[None]:
-        """Set `woken` when the job's record changes and when it answers."""
+        """Set `woken` whenever the job's record changes, or it has a response."""
         watch.followers.add(woken)
         try:
             if not decoupled:

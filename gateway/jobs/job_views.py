@@ -1,4 +1,4 @@
-"""Job records as callers see them, what an ended job came to, why a job waits, and the cursors of lists. Pure."""
+"""Job records as callers see them: views, outcomes, reasons for waiting, and the cursors of lists. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from charonia.eventlog.port import Jobs
 from charonia.facts.jobs import Ahead, JobRecord, JobState
 from charonia.inference import InferenceRequest
 from charonia.wire import ResponseRecord, unpack_response
-from gateway.requests.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobFilter, JobTimings, JobView
+from gateway.requests.delivery import Caller, DeliveryOptions, JobFilter, JobTimings, JobView
 
 _CURSOR = re.compile(r"([ae]):([0-9]{1,19}):([0-9a-f]{0,32}):(.*)", re.DOTALL)
 _MAX_CURSOR = 2048
@@ -33,7 +33,7 @@ _MAX_CURSOR = 2048
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Where an active job stands: from 1 in `total`, 0 once it runs; when it is expected to end, why it waits."""
+    """The position of an active job, from 1 in `total` (0 once it runs), its expected end, and why it waits."""
 
     position: int = 0
     total: int = 0
@@ -42,7 +42,7 @@ class Outlook:
 
 
 def job_view(record: JobRecord, outlook: Outlook, now_us: int) -> JobView:
-    """The view of a record; without its events the time it was first batched and its error are not known."""
+    """The view of a record. Without its events, the first batch and the error are unknown."""
     about = record.about
     failed = record.state.terminal and record.state is not JobState.SUCCEEDED
     return JobView(
@@ -81,7 +81,7 @@ def running_reason(record: JobRecord) -> str:
 
 
 def wait_reason(served: ServedVersion | None, record: JobRecord, ahead: Ahead, *, paused: bool, decided: bool) -> str:
-    """Why a queued job has not begun yet. `decided`: a batcher owns its model."""
+    """Why a queued job has not begun yet. `decided`: a running batcher owns its model."""
     if served is None:
         return f"model '{record.model}' has no version {_number(record.about.get('version'))} loaded"
     if not served.slots:
@@ -118,7 +118,7 @@ def matches(record: JobRecord, which: JobFilter, caller: Caller) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where a list goes on: among the ended or active jobs of `model`, after (`time_us`, `job_id`) if it has one."""
+    """Where a list continues: among the ended or active jobs of `model`, after (`time_us`, `job_id`) if set."""
 
     ended: bool = False
     model: str = ""
@@ -135,7 +135,7 @@ class Cursor:
 
     @staticmethod
     def parse(text: str) -> Cursor:
-        """Raises `InvalidArgument`."""
+        """The cursor of a text. Raises `InvalidArgument`."""
         try:
             if len(text) > _MAX_CURSOR or not text.isascii():
                 raise ValueError(text)
@@ -151,7 +151,7 @@ class Cursor:
 def about_of(
     request: InferenceRequest, served: ServedVersion, options: DeliveryOptions, endpoint: bytes
 ) -> dict[str, Any]:
-    """What a job's record keeps of the call that made it."""
+    """The part of a call that its job's record keeps."""
     about: dict[str, Any] = {"version": served.version}
     if endpoint:
         about["endpoint"] = endpoint.decode()
@@ -185,19 +185,11 @@ def _text(value: Any) -> str:
 RESULT_NOT_KEPT = "the result of this job is not kept any more"
 
 
-async def job_outcome(log: Jobs, model: str, job_id: bytes) -> ResponseRecord | None:
-    """The answer of a job, a failed one's `error` set; None while it has not ended.
-
-    Raises `NotFound` when the log does not know the job, or not its result any more.
-    """
-    record = await log.job(model, job_id)
-    if record is None:
-        raise NotFound(JOB_NOT_FOUND)
-    return await outcome_of(log, record)
-
-
 async def outcome_of(log: Jobs, record: JobRecord) -> ResponseRecord | None:
-    """As `job_outcome`, of a record with its events."""
+    """The answer of a job, by its record with events; a failed one's `error` is set. None while it has not ended.
+
+    Raises `NotFound` if its result is not kept any more.
+    """
     if not record.state.terminal:
         return None
     if record.result_size_bytes:
@@ -208,7 +200,9 @@ async def outcome_of(log: Jobs, record: JobRecord) -> ResponseRecord | None:
             except InvalidRecord as error:
                 raise InternalError(f"the result of this job cannot be read: {error}") from None
             if answer.error is not None and not answer.error.message:
-                answer.error = end_error(record)  # who waits is told the code alone (G26), who asks later, more
+                answer.error = end_error(
+                    record
+                )  # a waiting caller gets only the code (G26), a later one the message too
             return answer
     if record.state is JobState.SUCCEEDED:
         raise NotFound(RESULT_NOT_KEPT)
@@ -216,7 +210,7 @@ async def outcome_of(log: Jobs, record: JobRecord) -> ResponseRecord | None:
 
 
 def end_error(record: JobRecord) -> CharoniaError:
-    """Why a job did not succeed, from its last event: `error` is the text, `code` the name of the code."""
+    """The error of a job that did not succeed, from its last event: `error` is the text, `code` the code's name."""
     detail = record.events[-1].detail if record.events else {}
     text = detail.get("error")
     message = text if isinstance(text, str) and text else ""

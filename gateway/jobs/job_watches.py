@@ -1,7 +1,7 @@
-"""Watches jobs: callers that wait for one read what happened to it, and one whose deadline has passed is ended.
+"""Watches jobs for callers that wait for them, and ends jobs whose deadline has passed.
 
-There is one watch for each job, however many wait. The model's journal is the wake-up, the job's record the truth, read
-again slowly in between because the journal is followed from "now" only and does not carry every event. Without a
+There is one watch per job, for any number of callers. Its source is the job's record, read when the model's journal
+reports a change, and otherwise slowly: the journal is followed from "now" and does not carry every event. Without a
 journal the record is polled.
 """
 
@@ -24,19 +24,19 @@ from charonia.facts.journal import read_facts
 from charonia.tensors import Buffer
 from gateway.requests.delivery import ANYONE, Caller
 
-MOST_WAITING = 10_000
-MOST_WAITING_OF_TENANT = 1000
+MAX_WAITING = 10_000
+MAX_WAITING_OF_TENANT = 1000
 
 _LATEST = b"$"
 _AFTER_WAKING_S = (0.02, 0.1, 0.5)
-"""The first looks: what happened between the first of them and the follower's start woke no reader."""
+"""Pauses before the first reads: changes before the follower's start do not wake it."""
 _SLOWLY_S = 1.0
 _POLL_S = 0.1
-_TELLING = frozenset(("batched", "ended"))
+_VISIBLE_EVENTS = frozenset(("batched", "ended"))
 
 
 class JobWatch:
-    """One watched job. `record` is what was last read, None when the log does not know the job."""
+    """One watched job. `record` is the one read last, None if the log does not know the job."""
 
     def __init__(self, model: str, job_id: bytes) -> None:
         self.model = model
@@ -49,10 +49,10 @@ class JobWatch:
         self._error: CharoniaError | None = None
         self._changed = asyncio.Event()
         self.followers: set[asyncio.Event] = set()
-        """Set when there is more to see."""
+        """Set whenever the record changes."""
 
     def check(self) -> None:
-        """Raise the error that the last reading of the record ended with."""
+        """Raise the error of the last read, if it failed."""
         if self._error is not None:
             raise self._error.again()
 
@@ -61,10 +61,10 @@ class JobWatch:
         """Whether the log does not know the job."""
         return self._version > 0 and self._error is None and self.record is None
 
-    async def look(self, seen: int) -> int:
-        """Wait until there is more to see than at `seen` (0 at first); the number to come back with.
+    async def wait(self, seen: int) -> int:
+        """Wait for a version after `seen` (0 at first); returns the new version.
 
-        Raises the error that the last reading of the record ended with.
+        Raises the error of the last read, if it failed.
         """
         while self._version <= seen:
             await self._changed.wait()
@@ -81,12 +81,12 @@ class JobWatch:
             or (known.state, len(known.events)) != (record.state, len(record.events))
         ):
             self.record = record
-            self._tell(None)
+            self._notify(None)
 
     def failed(self, error: CharoniaError) -> None:
-        self._tell(error)
+        self._notify(error)
 
-    def _tell(self, error: CharoniaError | None) -> None:
+    def _notify(self, error: CharoniaError | None) -> None:
         self._error = error
         self._version += 1
         waiting, self._changed = self._changed, asyncio.Event()
@@ -100,7 +100,7 @@ class JobWatch:
 
 
 class JobWatches:
-    """The watches of one gateway. `journal` is whether jobs are written to the journal."""
+    """The watches of one gateway. `journal`: jobs are written to the journal."""
 
     def __init__(self, log: JobLog, overdue: OverdueJobs, *, journal: bool) -> None:
         self._log = log
@@ -120,16 +120,16 @@ class JobWatches:
         if self._reader is not None and self._reading:
             await self._reader.close()
 
-    def check_room(self, caller: Caller) -> None:
-        """Raises `ResourceExhausted` when a caller may not watch one more job."""
+    def check_capacity(self, caller: Caller) -> None:
+        """Raises `ResourceExhausted` if a caller may not watch another job."""
         waiting = self._waiting.get(caller.tenant, 0)
-        if self._all_waiting >= MOST_WAITING or (caller.scoped and waiting >= MOST_WAITING_OF_TENANT):
+        if self._all_waiting >= MAX_WAITING or (caller.scoped and waiting >= MAX_WAITING_OF_TENANT):
             raise ResourceExhausted("too many callers wait for jobs here at the moment; ask again later")
 
     @asynccontextmanager
     async def watching(self, model: str, job_id: bytes, caller: Caller = ANYONE) -> AsyncIterator[JobWatch]:
-        """Watch a job for as long as the block runs. Raises `ResourceExhausted` when too many do."""
-        self.check_room(caller)
+        """Watch a job for the duration of the block. Raises `ResourceExhausted` if too many callers do."""
+        self.check_capacity(caller)
         self._waiting[caller.tenant] = self._waiting.get(caller.tenant, 0) + 1
         self._all_waiting += 1
         try:
@@ -179,7 +179,7 @@ class JobWatches:
         if not watches:
             return
         for entry in entries:
-            for job_id in _told(entry.fields):
+            for job_id in _changed_jobs(entry.fields):
                 watch = watches.get(job_id)
                 if watch is not None:
                     watch.woken.set()
@@ -200,7 +200,7 @@ class JobWatches:
             pause_s = next(pauses, _SLOWLY_S if self._journal else _POLL_S)
             left_s = overdue_in_s(watch.record, wall_ns() // 1000) if watch.record is not None else None
             if left_s is not None and left_s > 0:
-                pause_s = min(pause_s, left_s)  # it ends on time, whether its model has an owner or not
+                pause_s = min(pause_s, left_s)  # it ends on time even if its model has no owner
             try:
                 async with asyncio.timeout(pause_s):
                     await watch.woken.wait()
@@ -208,24 +208,24 @@ class JobWatches:
                 continue
 
 
-def _told(fields: list[Buffer]) -> list[bytes]:
-    """The ids of an entry that tells of something a record shows; none for an entry of another form."""
+def _changed_jobs(fields: list[Buffer]) -> list[bytes]:
+    """The ids of the jobs in a journal entry whose records have changed; none for an entry of another form."""
     try:
-        return [request_id for fact in read_facts(fields) if fact.kind in _TELLING for request_id in fact.ids]
+        return [request_id for fact in read_facts(fields) if fact.kind in _VISIBLE_EVENTS for request_id in fact.ids]
     except InvalidRecord:
         return []
 
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 _OWNERS_TIME_US = 500_000
 _MODELS_AT_ONCE = 200
 _PAGE = 500
 
 
 def overdue_in_s(record: JobRecord, now_us: int) -> float | None:
-    """Seconds until the deadline of an active job, not above 0 once it has passed; None without one."""
+    """Seconds until the deadline of an active job, not above 0 once it has passed; None without a deadline."""
     deadline_us = record.about.get("deadline_us")
     if record.state.terminal or type(deadline_us) is not int or not deadline_us:
         return None
@@ -235,9 +235,8 @@ def overdue_in_s(record: JobRecord, now_us: int) -> float | None:
 class OverdueJobs:
     """Ends jobs whose deadline has passed and that no batcher ended: their model has no owner, or they run.
 
-    A caller that asks for such a job reads that it has expired, and that is made true first. Jobs no caller asks for
-    are looked for once a second, so that their webhooks are called. Owners are given a little time, as they know what a
-    queue has cost whom.
+    A job that a caller asks for is ended first, then reported as expired. The others are searched once a second, so
+    that their webhooks are called. Owners get some time to end them, because they count what expired in a queue.
     """
 
     def __init__(self, log: EventLog, catalog: Catalog) -> None:
@@ -245,10 +244,10 @@ class OverdueJobs:
         self._catalog = catalog
         self._first = 0
         self.expired = 0
-        """Jobs this gateway ended so."""
+        """Number of jobs that this gateway has ended."""
 
     async def seen(self, record: JobRecord) -> JobRecord | None:
-        """The job as it is: ended if its deadline has passed. None if it is gone since. Raises what the log raises."""
+        """The job, ended if its deadline has passed; None if the log forgot it. Raises what the log raises."""
         left_s = overdue_in_s(record, wall_ns() // 1000)
         if left_s is None or left_s > 0:
             return record
@@ -262,19 +261,19 @@ class OverdueJobs:
             self.expired += len(ended)
             await count_failures(self._log, model, self._catalog.content_hashes(model), ended, "REJECTED")
 
-    async def keep_looking(self) -> None:
-        """Until cancelled; gateways that started together do not stay so."""
+    async def keep_checking(self) -> None:
+        """Check until cancelled, at intervals that vary, so that gateways do not check at the same time."""
         while True:
-            await asyncio.sleep(_LOOK_S * random.uniform(0.75, 1.25))
+            await asyncio.sleep(_CHECK_INTERVAL_S * random.uniform(0.75, 1.25))
             try:
-                await self.look()
+                await self.check()
             except CharoniaError:
-                continue  # the log is away: at the next look
+                continue  # the log cannot be reached: at the next check
             except Exception:
                 _log.exception("jobs past their deadline could not be looked for")
 
-    async def look(self) -> int:
-        """End what has been due for a while, of some models in turn; how many jobs."""
+    async def check(self) -> int:
+        """End jobs that were due for a while, of some models in turn; returns their number."""
         before = self.expired
         models = await self._log.job_models()
         if len(models) > _MODELS_AT_ONCE:
@@ -290,5 +289,5 @@ class OverdueJobs:
 
     async def _end_due(self, model: str, job_ids: list[bytes]) -> None:
         await self.end(model, await active_jobs(self._log, model, job_ids))
-        # those that ended are out already, unless their record is gone
+        # those that ended are removed already, unless their record is gone
         await self._log.drop_times(keys.job_deadlines(model), job_ids)

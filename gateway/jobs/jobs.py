@@ -1,7 +1,7 @@
 """Jobs: requests that outlive the call that made them (ADR 0004).
 
-Accepts them, answers synchronous calls that are jobs, cancels. The log's scripts keep the record and decide every race;
-asking about jobs is `job_queries`', waiting for them `job_watches`', the one gateway's callers the requester's.
+Accepts jobs, answers calls that wait for theirs, cancels. The log's scripts keep records and decide all races.
+`job_queries` answers questions about jobs, `job_watches` waits for them; replies to this gateway come to the requester.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gateway.tracing.tracer import Tracer
 from gateway.webhooks.addresses import Allowed, check_url
 
 from .job_queries import JobQueries
-from .job_views import about_of, job_outcome
+from .job_views import about_of, outcome_of
 from .job_watches import JobWatches, OverdueJobs
 
 BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
@@ -54,9 +54,9 @@ BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
 
 _CANCEL_AT_ONCE = 200
 _DIGESTED_BYTES = 1 << 20
-"""So much is digested in 2 ms."""
+"""Digesting this much takes 2 ms."""
 _ENTER_WITHIN_S = 10.0
-"""Twice what a level of durability may take to be reached."""
+"""Twice the time limit for reaching a durability level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class _Prepared:
 
 
 class Jobs:
-    """The jobs' half of one gateway."""
+    """The jobs of one gateway."""
 
     def __init__(
         self,
@@ -98,46 +98,46 @@ class Jobs:
         self._overdue = OverdueJobs(log, catalog)
         self._watches = JobWatches(log, self._overdue, journal=self._journalled)
         self.queries = JobQueries(log, catalog, self._watches, self._overdue)
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self.counts = JobCounts()
 
     def start(self) -> None:
-        """Look for overdue jobs, and tell the log how much of a journal to keep of models that may never have a job."""
-        self._looking = asyncio.get_running_loop().create_task(self._overdue.keep_looking(), name="overdue jobs")
+        """Start to end overdue jobs; if all requests are journalled, set the journal's retention for all models."""
+        self._checking = asyncio.get_running_loop().create_task(self._overdue.keep_checking(), name="overdue jobs")
         if self._journals_all:
             self._catalog.listeners.append(self._served_changed)
             for model in self._catalog.served_models():
                 self._served_changed(model)
 
     async def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
         await self.queries.close()
         await self._watches.close()
 
     def begin_drain(self) -> None:
-        """Who waits for a job to end is told how far it is, and may ask another gateway."""
+        """Callers that wait for a job to end get its state, and can ask another gateway."""
         self.queries.hurry()
 
     def begin_anew(self) -> None:
-        """The log is another one."""
+        """The log was replaced by another one."""
         self._retentions.forget()
         self.queries.begin_anew()
 
     def _served_changed(self, model: str) -> None:
         served = self._catalog.served(model)
         if served:
-            self._dataplane.spawn(self._tell_retention(served[max(served)]))
+            self._dataplane.spawn(self._set_retention(served[max(served)]))
 
-    async def _tell_retention(self, served: ServedVersion) -> None:
-        with contextlib.suppress(CharoniaError):  # then at the next change, or with the first job
-            await self._retentions.tell(served.model, served.interface)
+    async def _set_retention(self, served: ServedVersion) -> None:
+        with contextlib.suppress(CharoniaError):  # retried at the next change, or with the first job
+            await self._retentions.set(served.model, served.interface)
 
     # -- accepting ----------------------------------------------------------------------------------------------------
 
     async def submit(self, one: AdmittedRequest) -> JobReceipt:
-        """Record a job that no caller waits for; a known key gives the earlier one."""
+        """Record a job that no caller waits for; a known key returns the earlier job."""
         served = one.served
         job = await self._prepare(one, b"")
         ticket = await self._unawaited(one.request, job, self._accept(served.model, job))
@@ -158,16 +158,16 @@ class Jobs:
         )
 
     async def infer(self, one: AdmittedRequest) -> ResponseRecord:
-        """Record a job and wait for its answer, or for that of the job its key stands for.
+        """Record a job and wait for its answer, or for that of the job that its key stands for.
 
-        The job stays when its caller goes, unless `on_disconnect` is cancel.
+        The job stays when its client leaves, unless `on_disconnect` is cancel.
         """
         request, served = one.request, one.served
         job = await self._prepare(one, self._endpoint)
         waiter = Waiter(served.model, job.new.id, is_job=True)
         self._requester.add(waiter, len(job.record))
         waiter.sent = True
-        # the caller waits for one thing only, so that its deadline is kept also while the log takes its time
+        # the caller waits for one future only, so that its deadline holds even while the log is slow
         entering = asyncio.get_running_loop().create_task(self._enter(waiter, job))
         if request.deadline_ns:
             waiter.timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served)
@@ -187,24 +187,24 @@ class Jobs:
             self._requester.end(waiter)
 
     async def stream(self, one: AdmittedRequest) -> AsyncGenerator[ResponseRecord]:
-        """Record a job and give its responses as they come, or those of the job its key stands for from the first on.
+        """Record a job and yield its responses as they come, or those of the job that its key stands for.
 
-        They are read from the job's record, so that a caller that comes back, here or elsewhere, finds the same.
+        They are read from the job's record, so that a client that reconnects, to any gateway, reads the same.
         """
         request, served = one.request, one.served
         job = await self._prepare(one, b"")
         model, complete = served.model, False
-        # settles the job at its deadline: the follower sees that it has expired
+        # settles the job at its deadline: the follower then reads that it has expired
         waiter = Waiter(model, job.new.id, is_job=True)
         waiter.sent = True
         if request.deadline_ns:
             waiter.timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served)
-        coming = self._unawaited(request, job, self._accept(model, job))
-        accepting = asyncio.get_running_loop().create_task(coming)
+        recording = self._unawaited(request, job, self._accept(model, job))
+        accepting = asyncio.get_running_loop().create_task(recording)
         try:
             await asyncio.wait((accepting, waiter.future), return_when=asyncio.FIRST_COMPLETED)
             if not accepting.done():
-                waiter.future.result()  # its deadline came while the log took its time
+                waiter.future.result()  # its deadline passed while the log was slow
             ticket = accepting.result()
             waiter.accepted = ticket.created
             waiter.follows = not ticket.created
@@ -227,7 +227,7 @@ class Jobs:
                 accepting.cancel()
 
     async def _enter(self, waiter: Waiter, job: _Prepared) -> None:
-        """Record a waiter's job; when its key stands for another call's job, answer with that one's outcome."""
+        """Record a waiter's job; if its key stands for another job, answer with that one's outcome."""
         try:
             ticket = await self._accept(waiter.model, job)
             failpoints.hit("gateway.waiting")
@@ -242,15 +242,18 @@ class Jobs:
             waiter.failed(InternalError(f"job could not be written to the log: {error}"))
 
     async def _answer_from_record(self, waiter: Waiter) -> None:
-        """Answer a job that has ended, for which no reply will come."""
+        """Answer the waiter of a job that has ended, for which no reply will come."""
         try:
-            outcome = await job_outcome(self._log, waiter.model, waiter.id)
+            record = await self._log.job(waiter.model, waiter.id)
+            if record is None:
+                raise NotFound(OUTCOME_UNKNOWN)
+            outcome = await outcome_of(self._log, record)
         except NotFound:
             waiter.failed(LogUnavailable(OUTCOME_UNKNOWN))
         except LogUnavailable:
             raise
         except CharoniaError as error:
-            waiter.failed(error)  # one record that cannot be read must not keep the others waiting
+            waiter.failed(error)  # one unreadable record must not keep the other waiters
         else:
             if outcome is not None and waiter.answered(outcome):
                 self.counts.rechecks += 1
@@ -273,7 +276,7 @@ class Jobs:
             check_key(options.idempotency_key)
             key = key_digest(options.caller.tenant, served.model, options.idempotency_key)
             digest = await _digest(request)
-        retention = await self._retentions.tell(served.model, served.interface)
+        retention = await self._retentions.set(served.model, served.interface)
         retention_s = min(options.retention_s, retention.seconds) if options.retention_s > 0 else retention.seconds
         job_id = self._requester.ids.next()
         if request.trace is not None and not endpoint:
@@ -312,7 +315,7 @@ class Jobs:
     def _unawaited(
         self, request: InferenceRequest, job: _Prepared, accepting: Coroutine[Any, Any, JobTicket]
     ) -> Coroutine[Any, Any, JobTicket]:
-        """As `accepting`, for a job that no caller here waits for: of a traced one the report is waited for."""
+        """`accepting`, for a job that no caller here waits for; a traced one also waits for its trace report."""
         if self._tracer is None or not isinstance(request.trace, Trace):
             return accepting
         return self._tracer.accepted(job.new.id, request.trace, accepting)
@@ -320,7 +323,7 @@ class Jobs:
     # -- cancelling ---------------------------------------------------------------------------------------------------
 
     async def cancel(self, job_id: str, caller: Caller = ANYONE) -> JobView:
-        """Cancel a job, unless it has ended; its view afterwards."""
+        """Cancel a job, unless it has ended; returns its view afterwards."""
         record = await self.queries.record(job_id, caller)
         if not record.state.terminal:
             await self._end(record.model, [record], BY_CALLER)
@@ -328,7 +331,7 @@ class Jobs:
         return await self.queries.view_of(record)
 
     async def cancel_all(self, which: JobFilter, caller: Caller = ANYONE) -> int:
-        """Cancel every active job that matches; how many this call cancelled."""
+        """Cancel every active job that matches; returns how many this call cancelled."""
         cancelled = 0
         if which.state is not None and which.state.terminal:
             return 0
@@ -339,19 +342,19 @@ class Jobs:
         return cancelled
 
     async def _end(self, model: str, records: Sequence[JobRecord], ending: Ending) -> int:
-        """Cancel active jobs; how many of them this call cancelled."""
+        """Cancel active jobs; returns how many of them this call cancelled."""
         ended = await end_jobs(self._log, model, records, ending)
         count(self.counts.cancelled, model, len(ended))
         if self._tracer is not None:
             for record in ended:
                 self._tracer.await_no_report(record.id, ending.error)
-        with contextlib.suppress(CharoniaError):  # they are cancelled all the same
-            await self._tell_callers(ended, Cancelled(ending.error))
+        with contextlib.suppress(CharoniaError):  # they are cancelled even if this fails
+            await self._answer_callers(ended, Cancelled(ending.error))
             await count_failures(self._log, model, self._catalog.content_hashes(model), ended, "CANCELED")
         return len(ended)
 
-    async def _tell_callers(self, records: Sequence[JobRecord], error: Cancelled) -> None:
-        """Answer those who wait for the jobs, at whichever gateway; one that is told nothing looks for itself."""
+    async def _answer_callers(self, records: Sequence[JobRecord], error: Cancelled) -> None:
+        """Answer the callers that wait for the jobs, at any gateway. One that is not reached checks the record."""
         elsewhere: list[tuple[str, bytes]] = []
         for record in records:
             waiter = self._requester.requests.get(record.id)
@@ -363,11 +366,11 @@ class Jobs:
         await answer_gateways(self._log, elsewhere)
 
     async def _abandon(self, model: str, job_id: bytes, entering: asyncio.Task[Any]) -> None:
-        """Cancel a job whose caller has hung up, perhaps before it was in the log."""
-        # cut off half-way it may get there after this looks, for its level of durability has a connection of its own
+        """Cancel a job whose client has left, perhaps before it was in the log."""
+        # a write that is cut off may still reach the log after this check: durable writes have their own connection
         await asyncio.wait([entering], timeout=_ENTER_WITHIN_S)
         if not entering.cancel() and not entering.cancelled():
-            entering.exception()  # seen
+            entering.exception()  # retrieved, so that asyncio does not log it
         with contextlib.suppress(CharoniaError):
             record = await self._log.job(model, job_id)
             if record is not None and not record.state.terminal:
@@ -382,41 +385,42 @@ PARAMETER_BYTES = "charonia.job_retention_bytes"
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Of one model: seconds an ended job is kept at most, bytes of all its ended jobs (0 = no bound)."""
+    """Of one model: max seconds that an ended job is kept, max bytes of all its ended jobs (0 = no bound)."""
 
     seconds: int
     size_bytes: int
 
 
 class Retentions:
-    """How much of every model's ended jobs and journal is kept: the operator's options, and what the model's
-    configuration says instead. The log is told when a model is first used and when that changes.
+    """The retention of every model's ended jobs and journal: the options, or the model's parameters if set.
+
+    It is written to the log when a model is first used, and when it changes.
     """
 
     def __init__(self, log: JobLog, settings: GatewaySettings) -> None:
         self._log = log
         self._settings = settings
-        self._told: dict[str, Retention] = {}
+        self._written: dict[str, Retention] = {}
 
     def of(self, interface: ModelInterface) -> Retention:
-        """A parameter that is no number is ignored, with a word in the log when the model is first used."""
+        """The retention of a model. A parameter that is no number is ignored, with a warning at its first use."""
         settings = self._settings
         return Retention(
             _parameter(interface, PARAMETER_SECONDS, 1, settings.job_retention_s),
             _parameter(interface, PARAMETER_BYTES, 0, settings.job_retention_size_bytes),
         )
 
-    async def tell(self, model: str, interface: ModelInterface) -> Retention:
-        """The model's (`model` is its key) retention, known to the log when this returns. Raises `LogUnavailable`."""
+    async def set(self, model: str, interface: ModelInterface) -> Retention:
+        """Returns the retention of a model (`model` is its key) once it is in the log. Raises `LogUnavailable`."""
         retention = self.of(interface)
-        if self._told.get(model) != retention:
+        if self._written.get(model) != retention:
             await self._log.set_retention(
                 model,
                 size_bytes=retention.size_bytes,
                 journal_s=self._settings.journal_retention_s,
                 journal_size_bytes=self._settings.journal_retention_size_bytes,
             )
-            self._told[model] = retention
+            self._written[model] = retention
             for name in (PARAMETER_SECONDS, PARAMETER_BYTES):
                 text = interface.parameters.get(name)
                 if text is not None and not _is_number(text):
@@ -424,12 +428,12 @@ class Retentions:
         return retention
 
     def forget(self) -> None:
-        """The log may have lost what it was told."""
-        self._told.clear()
+        """The log may have lost the retentions."""
+        self._written.clear()
 
 
 async def _digest(request: InferenceRequest) -> bytes:
-    """The digest of a request, of a large one in a thread."""
+    """The digest of a request; of a large one it is computed in a thread."""
     size = sum([len(tensor.data) for tensor in request.inputs])
     return request_digest(request) if size <= _DIGESTED_BYTES else await asyncio.to_thread(request_digest, request)
 
@@ -451,16 +455,16 @@ async def _until(
     """The answers, until there are no more or `end` fails."""
     async with contextlib.aclosing(answers):
         while True:
-            coming = asyncio.ensure_future(anext(answers))
+            pending = asyncio.ensure_future(anext(answers))
             try:
-                await asyncio.wait({coming, end}, return_when=asyncio.FIRST_COMPLETED)
-                if not coming.done():
+                await asyncio.wait({pending, end}, return_when=asyncio.FIRST_COMPLETED)
+                if not pending.done():
                     await end
             finally:
-                coming.cancel()
-                await asyncio.wait({coming})
+                pending.cancel()
+                await asyncio.wait({pending})
             try:
-                answer = coming.result()
+                answer = pending.result()
             except StopAsyncIteration:
                 return
             yield answer

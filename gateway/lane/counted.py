@@ -1,6 +1,6 @@
-"""Statistics that include every answer a caller has: executors are asked to write what they have counted of waves.
+"""Asks executors to write their counts of waves now, so that statistics include every answer that a caller has.
 
-They write it once a second by themselves; a caller who asks for statistics does not wait for that.
+Executors write them once a second by themselves; this spares a caller of the statistics that wait.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from charonia.eventlog.port import Entry, Streams
 from charonia.facts.events import FIELD_FACT, StatisticsWanted, StatisticsWritten, pack_fact
 
 _PATIENCE_S = 0.5
-"""An executor that is lost or stalled writes nothing; what it counted is then what it wrote last."""
+"""An executor that is lost or stalled does not answer: its last written counts are used."""
 
 
 class CountedWaves:
-    """Asks executors for a gateway; `on_facts` takes what comes in its reply stream."""
+    """Asks executors for one gateway; pass it the facts of its reply stream with `on_facts`."""
 
     def __init__(self, log: Streams, endpoint: str) -> None:
         self._log = log
@@ -28,7 +28,7 @@ class CountedWaves:
         self._waiting: dict[str, tuple[set[str], asyncio.Future[None]]] = {}
 
     async def written(self, executors: Iterable[str]) -> None:
-        """Returns when these executors have written what they counted so far, or do not answer."""
+        """Returns when these executors have written their counts, or do not answer in time."""
         waiting = set(executors)
         if not waiting:
             return
@@ -46,7 +46,7 @@ class CountedWaves:
             del self._waiting[token]
 
     def on_facts(self, entry: Entry) -> None:
-        """Facts in the reply stream."""
+        """Handle facts in the reply stream."""
         for fact in facts_of(entry):
             if isinstance(fact, StatisticsWritten) and fact.token in self._waiting:
                 waiting, done = self._waiting[fact.token]

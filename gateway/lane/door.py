@@ -1,7 +1,7 @@
-"""Requests of one signature, where they wait, and the waves they are packed into; when these leave is `gathering`'s.
+"""Doors, where recognised requests wait, and the waves they are packed into; `gathering` decides when waves leave.
 
-`Expiry` ends requests at their deadlines. Most are answered long before theirs, and a timer for each would cost more
-than the request's place in a wave: there is one for all, set to the earliest deadline outstanding.
+`Expiry` ends requests at their deadlines. It has one timer for all, set to the earliest deadline: a timer for each
+would cost more than a request's place in a wave, and most are answered long before.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MOST_WAVE_BYTES = 262_144
-_MOST_LARGE = 4
-"""Large requests of a wave: to join more in one batch costs more than it saves."""
+MAX_WAVE_BYTES = 262_144
+_MAX_LARGE = 4
+"""Requests of a wave of large ones: joining more costs more than it saves."""
 
 
 class Call:
     """A recognised request. `data` holds the raw bytes of its inputs, in the order of the signature.
 
-    `deadline_ns` is wall clock, 0 for none.
-    `wave` is None until it has left its door, `index` its place there; `gone` once its caller has gone.
+    `deadline_ns` is wall clock, 0 for none. `wave` is None until the request has left its door, `index` is its
+    position in the wave. `gone` is True once the client has left.
     """
 
     __slots__ = ("client_id", "data", "deadline_ns", "gone", "index", "signature", "wave")
@@ -53,40 +53,40 @@ class Call:
 
     @property
     def is_open(self) -> bool:
-        """Whether its caller still waits for an answer."""
+        """Whether its client still waits for an answer."""
         return not self.gone
 
     def abandon(self) -> None:
-        """Its caller has gone: it is taken out of its door, or cancelled where its wave has not begun."""
+        """The client has left: remove the request from its door, or cancel it if its wave is not running."""
         if not self.gone:
             self.gone = True
             self.signature.door.abandoned(self)
 
 
 class Signature(Protocol):
-    """What requests that look alike have in common, as one front sees it."""
+    """The common part of requests that look alike, as one front recognises them."""
 
     counts_itself: bool
-    """Whether the lane counts these requests in the gateway's metrics: no one else does."""
+    """Whether the lane counts these requests in the gateway's metrics, because no other part does."""
 
     @property
     def door(self) -> Door: ...
 
     def answer(self, calls: list[Call], start: int, reply: WaveReply) -> None:
-        """Answer calls that are neighbours in a wave, the first at index `start`; those gone get none."""
+        """Answer consecutive calls of a wave, the first at index `start`; calls that are `gone` get no answer."""
 
     def respond(self, call: Call, record: ResponseRecord) -> None:
-        """Answer one call by itself, with an error or with outputs unlike the others'."""
+        """Answer one call by itself, with an error or with different outputs."""
 
     def fail(self, call: Call, error: CharoniaError) -> None:
-        """End a call of which nothing is known but an error of this gateway's."""
+        """End a call with an error of this gateway; its outcome is unknown."""
 
-    def leave(self, call: Call) -> None:
-        """Send a call the full way: nothing of it is in the log."""
+    def leave_lane(self, call: Call) -> None:
+        """Send a call the full way; nothing of it is in the log."""
 
 
 class PendingWave:
-    """One wave under way. `left` counts the requests without an answer, `gone` those whose callers have gone."""
+    """A wave without its answers. `left` counts requests without an answer, `gone` those whose clients have left."""
 
     __slots__ = (
         "accepted",
@@ -112,7 +112,7 @@ class PendingWave:
     ) -> None:
         self.prefix = prefix
         self.references = references
-        """Where the tensors of its requests lie, unless they are in its record."""
+        """References to the tensors of its requests, if they are not in the record."""
         self.door = door
         self.model = door.served.model
         self.calls = calls
@@ -124,17 +124,17 @@ class PendingWave:
         self.entry_id = b""
         self.stream = b""
         self.pieces: list[Buffer] | None = None
-        """The record in pieces, where it may have to be taken apart here."""
+        """The pieces of the record, if this gateway may have to burst the wave."""
         self.burst: asyncio.Future[None] | None = None
         self.reply: WaveReply | None = None
-        """Its reply, while it is not known to have reached its durability level."""
+        """The reply, until the wave is known to have reached its durability level."""
         self.was_missing = False
 
 
 class Expiry:
     """Calls `expire` once for each call whose deadline has passed.
 
-    `outstanding` gives the calls that wait for an answer; one without a deadline has `deadline_ns` 0.
+    `outstanding` yields the calls that wait for an answer; those without a deadline have `deadline_ns` 0.
     """
 
     def __init__(self, outstanding: Callable[[], Iterable[Call]], expire: Callable[[Call], None]) -> None:
@@ -145,7 +145,7 @@ class Expiry:
         """The deadline that the timer is set to, 0 without one."""
 
     def watch(self, deadline_ns: int) -> None:
-        """A call with this deadline is outstanding from now on."""
+        """Take notice of an outstanding call with this deadline."""
         if not self._next_ns or deadline_ns < self._next_ns:
             self._set(deadline_ns)
 
@@ -174,14 +174,14 @@ class Expiry:
             self.watch(next_ns)
 
     def close(self) -> None:
-        """Stop watching; what is outstanding expires no more."""
+        """Stop watching; no further call expires."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._next_ns = None, 0
 
 
 class Waves(Protocol):
-    """What takes waves to the log (`pending_waves.Waves`)."""
+    """Sends waves to the log (`pending_waves.Waves`)."""
 
     endpoint: bytes
     expiry: Expiry
@@ -206,9 +206,9 @@ class Waves(Protocol):
 
 
 class Door:
-    """The requests of one signature, level and version on their way into the log.
+    """The waiting requests of one signature, priority level and version.
 
-    `waiting` and `touched` are also the fronts' to change as they read: they append a call, and note the door once in
+    Fronts change `waiting` and `touched` too: while they read they append calls, and note the door once in
     `Waves.touched`.
     """
 
@@ -255,7 +255,7 @@ class Door:
         self._level = level
         self._timeout_us = timeout_us
         self._varies = bool(admitted.bytes_inputs)
-        """Requests differ in the bytes of their inputs."""
+        """Requests differ in the sizes of their inputs."""
         self.waiting: list[Call] = []
         self.touched = self.is_closed = False
         self.used_ns = monotonic_ns()
@@ -263,18 +263,18 @@ class Door:
         if served.interface.dynamic_batching is not None:
             most = min(MAX_WAVE_REQUESTS, served.interface.max_batch_size // admitted.rows)
         self._by_reference = not self._varies and admitted.meta.size_bytes >= BY_REFERENCE_BYTES
-        """Their tensors travel beside the log (docs/adr/0017)."""
+        """Tensors travel as references, not in the log (docs/adr/0017)."""
         self.held_bytes = admitted.meta.size_bytes if self._by_reference else 0
-        """What each of its requests holds from the time it comes."""
+        """Bytes that each request holds from its arrival."""
         payloads = waves.payloads
         self._reply_by_reference = payloads is not None and bool(payloads.flags(served))
-        self.most = max(1, min(most, MOST_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
+        self.most = max(1, min(most, MAX_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
         if self._by_reference:
-            self.most = max(1, min(most, _MOST_LARGE))
-        """Requests of a wave."""
+            self.most = max(1, min(most, _MAX_LARGE))
+        """Max requests of a wave."""
 
     def send(self, *, full_only: bool = False) -> int:
-        """Send what waits, or as many full waves as it makes; how many waves left. `Waves.flush` follows."""
+        """Send all waiting requests, or only full waves; returns the number of waves. Call `Waves.flush` afterwards."""
         count = 0
         waiting = self.waiting
         while len(waiting) >= (self.most if full_only else 1):
@@ -290,11 +290,11 @@ class Door:
         else:
             size_bytes = count * self._meta.size_bytes
         waves = self.waves
-        references = self._lend(calls) if self._by_reference else []
+        references = self._put_in_slots(calls) if self._by_reference else []
         wave = waves.begin(self, calls, size_bytes, references) if references or not self._by_reference else None
         if wave is None:
             for call in calls:
-                call.signature.leave(call)
+                call.signature.leave_lane(call)
             return False
         meta = self._meta
         client_ids = [call.client_id for call in calls]
@@ -330,11 +330,11 @@ class Door:
             return True
         for call in calls:
             call.wave = None
-            call.signature.leave(call)
+            call.signature.leave_lane(call)
         return False
 
-    def _lend(self, calls: list[Call]) -> list[Reference]:
-        """Put the tensors of these calls into slots; nothing where there is no room for all of them."""
+    def _put_in_slots(self, calls: list[Call]) -> list[Reference]:
+        """Put the tensors of these calls into slots; returns nothing if there are not enough slots for all."""
         payloads = self.waves.payloads
         references: list[Reference] = []
         for call in calls:
@@ -346,7 +346,7 @@ class Door:
         return references
 
     def abandoned(self, call: Call) -> None:
-        """A caller has gone."""
+        """The client of a call has left."""
         if call.signature.counts_itself:
             self.counts.failures["CANCELED"] += 1
         if call.wave is not None:
@@ -355,7 +355,7 @@ class Door:
             self.waiting.remove(call)
 
     def answered(self, wave: PendingWave, reply: WaveReply) -> None:
-        """A wave has its answers."""
+        """Distribute the reply to a wave."""
         if not self.gathering.measured(reply.infer_ns):
             self.waves.close_door(self)
         calls = wave.calls
@@ -368,7 +368,7 @@ class Door:
             self._answer(wave, calls, 0, reply)
 
     def _answer(self, wave: PendingWave, calls: list[Call], at: int, reply: WaveReply) -> None:
-        """Give calls that are neighbours in a wave, the first at index `at`, their answers."""
+        """Answer consecutive calls of a wave, the first at index `at`."""
         first = calls[0].signature
         if not any(True for call in calls if call.signature is not first):
             self._count(first, calls, wave)
@@ -388,18 +388,18 @@ class Door:
             self.counts.succeeded_together(count, monotonic_ns() - wave.sent_ns)
 
     def ended(self, count: int) -> None:
-        """A wave of so many requests is over."""
+        """A wave of `count` requests has ended."""
         self.gathering.ended(count)
 
     def leave_all(self) -> None:
-        """Send what waits the full way."""
+        """Send all waiting requests the full way."""
         waiting, self.waiting = self.waiting, []
         for call in waiting:
-            call.signature.leave(call)
+            call.signature.leave_lane(call)
 
 
 def values_of(calls: list[Call], start: int, reply: WaveReply, *, with_ids: bool) -> Iterable[tuple[bytes, ...]]:
-    """What is its own of each answer to calls that are neighbours in a wave: its id, if they have one, and outputs."""
+    """The individual parts of answers to consecutive calls of a wave: the id, with `with_ids`, and the outputs."""
     columns = []
     for column, place in zip(reply.columns, reply.outputs, strict=True):
         size = place.size_bytes
@@ -410,7 +410,7 @@ def values_of(calls: list[Call], start: int, reply: WaveReply, *, with_ids: bool
 
 
 def _answer(signature: Signature, calls: list[Call], at: int, reply: WaveReply) -> None:
-    """Give neighbours their answers. When one cannot be written, it and those behind it get an error, not silence."""
+    """Answer consecutive calls. If one answer cannot be written, that call and those after it get an error."""
     try:
         signature.answer(calls, at, reply)
     except Exception as error:
@@ -426,5 +426,5 @@ def _answer(signature: Signature, calls: list[Call], at: int, reply: WaveReply) 
 
 
 def _columns(calls: list[Call]) -> Iterable[tuple[Buffer, ...]]:
-    """The bytes of each input of all these calls."""
+    """The bytes of each input, for all these calls."""
     return zip(*[call.data for call in calls], strict=True)

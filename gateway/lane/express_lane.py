@@ -1,9 +1,9 @@
-"""Who may ride: the doors of one gateway, and what closes them.
+"""The doors of one gateway: which requests may use the lane, and when doors close.
 
-A door opens for a request that went the full way and was answered; it closes when anything changes that decided about
-it: what is served and by whom, the log, a drain. Then its signatures are forgotten and learned again.
+A door opens for a request that was answered on the full way. It closes when anything changes that the decision depends
+on: served versions, executors, the log, a drain. Then its signatures are forgotten and learnt again.
 
-Requests that were read in full share waves, too: each has a coroutine that waits for its answer (`Awaited`).
+Requests that are parsed on the full way can share waves too: a coroutine waits for each answer (`Awaited`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ from .gathering import Gathering, Round
 from .pending_waves import ReplyServer, Waves, response_in
 
 MAX_REQUEST_BYTES = 16_384
-"""Larger requests are not recognised by their bytes: they gain little by sharing an entry."""
-_MOST_DOORS = 1024
+"""Larger requests are not recognised: they gain little by sharing an entry."""
+_MAX_DOORS = 1024
 _TRIES = 16
 _TRIES_NS = 100_000_000
-_MOST_TRIED = 4096
+_MAX_TRIED = 4096
 
 
 class Lane:
-    """The lane of one gateway. `fronts` are notified of each door that closes: they forget what leads to it.
+    """The lane of one gateway. `fronts` are called with each door that closes, and forget its signatures.
 
-    They are notified of no door when the keys or the bounds of callers have changed: whose call something is must be
-    found out again.
+    They are called with None when tenants' keys or bounds have changed: tenants must be identified again.
     """
 
     def __init__(
@@ -76,14 +75,14 @@ class Lane:
         self.fronts: list[Callable[[Door | None], None]] = []
         self._ways: dict[object, Awaited] = {}
         self._gatherings: dict[tuple[bytes, bool], Gathering] = {}
-        """By stream, those of large requests apart: they do not wait for one another."""
+        """By stream, large requests separately: they do not wait for small ones."""
         self._shared: Round | None = None
-        """Of the queues of quick models."""
+        """Shared by the queues of quick models."""
         self._tried: dict[tuple[str, int], tuple[int, int]] = {}
-        """By model and size: how often requests were looked at since when."""
+        """By model and size: number of requests examined, and the time of the first."""
         self._reserving: dict[str, asyncio.Task[bool]] = {}
         self.is_on = is_on and not terms.default.journalled
-        """Whether fronts recognise requests at all. Those that are journalled one by one gain nothing here."""
+        """Whether fronts recognise requests. Not if requests are journalled one by one: then waves save nothing."""
         self._is_closed = not self.is_on
         self._watch: asyncio.Task[None] | None = None
 
@@ -97,11 +96,11 @@ class Lane:
 
     @property
     def is_open(self) -> bool:
-        """Whether any request may be recognised."""
+        """Whether the lane has any doors, so that requests may be recognised."""
         return bool(self._ways)
 
     def may_learn(self, model: str, size_bytes: int) -> bool:
-        """Whether it is worth while to look at a request that went the full way: not at all that ever do so."""
+        """Whether to examine a request that took the full way: a sample, as most that do will always."""
         if self._is_closed:
             return False
         key = model, size_bytes
@@ -109,15 +108,13 @@ class Lane:
         now_ns = monotonic_ns()
         if now_ns - since_ns > _TRIES_NS:
             tries, since_ns = 0, now_ns
-            if len(self._tried) >= _MOST_TRIED:
+            if len(self._tried) >= _MAX_TRIED:
                 self._tried.clear()
         self._tried[key] = tries + 1, since_ns
         return tries < _TRIES
 
     def door_for(self, request: InferenceRequest, tenant: str = "") -> Door | None:
-        """The door for a tenant's requests like this one, to be recognised by their bytes; None where each has to be
-        read.
-        """
+        """The door for a tenant's requests like this one; None if they cannot be recognised by their bytes."""
         if request.deadline_ns or request.sequence_id or request.regions or not request.inputs:
             return None
         if sum([len(tensor.data) for tensor in request.inputs]) > MAX_REQUEST_BYTES:
@@ -146,10 +143,10 @@ class Lane:
         timeout_us: int,
         tenant: str = "",
     ) -> Awaited | None:
-        """The way into waves for a tenant's admitted requests; None where they have to go by themselves.
+        """The waves for a tenant's admitted requests like this one; None if each must be an entry of its own.
 
-        A wave does not say whose it is: it goes to the queue that its tenant shares with few others. So requests of a
-        tenant with bounds, and those of models that call others in its name, go by themselves.
+        A wave does not name its tenant: it goes to the queue lane that the tenant shares with few others. So requests
+        of a tenant with bounds, and those for models that call others in its name, do not use waves.
         """
         meta = admitted.meta
         if not served.takes_waves or self._is_closed or admitted.sequential:
@@ -162,7 +159,7 @@ class Lane:
         is_large = meta.size_bytes >= BY_REFERENCE_BYTES
         if is_large and (admitted.bytes_inputs or not self._sends_in_slots(served, meta.size_bytes)):
             return None
-        if admitted.bytes_inputs:  # all of it but the sizes, which differ from request to request
+        if admitted.bytes_inputs:  # all but the sizes, which differ between requests
             inputs = tuple([(place.name, place.datatype, place.shape) for place in meta.inputs])
             alike: tuple[object, ...] = (inputs, meta.outputs, repr(meta.parameters))
         else:
@@ -193,10 +190,10 @@ class Lane:
     ) -> Awaited | None:
         gathering = self._gatherings.get((stream, is_large))
         if gathering is not None and gathering.closed_until_ns > monotonic_ns():
-            return None  # its model takes its time
+            return None  # its model is slow
         if not self._is_reserved(served) or not self._batchers_read_waves():
             return None
-        if len(self._ways) >= _MOST_DOORS:
+        if len(self._ways) >= _MAX_DOORS:
             self._forget_all()
             gathering = None
         if gathering is None:
@@ -211,7 +208,7 @@ class Lane:
         return way
 
     def _is_reserved(self, served: ServedVersion) -> bool:
-        """Whether room for a model's waves is leased; if not, it is asked for."""
+        """Whether capacity for a model's waves is leased; if not, a lease is requested."""
         model = served.model
         asked = self._reserving.get(model)
         if asked is not None and asked.done():
@@ -231,7 +228,7 @@ class Lane:
     # -- closing ------------------------------------------------------------------------------------------------------
 
     def _changed(self, _model: str) -> None:
-        # names of models may lead elsewhere now, too: what changes rarely is learned again as a whole
+        # the names of other models may resolve differently now, too: learn all again, as changes are rare
         self._forget_all()
 
     def _forget_all(self) -> None:
@@ -241,7 +238,7 @@ class Lane:
 
     def _on_process(self, fact: Fact) -> None:
         if isinstance(fact, ProcessLeft) and fact.incarnation == self.waves.endpoint.decode():
-            self.waves.leases.were_ended()
+            self.waves.leases.mark_ended()
         if isinstance(fact, ProcessJoined) and self._ways and not self._batchers_read_waves():
             self.close_all()
 
@@ -254,23 +251,23 @@ class Lane:
             front(door)
 
     def callers_changed(self) -> None:
-        """Keys or bounds of tenants are others now."""
+        """The tenants' keys or bounds have changed."""
         self.close_all()
         for front in self.fronts:
             front(None)
 
     def close_all(self) -> None:
-        """Forget everything that was learned; waves under way are answered."""
+        """Forget all signatures; waves that were sent are still answered."""
         for door in self._doors():
             self.waves.close_door(door)
 
     def begin_drain(self) -> None:
-        """Recognise nothing any more."""
+        """Stop recognising requests."""
         self._is_closed = True
         self.close_all()
 
     def begin_anew(self) -> None:
-        """The log is another one, which knows nothing of these waves."""
+        """The log was replaced by another one, which does not have these waves."""
         self._dataplane.counts.lanes.clear()
         self.close_all()
         self.waves.leases.drop()
@@ -292,7 +289,7 @@ class Lane:
 
 
 class AwaitedCall(Call):
-    """A request whose answer is a future's result: a response record, or None where it has to go by itself."""
+    """A request whose answer is a future's result: a response record, or None if it must take the full way."""
 
     __slots__ = ("future",)
 
@@ -307,7 +304,7 @@ class AwaitedCall(Call):
 
 
 class Awaited:
-    """The requests of one door that are awaited; see `gateway.lane.door.Signature`."""
+    """Requests of one door that coroutines wait for; see `gateway.lane.door.Signature`."""
 
     __slots__ = ("door",)
 
@@ -322,15 +319,15 @@ class Awaited:
         return not self.door.held_bytes or payloads is None or payloads.lends_at_once(data)
 
     async def infer(self, data: tuple[Buffer, ...], client_id: bytes, deadline_ns: int) -> ResponseRecord | None:
-        """The response record of a request that is in no wave yet; None where it has to go by itself.
+        """The response record of a request; None if it must take the full way.
 
-        Raises `DeadlineExceeded` at its deadline and `LogUnavailable` where the outcome is unknown. Cancelling the
+        Raises `DeadlineExceeded` at its deadline, and `LogUnavailable` if the outcome is unknown. Cancelling the
         caller cancels the request.
         """
         door = self.door
         held_bytes = door.held_bytes
         if held_bytes and not door.waves.hold(held_bytes):
-            return None  # the full way says why
+            return None  # the full way raises the error
         call = AwaitedCall(self, data, client_id, deadline_ns)
         door.waiting.append(call)
         door.gathering.came(door)
@@ -359,12 +356,12 @@ class Awaited:
             call.future.set_result(record)
 
     def fail(self, call: Call, error: CharoniaError) -> None:
-        """The request has no outcome that is known."""
+        """The request has no known outcome."""
         assert isinstance(call, AwaitedCall)
         if not call.future.done():
             call.future.set_exception(error)
 
-    def leave(self, call: Call) -> None:
+    def leave_lane(self, call: Call) -> None:
         assert isinstance(call, AwaitedCall)
         if not call.future.done():
             call.future.set_result(None)

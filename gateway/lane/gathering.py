@@ -1,13 +1,12 @@
-"""When the requests of a queue leave: at once, or together.
+"""When requests of a queue leave: at once, or together.
 
-A lone request leaves at once. Of several callers the requests gather while waves are under way. When those are
-answered, their callers either ask again at once or do not. While callers have lately asked again, the next waves wait
-for them, for two milliseconds at most. Requests of all forms leave together, as several waves: one wake-up of every
-process behind serves them all (docs/adr/0015).
+A lone request leaves at once. Requests of several clients gather while waves are being answered. The clients of
+answered waves may or may not send their next requests at once: while they lately did, the next waves wait for them,
+for at most two milliseconds. Requests of all signatures of the queue leave together, as several waves: then each
+process downstream wakes up once for all of them (docs/adr/0015).
 
-The queues of quick models share one `Round`, so that requests for several models leave together as well. None waits
-for another's answers much longer than these usually take, and a queue that is late again and again goes alone for a
-while.
+The queues of quick models share one `Round`, so that requests for several models leave together as well. No queue waits
+much longer for another's answers than these usually take, and a queue that is late repeatedly leaves alone for a while.
 """
 
 from __future__ import annotations
@@ -19,43 +18,43 @@ from typing import Protocol
 from charonia.clock import monotonic_ns
 
 SLOW_NS = 5_000_000
-"""A model that takes longer for a wave gains little by it, and its requests could no longer be cancelled one by one."""
+"""A model that takes longer for a wave gains little, and its requests could no longer be cancelled one by one."""
 _CLOSED_NS = (1_000_000_000, 30_000_000_000)
-"""For how long a slow model gets no waves: at first, and at most. A busy machine makes quick ones look slow."""
+"""How long a slow model gets no waves: at first, and at most. On a busy machine quick models look slow."""
 _MEASURED = 4
-"""The least of so many times is what a model takes: a busy machine adds to single ones."""
+"""A model's time is the smallest of this many: a busy machine prolongs single ones."""
 _PARALLEL_NS = 500_000
-"""A model that takes so long for a wave had better use all its instances."""
-_MOST_UNDER_WAY = 8
-"""Full waves of one queue that may be under way at once."""
-_MOST_UNPROVEN = 1024
-"""The same of a model that was not yet seen to be quick: its requests leave at once."""
-_MOST_WAITING = 8192
-"""With more requests at a door all of them go the full way, which counts and refuses."""
+"""A model that takes longer for a wave should use all its instances."""
+_MAX_UNDER_WAY = 8
+"""Max full waves of one queue in flight."""
+_MAX_UNPROVEN = 1024
+"""Max waves in flight of a model that is not known to be quick: its requests leave at once."""
+_MAX_WAITING = 8192
+"""With more requests at a door all of them take the full way, which enforces the bounds."""
 _LONE = 1.5
-"""With fewer requests together on average, a request that finds nothing under way leaves within the same tick."""
+"""With fewer requests per departure on average, a request leaves within the tick if nothing is in flight."""
 _HOLD_S = 0.002
-"""The longest wait for callers that were just answered."""
+"""The longest wait for clients that were just answered."""
 _EXPECTED = 0.9
-"""The share of the callers answered last that is waited for."""
+"""The share of the clients just answered that is waited for."""
 _HOLDS = 0.5
-"""Waves wait for callers while at least this share of the lately waited-for ones came in time."""
+"""Waves wait for clients if at least this share of the recent waits succeeded."""
 _PROBES = 32
-"""Otherwise every 32nd wave waits, to find out whether callers come in time again."""
+"""Otherwise every 32nd wave waits, to notice when waiting succeeds again."""
 _WEIGHT = 8
 """Averages move by an eighth of the difference to each new value."""
 _STALL_S = 0.01
-"""A model that was quick and does not answer a wave for so long: what gathers goes to the log, for all to see."""
+"""A quick model that does not answer a wave for this long counts as slow: its waiting requests go to the log."""
 _SHARED_NS = 1_000_000
-"""A model of one instance that takes no longer for a wave may share a round: it runs one wave after the other."""
-_APART_NS = 1_000_000_000
-"""For so long a queue goes alone after the others waited for it in vain."""
+"""A model with one instance and at most this time for a wave may share a round: it runs waves one by one."""
+_ALONE_NS = 1_000_000_000
+"""How long a queue leaves alone after the others waited for it in vain."""
 _PATIENCE_S = (0.002, 0.01)
-"""How long requests wait at least and at most for the answers of other queues; between these twice as long as usual."""
+"""Min and max time that requests wait for answers of other queues; otherwise twice the usual time."""
 
 
 class Door(Protocol):
-    """Where requests of one signature wait (`door.Door`). `most` are a full wave."""
+    """Where requests of one signature wait (`door.Door`). `most` requests are a full wave."""
 
     most: int
 
@@ -71,13 +70,13 @@ class Door(Protocol):
 
 
 class Waves(Protocol):
-    """Takes waves to the log (`pending_waves.Waves`)."""
+    """Sends waves to the log (`pending_waves.Waves`)."""
 
     def flush(self) -> None: ...
 
 
 class Round:
-    """Queues whose requests leave in one write: one queue, or those of all quick models (`is_shared`)."""
+    """Queues whose requests leave in one write: a single queue, or those of all quick models (`is_shared`)."""
 
     __slots__ = (
         "_answered",
@@ -105,34 +104,34 @@ class Round:
         self.is_shared = is_shared
         self._queues: dict[Gathering, None] = {}
         self._doors: dict[Door, None] = {}
-        """Those where requests wait."""
+        """Doors with waiting requests."""
         self.under_way = 0
         self._answered = 0
-        """Requests answered since nothing was under way."""
+        """Requests answered since nothing was in flight."""
         self._scheduled = False
         self._seen = 0
         self._usual = 1.0
-        """How many requests left together lately."""
+        """Average number of requests that left together."""
         self._expected = 0
-        """How many requests the next waves wait for."""
+        """Number of requests that the next waves wait for."""
         self._holds = 1.0
-        """How often all came that were waited for, of late."""
+        """Recent share of waits that succeeded."""
         self._hold_timer: asyncio.TimerHandle | None = None
         self._number = 0
         self._patience_timer: asyncio.TimerHandle | None = None
         """Runs while requests that could leave wait for other queues' answers."""
         self._started_ns = 0
-        """When waves left and none was under way."""
+        """When waves left while none was in flight."""
         self._usual_s = 0.0
-        """How long it lately took from then until all were answered."""
+        """Average time from then until all were answered."""
 
     def add(self, queue: Gathering) -> None:
-        """A queue with all that waits and is under way of it."""
+        """Add a queue with its waves in flight."""
         self._queues[queue] = None
         self.under_way += queue.under_way
 
     def remove(self, queue: Gathering) -> list[Door]:
-        """The doors of a queue that is not of this round any more, where requests wait."""
+        """Remove a queue; returns its doors with waiting requests."""
         del self._queues[queue]
         self.under_way -= queue.under_way
         doors = [door for door in self._doors if door.gathering is queue]
@@ -141,7 +140,7 @@ class Round:
         return doors
 
     def came(self, door: Door) -> None:
-        """Requests came to a door, and no more are there to read: send them now, soon, or when others are answered."""
+        """Requests have arrived at a door: send them now, soon, or when others are answered."""
         self._doors[door] = None
         queue = door.gathering
         if self._hold_timer is not None:
@@ -154,28 +153,28 @@ class Round:
                 self._flush()
             else:
                 self._scheduled = True
-                self._loop.call_soon(self._quiet)
+                self._loop.call_soon(self._send_when_quiet)
         elif queue.under_way:
             queue.watch()
         elif self.is_shared and self._patience_timer is None:
             least_s, most_s = _PATIENCE_S
             patience_s = min(most_s, max(least_s, 2 * self._usual_s))
-            self._patience_timer = self._loop.call_later(patience_s, self._be_impatient)
+            self._patience_timer = self._loop.call_later(patience_s, self._stop_waiting)
         queue.send_full(door)
 
     def _count(self) -> int:
         return sum([len(door.waiting) for door in self._doors])
 
     def _has_turn(self, queue: Gathering) -> bool:
-        """Whether waves that are not full may leave: others would be behind them."""
+        """Whether partly filled waves may leave; otherwise they would queue behind others."""
         return not self.under_way if self.is_shared else queue.has_turn
 
-    def _quiet(self) -> None:
-        """Send what waits, unless the last tick brought more requests: then the next one may, too."""
+    def _send_when_quiet(self) -> None:
+        """Send the waiting requests, unless the last tick added some: then the next one may, too."""
         count = self._count()
         if count > self._seen:
             self._seen = count
-            self._loop.call_soon(self._quiet)
+            self._loop.call_soon(self._send_when_quiet)
             return
         self._scheduled = False
         self._flush()
@@ -209,13 +208,13 @@ class Round:
         return any(door.gathering is queue for door in self._doors)
 
     def go_on(self) -> None:
-        """Send what waits, with what comes in this tick."""
+        """Send the waiting requests, with those that arrive in this tick."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._quiet)
+            self._loop.call_soon(self._send_when_quiet)
 
-    def _be_impatient(self) -> None:
-        """Others' answers take too long: send what waits of queues with nothing under way."""
+    def _stop_waiting(self) -> None:
+        """Others' answers take too long: send the waiting requests of queues with nothing in flight."""
         self._patience_timer = None
         for queue in list(self._queues):
             if queue.under_way:
@@ -226,7 +225,7 @@ class Round:
         self._send(doors)
 
     def ended(self, queue: Gathering, count: int) -> None:
-        """A wave of so many requests of a queue is over: the next may leave."""
+        """A wave with `count` requests of a queue has ended: the next may leave."""
         self._answered += count
         if self._hold_timer is not None or self._scheduled or not self._has_turn(queue):
             return
@@ -244,7 +243,7 @@ class Round:
             self._hold_timer = self._loop.call_later(_HOLD_S, self._end_hold, 0.0)
         elif waiting:
             self._scheduled = True
-            self._loop.call_soon(self._quiet)
+            self._loop.call_soon(self._send_when_quiet)
 
     def _all_answered(self) -> None:
         took_s = (monotonic_ns() - self._started_ns) / 1e9
@@ -257,8 +256,10 @@ class Round:
 
 
 class Gathering:
-    """The doors of one queue stream. `instances` run at once; `may_gather` is false where requests must wait in the
-    log and not here, as its queue is bounded (S7). `shared` is the round of quick models.
+    """The doors of one queue stream.
+
+    `instances` run at once. `may_gather` is False for a bounded queue (S7): its requests must wait in the log, not
+    here. `shared` is the round of quick models.
     """
 
     __slots__ = (
@@ -285,27 +286,27 @@ class Gathering:
     def __init__(self, waves: Waves, stream: bytes, instances: int, shared: Round, *, may_gather: bool) -> None:
         self._waves = waves
         self.stream = stream
-        self._instances = max(1, min(_MOST_UNDER_WAY, instances))
+        self._instances = max(1, min(_MAX_UNDER_WAY, instances))
         self._may_gather = may_gather
         self.under_way = 0
-        """Waves."""
+        """Waves in flight."""
         self._ended = 0
-        """Waves that are over."""
+        """Waves that have ended."""
         self._stall_timer: asyncio.TimerHandle | None = None
         self._is_proven = False
-        """The model was seen to be quick; until then every request goes to the log at once."""
+        """The model is known to be quick; until then every request goes to the log at once."""
         self._infer_ns = self._least_ns = self._measured = 0
         self.closed_until_ns = 0
         self._closed_ns, _ = _CLOSED_NS
         self._in_time = 1.0
-        """How often its answers came before others' patience ended, of late."""
+        """Recent share of its answers that arrived before the others stopped waiting."""
         self._alone_until_ns = 0
         self._shared = shared
         self._own = self._round = Round(waves, is_shared=False)
         self._own.add(self)
 
     def came(self, door: Door) -> None:
-        """Requests came to a door, and no more are there to read: send them now, soon, or when others are answered."""
+        """Requests have arrived at a door: send them now, soon, or when others are answered."""
         self._round.came(door)
 
     def send_full(self, door: Door) -> None:
@@ -313,22 +314,22 @@ class Gathering:
         waiting = len(door.waiting)
         if waiting < door.most:
             return
-        if waiting > _MOST_WAITING:
-            door.leave_all()  # the full way counts and bounds them
-        elif self.under_way < max(_MOST_UNDER_WAY, self._instances):
+        if waiting > _MAX_WAITING:
+            door.leave_all()  # it enforces the bounds
+        elif self.under_way < max(_MAX_UNDER_WAY, self._instances):
             self.sent(door.send(full_only=True))
             self._waves.flush()
 
     @property
     def has_turn(self) -> bool:
-        """Whether waves that are not full may leave, were there no other queue."""
+        """Whether partly filled waves may leave, ignoring other queues."""
         if not (self._may_gather and self._is_proven):
-            return self.under_way < _MOST_UNPROVEN
+            return self.under_way < _MAX_UNPROVEN
         return self.under_way < (self._instances if self._infer_ns > _PARALLEL_NS else 1)
 
     @property
     def may_hold(self) -> bool:
-        """Whether the next waves may wait for callers who were just answered."""
+        """Whether the next waves may wait for clients that were just answered."""
         return self._is_proven and self._may_gather and self._infer_ns <= _PARALLEL_NS
 
     @property
@@ -337,24 +338,24 @@ class Gathering:
         return self._is_proven and self._may_gather and self._infer_ns <= most_ns
 
     def sent(self, count: int) -> None:
-        """So many waves left."""
+        """`count` waves have left."""
         self.under_way += count
         self._round.under_way += count
 
     def ended(self, count: int) -> None:
-        """A wave of so many requests is over."""
+        """A wave with `count` requests has ended."""
         self.under_way -= 1
         self._ended += 1
         self._round.under_way -= 1
         self._round.ended(self, count)
 
     def watch(self) -> None:
-        """Requests wait for an answer: see to it that they do not wait for long."""
+        """Bound the time that requests wait here for an answer."""
         if self._stall_timer is None:
-            self._stall_timer = asyncio.get_running_loop().call_later(_STALL_S, self._look, self._ended)
+            self._stall_timer = asyncio.get_running_loop().call_later(_STALL_S, self._check_stall, self._ended)
 
-    def _look(self, ended: int) -> None:
-        """Wait on if a wave was answered since; else this is a slow model, whose requests wait in the log."""
+    def _check_stall(self, ended: int) -> None:
+        """If no wave was answered since, the model is slow: send its requests to the log."""
         self._stall_timer = None
         if not (self.under_way and self._round.has(self)):
             return
@@ -369,15 +370,15 @@ class Gathering:
         self._in_time += (1.0 - self._in_time) / _WEIGHT
 
     def was_late(self) -> None:
-        """Others waited for it in vain: after some times it goes alone for a while."""
+        """Others waited for it in vain; after several times it leaves alone for a while."""
         self._in_time -= self._in_time / _WEIGHT
         if self._in_time < _HOLDS:
-            self._in_time = (1.0 + _HOLDS) / 2  # if it is late once more, that is found out sooner
-            self._alone_until_ns = monotonic_ns() + _APART_NS
+            self._in_time = (1.0 + _HOLDS) / 2  # detects the next lateness sooner
+            self._alone_until_ns = monotonic_ns() + _ALONE_NS
             self._go_to(self._own)
 
     def _go_to(self, other: Round) -> None:
-        """Leave with another round's queues from now on."""
+        """Leave with the queues of another round from now on."""
         if other is self._round:
             return
         doors = self._round.remove(self)
@@ -387,7 +388,7 @@ class Gathering:
             other.came(door)
 
     def measured(self, infer_ns: int) -> bool:
-        """The model took so long for a wave; False when it is too slow for waves."""
+        """Record the model's time for a wave; returns False if it is too slow for waves."""
         self._least_ns = min(infer_ns, self._least_ns or infer_ns)
         self._measured += 1
         if self._measured < _MEASURED:

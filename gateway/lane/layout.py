@@ -1,7 +1,7 @@
-"""Where in the bytes of a request its id and its tensors lie, and what all else is. Pure.
+"""Positions of the id and the tensors within the bytes of a request, and the bytes between them. Pure.
 
-Requests with the same layout are one request but for those parts: the rest is compared, not parsed. A trace context
-differs from request to request, too: before the bytes are compared, `NO_CONTEXT` takes its place.
+Requests with the same layout differ only in those parts, so the bytes between are compared instead of parsed. A trace
+context differs from request to request, too: before the bytes are compared, `NO_CONTEXT` takes its place.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _RAW = 7
 _LENGTH_DELIMITED = 2
 _CONTENTS = 5
 _AS_THEY_ARE = (6, 7)
-"""The typed contents whose bytes are those of the tensor: packed FP32 and FP64."""
+"""Typed contents with the same bytes as the raw tensor: packed FP32 and FP64."""
 
 
 class Layout:
-    """A request's bytes as fixed parts with parts of fixed lengths between them.
+    """A request's bytes as fixed parts with parts of fixed length between them.
 
-    `head` is what it begins with. `parts` are (start, end) of the id, if `id_bytes`, and then of the raw inputs;
-    `fixed` are (start, bytes) of what lies between and behind them.
+    `head` is the beginning. `parts` are (start, end) of the id, if `id_bytes`, and then of the raw inputs; `fixed` are
+    (start, bytes) of the parts between and behind them.
     """
 
     __slots__ = ("fixed", "head", "id_bytes", "only", "parts")
@@ -37,7 +37,7 @@ class Layout:
         self.fixed = tuple(fixed)
         self.id_bytes = id_bytes
         self.only = 0 if fixed or id_bytes or len(parts) != 1 else parts[0][0]
-        """Where the one raw input begins that all behind `head` is; 0 where there is more to it."""
+        """Start of the only raw input, if it is all that follows `head`; otherwise 0."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
@@ -67,7 +67,7 @@ class Layout:
         return Layout(head, parts, fixed, id_bytes)
 
     def behind(self, prefix: bytes) -> Layout:
-        """The same behind other bytes."""
+        """The layout with `prefix` before it."""
         by = len(prefix)
         return Layout(
             prefix + self.head,
@@ -77,7 +77,7 @@ class Layout:
         )
 
     def cut(self, data: bytes, at: int) -> tuple[tuple[bytes, ...], bytes] | None:
-        """The raw inputs and the id of a request that begins at `at` with `head`; None where it differs."""
+        """The raw inputs and the id of a request that begins at `at` with `head`; None if it does not match."""
         for start, part in self.fixed:
             if not data.startswith(part, at + start):
                 return None
@@ -88,11 +88,11 @@ class Layout:
             return tuple([data[at + start : at + end] for start, end in self.parts]), b""
         values = [data[at + start : at + end] for start, end in self.parts]
         request_id = values[0]
-        # what an id may hold is the full way's to judge, but for what most ids are
+        # other ids are left to the full way, which checks them
         return (tuple(values[1:]), request_id) if is_plain(request_id) else None
 
     def join(self, inputs: Sequence[Buffer], request_id: bytes) -> bytes:
-        """The bytes that `cut` cut."""
+        """The inverse of `cut`: the bytes of a request."""
         values: list[Buffer] = [request_id, *inputs] if self.id_bytes else list(inputs)
         pieces: list[tuple[int, Buffer]] = [(0, self.head), *self.fixed]
         pieces += [(start, value) for (start, _), value in zip(self.parts, values, strict=True)]
@@ -119,13 +119,14 @@ _PLAIN = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW
 
 
 def is_plain(request_id: bytes) -> bool:
-    """Whether an id is of letters, digits and `-_.:` alone: the same in protobuf, JSON and any encoding."""
+    """Whether an id has only letters, digits and `-_.:`, which are the same in protobuf, JSON and any encoding."""
     return _PLAIN.issuperset(request_id)
 
 
 def protobuf_layout(data: bytes, inputs: int) -> Layout | None:
-    """The layout of a `ModelInferRequest` whose inputs are all raw, or all typed FP32 or FP64; None for any other, and
-    for what is not written in the usual order.
+    """The layout of a `ModelInferRequest` with raw inputs only, or typed FP32 or FP64 ones; None for any other.
+
+    Also None if its fields are not in the usual order.
     """
     parts: list[tuple[int, int]] = []
     id_bytes = raw = typed = at = last = 0
@@ -163,7 +164,7 @@ def protobuf_layout(data: bytes, inputs: int) -> Layout | None:
 
 
 def _typed_values(data: bytes, at: int, end: int) -> tuple[int, int] | None:
-    """Where the values of an `InferInputTensor` lie, all of them in one packed field; an empty place without contents.
+    """Start and end of the values of an `InferInputTensor` with one packed field; an empty range without contents.
 
     None for contents of another form.
     """
@@ -186,7 +187,7 @@ def _typed_values(data: bytes, at: int, end: int) -> tuple[int, int] | None:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of the protobuf encoding, and where it ends."""
+    """A varint of protobuf, and its end."""
     value = shift = 0
     while at < len(data) and shift < 70:
         byte = data[at]

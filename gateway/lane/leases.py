@@ -1,6 +1,6 @@
-"""Room under a model's bounds that this gateway has reserved for its waves (docs/adr/0015).
+"""Leases of capacity: the part of a model's bounds that this gateway has reserved for its waves (docs/adr/0015).
 
-A wave is counted here, within the lease, and not in the log: so no wave costs the log a count, and no bound is passed.
+Waves are counted here, against the lease, and not in the log: a wave costs no count there, and no bound is exceeded.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from charonia.eventlog.port import Limits, Work
 _FIRST_REQUESTS = 256
 _FIRST_BYTES = 1 << 20
 _SHARE = 8
-"""No lease is more than this part of a bound: the others' requests must find room."""
+"""A lease is at most this fraction of a bound, to leave capacity to other gateways."""
 _FEW = 4
-"""Large waves that a lease has room for at least."""
+"""A lease has capacity for at least this many large waves."""
 _LEAST_BOUND = 4096
-"""Where fewer requests may wait, each is counted by itself."""
+"""With a lower bound of waiting requests, each request is counted by itself."""
 
 
 class Lease:
-    """One model's. `used_*` are requests and bytes of waves under way."""
+    """The lease of one model. `used_*` are requests and bytes of its waves in flight."""
 
     __slots__ = (
         "_asking",
@@ -48,14 +48,14 @@ class Lease:
 
     @property
     def is_possible(self) -> bool:
-        """Whether the bounds are so wide that a lease takes no room that others need."""
+        """Whether the bounds are wide enough for leases."""
         limits = self._limits
         return (not limits.requests or limits.requests >= _LEAST_BOUND) and (
             not limits.size_bytes or limits.size_bytes >= _SHARE * _FIRST_BYTES
         )
 
     def take(self, requests: int, size_bytes: int) -> bool:
-        """Count a wave; False where the lease has no room for it. `is_short` may be true afterwards."""
+        """Count a wave; False if it exceeds the lease. `is_short` may be True afterwards."""
         if self.used_requests + requests > self.held_requests or self.used_bytes + size_bytes > self.held_bytes:
             return False
         self.used_requests += requests
@@ -67,12 +67,12 @@ class Lease:
         """Whether more should be reserved."""
         if self._asking:
             return False
-        if not self.held_requests:  # it was ended by others, or never granted
+        if not self.held_requests:  # others ended it, or it was never granted
             return True
         return 2 * self.used_requests > self.held_requests or 2 * self.used_bytes > self.held_bytes
 
     def is_short_of(self, size_bytes: int) -> bool:
-        """Whether room for a wave of so many bytes, which there was none for, may be reserved."""
+        """Whether capacity for a wave of this size, which exceeded the lease, may be reserved."""
         most = self._limits.size_bytes // _SHARE
         is_full = self.used_bytes + size_bytes > self.held_bytes and not (most and self.held_bytes >= most)
         return self.is_short or (is_full and not self._asking)
@@ -82,9 +82,9 @@ class Lease:
         return not self.used_requests and not self._asking
 
     async def grow(self, least_bytes: int = 0) -> bool:
-        """Reserve room, or twice as much, or enough for a few waves of `least_bytes` beside those under way.
+        """Reserve capacity, or twice as much, or enough for a few more waves of `least_bytes`.
 
-        False when there is none, or the log cannot say.
+        Returns False if there is none, or the log cannot be reached.
         """
         limits = self._limits
         times = 1 if least_bytes else 2
@@ -108,13 +108,13 @@ class Lease:
         return granted
 
     async def end(self) -> None:
-        """Give back what was reserved. Raises what the log raises."""
+        """Release the lease. Raises what the log raises."""
         self.held_requests = self.held_bytes = 0
         await self._log.waves.lease(self._model, self._holder, 0, 0, self._limits)
 
 
 class Leases:
-    """Those of one gateway, by model. `spawn` runs what asks the log for more."""
+    """The leases of one gateway, by model. `spawn` runs requests to the log."""
 
     def __init__(
         self, log: Work, holder: str, limits: Limits, spawn: Callable[[Coroutine[Any, Any, Any]], object]
@@ -126,7 +126,7 @@ class Leases:
         self._held: dict[str, Lease] = {}
 
     def take(self, model: str, requests: int, size_bytes: int) -> bool:
-        """Count a wave of a model, and see to it that there is room for the next ones; False without room for it."""
+        """Count a wave, and reserve more capacity if it gets short; False if the lease has none for this wave."""
         lease = self._held.get(model)
         if lease is None or not lease.take(requests, size_bytes):
             if lease is not None and lease.is_short_of(size_bytes):
@@ -137,19 +137,19 @@ class Leases:
         return True
 
     def give_back(self, model: str, requests: int, size_bytes: int) -> None:
-        """A wave of a model has ended."""
+        """A wave has ended."""
         lease = self._held.get(model)
         if lease is not None:
             lease.used_requests -= requests
             lease.used_bytes -= size_bytes
 
     def has(self, model: str) -> bool:
-        """Whether room for a model's waves is reserved."""
+        """Whether capacity for a model's waves is reserved."""
         lease = self._held.get(model)
         return lease is not None and lease.held_requests > 0
 
     async def reserve(self, model: str) -> bool:
-        """Lease room for the waves of a model; False where there is none."""
+        """Lease capacity for a model's waves; False if there is none."""
         lease = self._held.get(model)
         if lease is None:
             lease = Lease(self._log, model, self._holder, self._limits)
@@ -158,28 +158,28 @@ class Leases:
             self._held[model] = lease
         return lease.held_requests > 0 or await lease.grow()
 
-    def were_ended(self) -> None:
-        """This gateway was taken for lost, so others ended them: reserve room again where it is needed."""
+    def mark_ended(self) -> None:
+        """Others ended the leases, because this gateway was presumed dead: reserve again when needed."""
         for lease in self._held.values():
             lease.held_requests = lease.held_bytes = 0
 
     def drop(self) -> None:
-        """The log is another one, and knows of none."""
+        """The log was replaced by another one, without leases."""
         self._held.clear()
 
     async def end_idle(self, used: Collection[str], closing: Callable[[str], None]) -> None:
-        """Give back those of models that are not used; `closing` is called with each before. Raises as the log does."""
+        """Release the leases of unused models; `closing` is called before each. Raises as the log does."""
         for model in [model for model, lease in self._held.items() if model not in used and lease.is_idle]:
             lease = self._held.pop(model)
             closing(model)
             try:
                 await lease.end()
             except CharoniaError:
-                self._held.setdefault(model, lease)  # to be ended later
+                self._held.setdefault(model, lease)  # retried later
                 raise
 
     async def close(self) -> None:
-        """Give all back."""
+        """Release all leases."""
         held, self._held = self._held, {}
         for lease in held.values():
             with contextlib.suppress(CharoniaError):

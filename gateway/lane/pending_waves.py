@@ -1,7 +1,7 @@
-"""The waves of one gateway: from a door into the log and from the reply to the callers.
+"""The waves of one gateway, from a door into the log and from the reply to the callers.
 
-A wave is answered by one reply; where an owner took it apart, by a response for each of its requests. Whichever comes
-first is a caller's answer. A wave that is gone from the log and has no reply in two looks is answered as unknown.
+A wave is answered by one reply, or, if its owner burst it, by a response to each request; the first answer counts. If a
+wave is gone from the log, and two checks found no reply, its outcome is reported as unknown.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SIZE = Struct("<I")
-_MOST_REPLY_BYTES = 1 << 28
-_LOOK_S = 1.0
+_MAX_REPLY_BYTES = 1 << 28
+_CHECK_INTERVAL_S = 1.0
 _IDLE_NS = 10_000_000_000
 _IDS_AT_ONCE = 64
 _LOG_PATIENCE_S = 1.0
@@ -58,7 +58,7 @@ _ASK_AGAIN_S = 0.02
 
 
 class Waves:
-    """`on_close(door)` forgets the signatures of a door; `doors()` gives the open ones."""
+    """The waves in flight. `on_close(door)` forgets the signatures of a door; `doors()` returns the open ones."""
 
     def __init__(
         self, log: QueueLog, dataplane: DataPlane, endpoint: str, limits: Limits, payloads: Payloads | None
@@ -77,29 +77,29 @@ class Waves:
         self.on_close: Callable[[Door], None] = lambda _door: None
         self.duplicates = 0
         self.requests = 0
-        """How many were sent."""
+        """Number of requests sent."""
         self.doors: Callable[[], Iterable[Door]] = tuple
         self.expiry = Expiry(self._outstanding, self._expire)
 
     # -- from a door into the log -------------------------------------------------------------------------------------
 
     def ready(self) -> None:
-        """A front has read what there was."""
+        """A front has read all its data: pass the touched doors to their queues."""
         touched = self.touched
         while touched:
             door = touched.pop()
             door.touched = False
             try:
                 door.gathering.came(door)
-            except Exception:  # requests of other doors leave all the same
+            except Exception:  # requests at other doors leave nevertheless
                 _log.exception("requests for model %r cannot leave", door.served.model)
 
     def begin(
         self, door: Door, calls: list[Call], size_bytes: int, references: Sequence[Reference] = ()
     ) -> PendingWave | None:
-        """A new wave, counted; None when there is no room for it: then its calls go the full way, which says why.
+        """Begin a wave, counted against its bounds; None if these are exceeded: the full way then raises the error.
 
-        The payloads at `references` end with the wave, or now.
+        The payloads at `references` are released with the wave, or now.
         """
         count = len(calls)
         model = door.served.model
@@ -107,7 +107,7 @@ class Waves:
             self.end_payloads(references)
             return None
         try:
-            self._pending.hold(0 if references else size_bytes)  # large requests hold theirs since they came
+            self._pending.hold(0 if references else size_bytes)  # large requests hold theirs since they arrived
         except ResourceExhausted:
             self.leases.give_back(model, count, size_bytes)
             self.end_payloads(references)
@@ -120,7 +120,7 @@ class Waves:
         return wave
 
     def hold(self, size_bytes: int) -> bool:
-        """Count a large request from now on, before its wave begins; False where this gateway holds too much."""
+        """Count a large request from its arrival on; False if this gateway holds too many bytes."""
         try:
             self._pending.hold(size_bytes)
         except ResourceExhausted:
@@ -146,7 +146,7 @@ class Waves:
         return self._ids[at:end]
 
     def send(self, wave: PendingWave, stream: bytes, pieces: list[Buffer]) -> bool:
-        """Append a wave to its queue; False when the log takes nothing now: it is as if it had not begun."""
+        """Append a wave to its queue; False if the log cannot take it now, and nothing was sent."""
         wave.stream = stream
         failpoints.hit("gateway.parsed")
 
@@ -182,7 +182,7 @@ class Waves:
     # -- from the reply to the callers --------------------------------------------------------------------------------
 
     def on_reply(self, record: Buffer) -> None:
-        """The answers to a wave."""
+        """Handle the reply to a wave."""
         try:
             reply = unpack_wave_reply(record)
             if reply.reference is not None and self.payloads is not None:
@@ -199,7 +199,7 @@ class Waves:
             return
         if wave.accepted:
             self._answer(wave, reply)
-        else:  # its durability level is not reached, or the log's word of it is on its way
+        else:  # its durability level is not reached, or the log's answer is on its way
             wave.reply = reply
 
     def _answer(self, wave: PendingWave, reply: WaveReply) -> None:
@@ -217,7 +217,7 @@ class Waves:
             door.ended(len(wave.calls))
 
     def on_response(self, response: ResponseRecord) -> bool:
-        """The answer to one request; False when it is none of a wave's."""
+        """Handle the response to one request; False if it belongs to no wave."""
         wave = self._under_way.get(response.id[:PREFIX_BYTES])
         index = response.id[PREFIX_BYTES]
         if wave is None or index >= len(wave.calls):
@@ -253,7 +253,7 @@ class Waves:
             wave.door.ended(len(wave.calls))
 
     def _fail(self, wave: PendingWave, error: CharoniaError) -> None:
-        """End what is left of a wave with an error of ours."""
+        """End the remaining calls of a wave with an error of this gateway."""
         for call in [call for call in wave.calls if call.wave is wave]:
             self._fail_one(wave, call, error)
 
@@ -267,7 +267,7 @@ class Waves:
     # -- deadlines ----------------------------------------------------------------------------------------------------
 
     def _outstanding(self) -> Iterable[Call]:
-        """The calls that may have deadlines: those at doors, and those of waves that hold any."""
+        """The calls that may have deadlines: those at doors, and those of waves with any."""
         for door in self.doors():
             yield from door.waiting
         for wave in self._under_way.values():
@@ -287,7 +287,7 @@ class Waves:
             call.signature.fail(call, error)
 
     async def _expire_in_log(self, wave: PendingWave, call: Call) -> None:
-        """Settle a request of a wave as expired, for which the wave is taken apart; only who wins that is told so."""
+        """Burst a wave to settle one of its requests as expired; if it was settled before, its answer comes."""
         served = wave.door.served
         key = keys.statistics(served.model, served.version, served.content_hash)
         increments = {"fail_count": 1, "fail_ns": monotonic_ns() - wave.sent_ns, "fail_REJECTED": 1}
@@ -308,7 +308,7 @@ class Waves:
                 self._fail_one(wave, call, LogUnavailable(OUTCOME_UNKNOWN))
 
     async def _burst(self, wave: PendingWave) -> None:
-        """Take a wave apart in the log, unless that was done or it is settled."""
+        """Burst a wave in the log, unless it was burst or settled."""
         pieces, wave.pieces = wave.pieces, None
         if pieces is not None:
             wave.burst = asyncio.ensure_future(self._burst_pieces(wave, pieces))
@@ -329,7 +329,7 @@ class Waves:
         self.leases.give_back(wave.model, len(wave.calls), wave.size_bytes)
 
     def abandoned(self, call: Call) -> None:
-        """The caller of a request that is under way has gone: its owner is told, should it not have begun."""
+        """The client of a request in flight has left: notify the owner, which cancels it if it is still queued."""
         wave = call.wave
         if wave is None:
             return
@@ -340,31 +340,31 @@ class Waves:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def close_door(self, door: Door) -> None:
-        """Requests of a door go the full way from now on."""
+        """Requests of a door take the full way from now on."""
         self.on_close(door)
         if door.waiting:
             door.gathering.sent(door.send())
             self.flush()
 
     def lose_all(self, error: CharoniaError) -> None:
-        """The log is another one, or the gateway ends: nothing under way is answered any more."""
+        """Fail all waves: the log was replaced, or the gateway ends."""
         for wave in list(self._under_way.values()):
             self._fail(wave, error)
 
     async def watch(self) -> None:
-        """See to it that no caller waits for ever, and give back leases that are not used."""
+        """Fail calls of lost waves, so that no caller waits for ever, and release unused leases."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
             try:
-                await self._look_after_lost()
+                await self._fail_lost()
                 await self._end_idle()
             except CharoniaError:
                 continue
             except Exception:
                 _log.exception("waves could not be checked")
 
-    async def _look_after_lost(self) -> None:
-        before_ns = monotonic_ns() - int(_LOOK_S * 1e9)
+    async def _fail_lost(self) -> None:
+        before_ns = monotonic_ns() - int(_CHECK_INTERVAL_S * 1e9)
         old = [wave for wave in self._under_way.values() if wave.accepted and wave.sent_ns < before_ns]
         for wave in old:
             (is_waiting,) = await self._log.waves.waiting(wave.stream, [wave.entry_id])
@@ -407,7 +407,7 @@ def response_in(reply: WaveReply, index: int) -> ResponseRecord:
 
 
 class ReplyServer:
-    """Takes the replies that executors of this machine write to this gateway's socket (docs/adr/0016)."""
+    """Receives replies from executors of this machine over this gateway's socket (docs/adr/0016)."""
 
     def __init__(self, waves: Waves) -> None:
         self._waves = waves
@@ -415,7 +415,7 @@ class ReplyServer:
         self._connections: set[asyncio.Transport] = set()
 
     async def start(self, path: str) -> None:
-        """Listen at a path; without one, or where that fails, replies come through the log."""
+        """Listen at `path`. If it is empty or that fails, replies arrive through the log."""
         if not path:
             return
         try:
@@ -433,14 +433,14 @@ class ReplyServer:
 
 
 class _Replies(asyncio.Protocol):
-    """One executor's connection."""
+    """The connection of one executor."""
 
     def __init__(self, waves: Waves, connections: set[asyncio.Transport]) -> None:
         self._waves = waves
         self._connections = connections
         self._transport: Any = None
         self._rest = bytearray()
-        """The beginning of a reply, of `_needed` bytes with its length."""
+        """The beginning of an incomplete reply; `_needed` is its size with its length."""
         self._needed = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -460,7 +460,7 @@ class _Replies(asyncio.Protocol):
         at, size = 0, len(data)
         while size - at >= _SIZE.size:
             (length,) = _SIZE.unpack_from(data, at)
-            if length > _MOST_REPLY_BYTES:
+            if length > _MAX_REPLY_BYTES:
                 _log.error("an executor wrote a reply of %d bytes", length)
                 self._transport.abort()
                 return

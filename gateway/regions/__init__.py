@@ -1,4 +1,4 @@
-"""Clients' shared memory: which regions are registered on this machine, and what requests read from and write to them.
+"""Clients' shared memory: the regions registered on this machine, and the tensors of requests in them.
 
 May import nothing else of the gateway. Begin reading at `client_regions`.
 """

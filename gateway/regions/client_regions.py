@@ -1,8 +1,7 @@
-"""Shared memory of clients: registering regions, and the tensors of requests that lie in them (H46-H51).
+"""Shared memory of clients: registers regions, and copies the tensors of requests that lie in them (H46-H51).
 
-A request's inputs are copied out of their regions before it is admitted, and its outputs into theirs when its answer
-has come; in between it is like any other. What is registered is `region_store`'s, how bytes are copied
-`region_memory`'s.
+A request's inputs are copied from their regions before admission, and its outputs to theirs after the answer; in
+between it is an ordinary request. `region_store` keeps registrations, `region_memory` copies bytes.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ from .region_memory import RegionMemory
 from .region_store import Region, RegionKind, RegionStore, Stamp, open_object
 
 DISABLED = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-"""Answers who would change what is registered, unless the server allows it (H51)."""
+"""Refuses changes of registrations, unless the server allows them (H51)."""
 
 MAX_NAME_BYTES = 1024
 MAX_KEY_BYTES = 255
-"""The longest name of a file, and so of a shared memory object."""
+"""The max length of a file name, and so of a shared memory object's."""
 _MAX_SIZE = 2**64 - 1
-"""Sizes are unsigned numbers of 64 bits, and texts say so."""
+"""Sizes are unsigned 64-bit numbers, as error texts say."""
 _RESERVED = ("triton_python_backend_shm_region_", "charonia-")
-"""What Triton keeps for its python backend, and where this server's own tensors lie."""
+"""Names that Triton reserves for its python backend, and those of this server's own tensors."""
 _IN_LOOP_BYTES = 256 * 1024
-"""Copying so much takes less time than handing it to a thread."""
+"""Copying this much takes less time than passing it to a thread."""
 _IN_LOOP_CALLS = 64
-"""Each copy is a call of the system."""
+"""Each copy is a system call."""
 MAX_REGIONS_AT_ONCE = 1024
-"""Of one request: each is opened, in the loop."""
+"""Max regions of one request: the event loop opens each."""
 
-Room = Callable[[int, int], memoryview | None]
+AllocateBody = Callable[[int, int], memoryview | None]
 Memory = RegionMemory | CudaMemory
 
 
 class DeliveredInRegions:
-    """The regions that one request reads from and writes to: they stay open until it is dropped."""
+    """The regions that one request reads from and writes to, open until this object is dropped."""
 
     __slots__ = ("_cuda", "_inputs", "_outputs")
 
@@ -64,13 +63,13 @@ class DeliveredInRegions:
     def input_bytes(self) -> int:
         return sum(part.size_bytes for _, _, part in self._inputs)
 
-    async def read(self, request: InferenceRequest, room: Room) -> None:
-        """Fill in the inputs. Raises `InvalidArgument` for a region that has become smaller."""
+    async def read(self, request: InferenceRequest, allocate: AllocateBody) -> None:
+        """Read the inputs. Raises `InvalidArgument` for a region that has become smaller."""
         wanted: list[tuple[int, Memory, RegionPart, Buffer]] = []
         for position, memory, part in self._inputs:
             size = part.size_bytes
-            # a tensor in a slot travels to executors of this machine without another copy
-            view = room(size, 0) if size >= BY_REFERENCE_BYTES else None
+            # executors of this machine read a tensor in a slot without another copy
+            view = allocate(size, 0) if size >= BY_REFERENCE_BYTES else None
             wanted.append((position, memory, part, bytearray(size) if view is None else view))
 
         def copy() -> None:
@@ -83,9 +82,9 @@ class DeliveredInRegions:
             request.inputs[position] = Tensor(tensor.name, tensor.datatype, tensor.shape, data)
 
     async def write(self, record: ResponseRecord) -> ResponseRecord:
-        """The answer as its caller sees it: outputs that were written to their regions have no bytes.
+        """The answer for the client: outputs that were written to regions have no bytes.
 
-        The record of a failure instead when that cannot be done.
+        If writing fails, the record of that failure.
         """
         if record.error is not None or not self._outputs:
             return record
@@ -123,30 +122,30 @@ class DeliveredInRegions:
             await asyncio.to_thread(copy)
 
     async def each(self, records: AsyncGenerator[ResponseRecord]) -> AsyncGenerator[ResponseRecord]:
-        """As `write`, of each response of a stream."""
+        """As `write`, for each response of a stream."""
         try:
             async for record in records:
                 yield await self.write(record)
-                del record  # the next one may be long in coming
+                del record  # free its memory while waiting for the next one
         finally:
             await records.aclose()
 
 
 class ClientRegions:
-    """Of one gateway; gateways of one machine with the same `directory` share what is registered.
+    """The regions of one gateway; gateways of one machine with the same `directory` share them.
 
-    `room` gives memory for large tensors. Each tenant has names of its own.
+    `allocate` returns memory for large tensors. Each tenant has its own names.
     """
 
     def __init__(
-        self, *, allowed: bool = False, directory: str = "", room: Room = lambda _size_bytes, _skew: None
+        self, *, allowed: bool = False, directory: str = "", allocate: AllocateBody = lambda _size_bytes, _skew: None
     ) -> None:
         self._allowed = allowed
-        self._room = room
+        self._allocate = allocate
         self._store = RegionStore(directory)
         self._cuda = CudaRegions()
         self._open: WeakValueDictionary[tuple[str, str, Stamp], Memory] = WeakValueDictionary()
-        """Those that requests use now: a region that is unregistered must not be kept from going."""
+        """Open regions of running requests; weak, so that an unregistered region is closed after them."""
 
     def close(self) -> None:
         self._cuda.close()
@@ -177,25 +176,25 @@ class ClientRegions:
             os.close(descriptor)
 
     async def check_cuda(self, name: str) -> None:
-        """Raise what refuses the memory of a GPU by its name alone, or as there is no GPU (H50)."""
+        """Raises errors about GPU memory that follow from the name alone, or from the lack of a GPU (H50)."""
         self.check_name(name, "cuda")
         await self._cuda.check_driver(name)
 
     async def register_cuda(self, name: str, handle: bytes, device_id: int, size_bytes: int, tenant: str = "") -> None:
-        """Register memory of a GPU; `handle` is what its owner made for other processes (H50)."""
+        """Register memory of a GPU; `handle` is its owner's handle for other processes (H50)."""
         await self.check_cuda(name)
         if self._store.find(tenant, name) is not None:
             raise _already(name)
         self._store.add(tenant, await self._cuda.run(lambda: self._cuda.checked(name, handle, device_id, size_bytes)))
 
     async def unregister(self, kind: RegionKind, name: str, tenant: str = "") -> None:
-        """Forget a region, or with "" all of a kind (H48). Requests under way still read from it and write to it."""
+        """Forget a region, or all of a kind for "" (H48). Running requests still use it."""
         self._check_allowed()
         if not name:
             await asyncio.to_thread(self._unregister_all, kind, tenant)
         elif (found := self._store.find(tenant, name)) is not None and found[1].kind == kind:
             self._store.remove(tenant, name)
-        if kind == "cuda":  # its owner may free it now: what earlier requests had open has been closed
+        if kind == "cuda":  # its owner may free it now: wait until memory of earlier requests is closed
             await self._cuda.run(lambda: None)
 
     def _unregister_all(self, kind: RegionKind, tenant: str) -> None:
@@ -203,7 +202,7 @@ class ClientRegions:
             self._store.remove(tenant, region.name)
 
     async def status(self, kind: RegionKind, name: str = "", tenant: str = "") -> list[Region]:
-        """A region, or with "" all of a kind (H46). Raises `NotFound`."""
+        """A region, or all of a kind for "" (H46). Raises `NotFound`."""
         if not name:
             return await asyncio.to_thread(self._store.all, tenant, kind)
         found = self._store.find(tenant, name)
@@ -222,7 +221,7 @@ class ClientRegions:
             raise Unsupported(DISABLED)
 
     def check_name(self, name: str, kind: RegionKind) -> None:
-        """Raise what refuses a registration by its name alone."""
+        """Raises errors about a registration that follow from its name alone."""
         self._check_allowed()
         if not name:
             raise InvalidArgument(f"'region name' is necessary to register {kind} shared memory region")
@@ -234,7 +233,7 @@ class ClientRegions:
     async def read(
         self, request: InferenceRequest, tenant: str, hold: Callable[[int], None], release: Callable[[int], None]
     ) -> DeliveredInRegions | None:
-        """Copy a request's inputs out of their regions; what keeps the regions of its outputs. None: it uses none.
+        """Copy a request's inputs from their regions; returns the open regions for its outputs, None if it uses none.
 
         `hold` counts the bytes while they are copied, and refuses too many. Raises H49's errors.
         """
@@ -252,13 +251,13 @@ class ClientRegions:
             return delivered
         hold(size)
         try:
-            await delivered.read(request, self._room)
+            await delivered.read(request, self._allocate)
         finally:
             release(size)
         return delivered
 
     def _opened(self, tenant: str, part: RegionPart, known: dict[str, tuple[Region, Memory]]) -> Memory:
-        """The region of a part that lies within it; `known` are those of the request. Raises H49's errors."""
+        """The open region that contains a part; `known` are the request's regions. Raises H49's errors."""
         name = part.region
         if name not in known and len(known) >= MAX_REGIONS_AT_ONCE:
             raise InvalidArgument(f"request uses more than {MAX_REGIONS_AT_ONCE} shared memory regions")
@@ -295,7 +294,7 @@ def _already(name: str) -> CharoniaError:
 
 
 def _check_key(name: str, key: str) -> None:
-    """Raises `InvalidArgument` for a key of nothing, or of what is not the client's."""
+    """Raises `InvalidArgument` for an empty key, or one of an object that is not a client's."""
     bare = key.lstrip("/")
     if not bare:
         raise InvalidArgument(

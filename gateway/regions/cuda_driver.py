@@ -1,7 +1,7 @@
-"""NVIDIA's driver library, as far as memory of other processes needs it (H50).
+"""The functions of NVIDIA's driver library for memory of other processes (H50).
 
-The library is opened by the first registration of such memory, never before. A call may block for as long as the
-driver does, with the interpreter released; `cuda_memory` says in which thread.
+The first registration of such memory opens the library. Calls block as long as the driver does, with the interpreter
+lock released; `cuda_memory` runs them in its thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from charonia.tensors import Buffer
 from .region_store import HANDLE_BYTES
 
 _ENABLE_PEER_ACCESS = 1
-"""The only flag that there is for opening memory, and the one that Triton gives."""
+"""The only flag for opening memory; Triton passes it too."""
 
 
 class _Handle(ctypes.Structure):
@@ -38,7 +38,7 @@ class CudaDriver(CudaLibrary):
     """The library's calls for memory of other processes."""
 
     def __init__(self) -> None:
-        """Raises `CudaError` where there is no library, or no device that it can use."""
+        """Raises `CudaError` without the library, or without a usable device."""
         super().__init__(_CALLS)
 
     def open(self, handle: bytes, device_id: int) -> tuple[int, int]:
@@ -56,18 +56,18 @@ class CudaDriver(CudaLibrary):
         return address.value, size.value - (address.value - base.value)
 
     def close(self, address: int, device_id: int) -> None:
-        """Raises `CudaError`."""
+        """Close another process's memory. Raises `CudaError`."""
         with self.current(device_id):
             self.call("cuIpcCloseMemHandle", address)
 
     def read(self, address: int, device_id: int, into: memoryview | bytearray) -> None:
-        """Raises `CudaError`."""
+        """Copy device memory into `into`. Raises `CudaError`."""
         target = np.frombuffer(into, np.uint8)
         with self.current(device_id):
             self.call("cuMemcpyDtoH_v2", target.ctypes.data, address, target.nbytes)
 
     def write(self, address: int, device_id: int, data: Buffer) -> None:
-        """Returns when the device has the bytes. Raises `CudaError`."""
+        """Copy `data` to the device; returns once it is there. Raises `CudaError`."""
         source = np.frombuffer(data, np.uint8)
         with self.current(device_id):
             self.call("cuMemcpyHtoD_v2", address, source.ctypes.data, source.nbytes)

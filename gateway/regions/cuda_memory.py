@@ -1,6 +1,6 @@
-"""Regions in the memory of GPUs: checking what is registered, and the bytes of one that is open (H49, H50).
+"""Regions in GPU memory: checks registrations, and copies bytes of open ones (H49, H50).
 
-All of it is done in one thread of its own: a device that hangs holds up requests that use its memory, and nothing else.
+All calls run in one thread of their own: a device that hangs delays only requests that use its memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REFUSED = "failed to register shared memory region{}: invalid args"
 
 
 class CudaRegions:
-    """Of one gateway. Memory is open while requests use it, so that its owner may free it once it is unregistered."""
+    """The GPU regions of one gateway. Memory is open only while requests use it, so that its owner can free it."""
 
     def __init__(self) -> None:
         self._driver: CudaDriver | None = None
@@ -38,22 +38,22 @@ class CudaRegions:
         self._thread.shutdown(wait=False)
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """Do something in the thread, after all that was begun there before."""
+        """Run a function in the thread, after all that were submitted before."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def submit(self, work: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the gateway has ended, and with it all that it had open
+        with contextlib.suppress(RuntimeError):  # the gateway has ended, and released all memory
             self._thread.submit(work)
 
     def driver(self) -> CudaDriver:
-        """Blocks until the library is there. Raises `CudaError`."""
+        """The library; blocks until it is loaded. Raises `CudaError`."""
         with self._lock:
             if self._driver is None:
                 self._driver = CudaDriver()
             return self._driver
 
     async def check_driver(self, name: str) -> None:
-        """Raise `InvalidArgument` where there is no GPU (H50)."""
+        """Raises `InvalidArgument` without a GPU (H50)."""
         try:
             await self.run(self.driver)
         except CudaError as error:
@@ -63,7 +63,7 @@ class CudaRegions:
             ) from None
 
     def checked(self, name: str, handle: bytes, device_id: int, size_bytes: int) -> Region:
-        """The region that may be registered; for the thread. Raises `InvalidArgument` (H50)."""
+        """The region, checked for registration; runs in the thread. Raises `InvalidArgument` (H50)."""
         try:
             if len(handle) != HANDLE_BYTES:
                 raise CudaError("invalid handle")
@@ -78,7 +78,7 @@ class CudaRegions:
 
 
 class CudaMemory:
-    """As `RegionMemory`. The handle is opened by the first use, and closed with the last request that uses it."""
+    """Bytes of a region, as `RegionMemory`. The first use opens the handle, the last request closes it."""
 
     __slots__ = ("__weakref__", "_address", "_lock", "_regions", "region")
 
@@ -94,14 +94,14 @@ class CudaMemory:
             self._regions.submit(lambda: _close(driver, address, device_id))
 
     def read(self, offset: int, into: memoryview | bytearray) -> None:
-        """Fill `into` from `offset` of the region. Raises `InternalError`, as for memory that its owner has freed."""
+        """Fill `into` from `offset` of the region. Raises `InternalError`, also for memory that its owner has freed."""
         try:
             self._regions.driver().read(self._opened() + offset, self.region.device_id, into)
         except CudaError as error:
             raise self._failed("read", error) from None
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Put `data` at `offset` of the region. Raises `InternalError`."""
+        """Copy `data` to `offset` of the region. Raises `InternalError`."""
         try:
             self._regions.driver().write(self._opened() + offset, self.region.device_id, data)
         except CudaError as error:
@@ -124,5 +124,5 @@ class CudaMemory:
 
 
 def _close(driver: CudaDriver, address: int, device_id: int) -> None:
-    with contextlib.suppress(CudaError):  # of a device that is lost
+    with contextlib.suppress(CudaError):  # the device may be lost
         driver.close(address, device_id)

@@ -1,8 +1,8 @@
-"""The bytes of a system region that is open (H49).
+"""The bytes of an open system region (H49).
 
-They are read and written through the region's descriptor (`preadv`, `pwrite`), never through a mapping: when a client
-has made its object smaller, a read comes back short and is an error of this request. To touch such a page of a mapping
-would be SIGBUS, the end of this process and of everybody's requests.
+They are read and written through the region's descriptor (`preadv`, `pwrite`), not through a mapping: if the client has
+made the object smaller, a read is short and this request fails. Accessing such a page of a mapping would raise SIGBUS
+and end the process with all its requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .region_store import Region
 
 
 class RegionMemory:
-    """One open region. The descriptor is closed with the last request that uses it."""
+    """One open region. Its descriptor is closed with the last request that uses it."""
 
     __slots__ = ("__weakref__", "_descriptor", "region")
 
@@ -30,7 +30,7 @@ class RegionMemory:
             os.close(self._descriptor)
 
     def read(self, offset: int, into: memoryview | bytearray) -> None:
-        """Fill `into` from `offset` of the region. Raises `InvalidArgument` when the object has become smaller."""
+        """Fill `into` from `offset` of the region. Raises `InvalidArgument` if the object has become smaller."""
         view, at, done = memoryview(into), self.region.offset + offset, 0
         while done < len(view):
             try:
@@ -42,15 +42,15 @@ class RegionMemory:
             done += size
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Put `data` at `offset` of the region. Raises `InvalidArgument` when the object has become smaller."""
+        """Write `data` at `offset` of the region. Raises `InvalidArgument` if the object has become smaller."""
         view, at, done = memoryview(data).cast("B"), self.region.offset + offset, 0
         try:
-            # a write past the end would make the client's object larger again
+            # a write past the end would enlarge the client's object again
             if os.fstat(self._descriptor).st_size < at + len(view):
                 raise self._too_small()
             while done < len(view):
                 done += os.pwrite(self._descriptor, view[done:], at + done)
-        except OSError as error:  # no space for pages that were never written, for one
+        except OSError as error:  # for example no space for pages that were never written
             raise self._failed("written", error) from None
 
     def _too_small(self) -> InvalidArgument:

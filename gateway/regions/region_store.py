@@ -1,8 +1,8 @@
-"""The regions that are registered on this machine, in a directory that its gateways share (H46-H48).
+"""The regions registered on this machine, in a directory that its gateways share (H46-H48).
 
 A region is a directory `<root>/<digest of its tenant and name>/`: `about.json` describes it, and `memory` is a hard
-link to the object it is in, so that every gateway opens the same object, whatever becomes of its key. A rename puts a
-region there and takes it away, so that of two gateways that register one name one is refused, without a lock.
+link to its object, so that every gateway opens the same object even if its key is reused. A rename adds or removes a
+region, so that one of two gateways that register the same name is refused, without a lock.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from charonia.errors import AlreadyExists, InternalError, ResourceExhausted
 from charonia.eventlog.payloads import REGIONS
 
 HANDLE_BYTES = 64
-"""The size of a handle of a GPU's memory."""
+"""The size of a handle of GPU memory."""
 MAX_REGIONS = 4096
-"""Of one machine."""
+"""Max regions of one machine."""
 _ABOUT = "about.json"
 _MEMORY = "memory"
 _UNFINISHED = "."
 _UNFINISHED_S = 60.0
-"""What a gateway that died in the middle of a registration left is removed when it is so old."""
+"""Unfinished registrations of a gateway that died are removed at this age."""
 _MEMORY_ROOT = "/dev/shm"
 _MOST_KNOWN = 4096
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-"""No link is followed, and a pipe under the name does not block."""
+"""Links are not followed, and a pipe of that name does not block."""
 
 RegionKind = Literal["system", "cuda"]
 Stamp = tuple[int, int]
-"""Changes with every registration."""
+"""Differs for every registration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A registered region; `device` and `inode` say which object a system region is in.
+    """A registered region; `device` and `inode` identify the object of a system region.
 
-    The `key` of a region of a GPU is the handle of its memory, in base64.
+    The `key` of a GPU region is the handle of its memory, in base64.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Region:
 
 
 def open_object(key: str) -> int:
-    """A descriptor of the shared memory object with this key, as shm_open(3) finds it. Raises `InternalError`."""
+    """A descriptor of the shared memory object with this key, as shm_open(3) returns it. Raises `InternalError`."""
     name = key.lstrip("/")
     try:
         if not name or "/" in name or "\0" in name:
@@ -70,9 +70,9 @@ def open_object(key: str) -> int:
 
 
 class RegionStore:
-    """The regions of one machine; `directory` "" for those of this process alone.
+    """The regions of one machine; with `directory` "" of this process alone.
 
-    `find` costs a system call, `all` one for each region.
+    `find` costs one system call, `all` one for each region.
     """
 
     def __init__(self, directory: str) -> None:
@@ -86,9 +86,9 @@ class RegionStore:
             shutil.rmtree(self._root, ignore_errors=True)
 
     def add(self, tenant: str, region: Region, descriptor: int | None = None) -> None:
-        """Register a region; `descriptor` is of the object of a system region.
+        """Register a region; `descriptor` is that of a system region's object.
 
-        Raises `AlreadyExists`, `ResourceExhausted`, and `InternalError` when the directory cannot be written.
+        Raises `AlreadyExists`, `ResourceExhausted`, and `InternalError` if the directory cannot be written.
         """
         root = self._made()
         unfinished = root / f"{_UNFINISHED}{secrets.token_hex(8)}"
@@ -114,12 +114,12 @@ class RegionStore:
             _clear(unfinished)
 
     def find(self, tenant: str, name: str) -> tuple[Stamp, Region] | None:
-        """The region with this name, as every gateway of the machine has it at this moment."""
+        """The region with this name, as every gateway of the machine sees it now."""
         found = self._about(self._path(tenant, name))
         return None if found is None else (found[0], found[2])
 
     def open(self, tenant: str, region: Region) -> int:
-        """A descriptor of the object of a system region. Raises `InternalError` when it is gone."""
+        """A descriptor of a system region's object. Raises `InternalError` if it is gone."""
         try:
             descriptor = os.open(f"{self._path(tenant, region.name)}/{_MEMORY}", _FLAGS)
         except FileNotFoundError:
@@ -127,7 +127,10 @@ class RegionStore:
         except OSError:
             raise InternalError(f"Unable to open shared memory region: '{region.key}'") from None
         status = os.fstat(descriptor)
-        if (status.st_dev, status.st_ino) != (region.device, region.inode):  # another one took its key, or its name
+        if (status.st_dev, status.st_ino) != (
+            region.device,
+            region.inode,
+        ):  # another object has its key now
             os.close(descriptor)
             raise InternalError(f"Unable to open shared memory region: '{region.key}'")
         return descriptor
@@ -141,7 +144,7 @@ class RegionStore:
         return sorted((region for region in regions if region.kind == kind), key=lambda region: region.name)
 
     def remove(self, tenant: str, name: str) -> None:
-        """Forget a region; one that is not there is no error. Descriptors that are open stay."""
+        """Forget a region, if it is registered. Open descriptors stay open."""
         root = self._existing()
         if root is None:
             return
@@ -164,7 +167,7 @@ class RegionStore:
         return self._root
 
     def _made(self) -> Path:
-        """The directory, made by the first registration. Raises `InternalError`."""
+        """The directory, made for the first registration. Raises `InternalError`."""
         root = self._existing()
         if root is not None and root.is_dir():
             return root
@@ -182,7 +185,7 @@ class RegionStore:
         return self._root
 
     def _about(self, path: str) -> tuple[Stamp, str, Region] | None:
-        """What is registered at a path: its stamp, its tenant and the region; None when it has just been removed."""
+        """Stamp, tenant and region at a path; None if it was just removed."""
         file = f"{path}/{_ABOUT}"
         try:
             status = os.stat(file)
@@ -202,7 +205,7 @@ class RegionStore:
         return found
 
     def _entries(self) -> list[str]:
-        """The paths of registered regions; what was never finished and is old is removed."""
+        """The paths of registered regions; removes old unfinished ones."""
         root = self._existing()
         found: list[str] = []
         with contextlib.suppress(OSError):
@@ -216,7 +219,7 @@ class RegionStore:
 
 
 def _clear(directory: Path) -> None:
-    """Remove the directory of a region, if it is there; cheaper than a walk, as many may go at once."""
+    """Remove a region's directory, if it exists; faster than a recursive walk, as there may be many."""
     for name in (_ABOUT, _MEMORY):
         with contextlib.suppress(OSError):
             os.unlink(f"{directory}/{name}")

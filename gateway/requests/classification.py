@@ -21,15 +21,15 @@ _FLOATS = frozenset((DataType.FP32, DataType.FP64))
 def classified(
     outputs: Sequence[Tensor], classes: Mapping[str, int], batching: bool, labels: Mapping[str, list[str]]
 ) -> list[Tensor]:
-    """The outputs, those that `classes` names as their best values. Raises as `classify`."""
+    """The outputs; those named in `classes` are replaced by their best values. Raises as `classify`."""
     return [classify(t, classes[t.name], batching, labels.get(t.name, [])) if t.name in classes else t for t in outputs]
 
 
 def classify(tensor: Tensor, count: int, batching: bool, labels: list[str]) -> Tensor:
     """BYTES tensor [batch, k] (or [k] without batching) of the k = min(count, classes) largest values, descending.
 
-    Equal values keep their index order; NaN counts as the least. `labels[i]` names index i, "" or missing for none.
-    Raises `InvalidArgument` for a type that has no order here and for more than `MAX_ELEMENTS` values.
+    Equal values keep their index order; NaN is the smallest. `labels[i]` names index i, "" or missing for none.
+    Raises `InvalidArgument` for a type without an order, and for more than `MAX_ELEMENTS` values.
     """
     if tensor.datatype in _UNSUPPORTED:
         raise InvalidArgument(f"class result not available for output due to unsupported type '{tensor.datatype.name}'")

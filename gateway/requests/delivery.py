@@ -1,7 +1,6 @@
-"""How a caller wants an inference delivered, and what it sees of a job. Pure data.
+"""How a caller wants an inference delivered, and a job as its caller sees it. Pure data.
 
-The same for every protocol: fronts fill `DeliveryOptions` and render the rest; `gateway.jobs.jobs` gives them their
-meaning.
+The same for every protocol: fronts fill `DeliveryOptions` and write the rest; `gateway.jobs.jobs` implements them.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from typing import Any, Literal
 from charonia.facts.jobs import JobState
 
 JOB_NOT_FOUND = "job not found"
-"""The one text for a job that is absent, forgotten, of another tenant, or whose id is no id."""
+"""The same text for a job that is absent, forgotten or of another tenant, and for an invalid id."""
 
 WEBHOOK_EVENTS = ("succeeded", "failed", "cancelled", "expired")
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as `Handler.identify` found out. `scoped`: sees only jobs of `tenant` (tenants are configured)."""
+    """A caller, as `Handler.identify` finds it. `scoped`: it sees only jobs of `tenant` (tenants are configured)."""
 
     tenant: str = ""
     scoped: bool = False
@@ -31,7 +30,7 @@ ANYONE = Caller()
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where to post the end of a job; `events` are the terminal states that are posted."""
+    """The URL to which a job's end is posted; `events` are the terminal states that are posted."""
 
     url: str
     events: tuple[str, ...] = WEBHOOK_EVENTS
@@ -39,12 +38,12 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryOptions:
-    """What a caller asked beyond the inference itself. None in its place stands for the defaults and costs nothing.
+    """A caller's options beyond the inference itself. Pass None instead for the defaults: that costs nothing.
 
-    `respond_async` tells the front which method to call: `submit_job` or `infer`. `durability` is memory, fsync or
-    replicated:<n>, "" for the server's; `retention_s` 0 the server's or the model's. `on_disconnect` "" is the
-    default: cancel without an idempotency key, keep with one. The deadline is the request's own (`deadline_ns`).
-    `form` is the front's note on how the answer is to be written; it is kept with the job and given back by its view.
+    `respond_async` makes the front call `submit_job` instead of `infer`. `durability` is memory, fsync or
+    replicated:<n>, "" for the server's; `retention_s` 0 means the server's or the model's. `on_disconnect` "" is the
+    default: cancel without an idempotency key, keep with one. The deadline is the request's (`deadline_ns`). `form`
+    describes how the front will write the answer; it is kept with the job and returned in its view.
     """
 
     respond_async: bool = False
@@ -58,7 +57,7 @@ class DeliveryOptions:
 
 
 AS_USUAL = DeliveryOptions()
-"""Of a caller that asked for nothing more."""
+"""The options of a caller without preferences."""
 
 
 def is_job(options: DeliveryOptions) -> bool:
@@ -67,7 +66,7 @@ def is_job(options: DeliveryOptions) -> bool:
 
 
 def asks_nothing_more(options: DeliveryOptions) -> bool:
-    """Whether a synchronous call with these options asks for nothing more than its answer."""
+    """Whether a synchronous call with these options needs nothing but its answer."""
     if options is AS_USUAL:
         return True
     kept = options.durability or options.retention_s
@@ -78,9 +77,8 @@ def asks_nothing_more(options: DeliveryOptions) -> bool:
 class JobReceipt:
     """A job was accepted, or (`created` False) its key was known and this is the earlier job.
 
-    `durability` is the level reached. `position` is one more than the jobs served before it
-    (`charonia.facts.jobs`), of the `total` active ones of the model, 0 once it runs; `eta_s` is None when nothing
-    is known to estimate from.
+    `durability` is the level reached. `position` is one more than the number of jobs served before it
+    (`charonia.facts.jobs`), among the model's `total` active ones; 0 once it runs. `eta_s` is None without statistics.
     """
 
     id: str
@@ -95,7 +93,7 @@ class JobReceipt:
 
 @dataclass(frozen=True, slots=True)
 class JobTimings:
-    """Wall clock in us since the epoch, 0 for not yet: accepted, first batched, ended; and the spans between.
+    """Times in us since the epoch, 0 if not reached: accepted, first batched, ended; and the spans between, in seconds.
 
     `queue_s` and `execute_s` grow while the job waits or runs.
     """
@@ -109,10 +107,10 @@ class JobTimings:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as its caller sees it. `position` and `total` as in `JobReceipt`, both 0 in lists and once it has ended.
+    """A job as its caller sees it. `position` and `total` as in `JobReceipt`; both 0 in lists and once it has ended.
 
-    `wait_reason` is a sentence, empty once the job has ended; `error` the failure's message, empty without one;
-    `client_id` the request id its caller gave.
+    `wait_reason` is a sentence, empty once the job has ended; `error` is the failure's message, empty without one;
+    `client_id` is the request id in its call.
     """
 
     id: str
@@ -131,18 +129,18 @@ class JobView:
     client_id: str
     has_result: bool = False
     expires_us: int = 0
-    """When an ended job is forgotten at the latest, 0 while it has not ended."""
+    """When an ended job is forgotten at the latest; 0 while it is active."""
     form: Mapping[str, Any] = field(default_factory=dict)
     """`DeliveryOptions.form` of the submission."""
     webhook: Mapping[str, Any] = field(default_factory=dict)
-    """How far the webhook of an ended job has come (`gateway.webhooks.deliveries`); empty without one, and in lists."""
+    """The delivery state of an ended job's webhook (`gateway.webhooks.deliveries`); empty without one, and in lists."""
     decoupled: bool = False
-    """Whether its model may answer more than once."""
+    """Whether its model is decoupled."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs: "" and None match all."""
+    """Selects jobs; "" and None match all."""
 
     model: str = ""
     state: JobState | None = None
@@ -151,7 +149,7 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Active jobs first (oldest first), then ended ones (newest first); `cursor` asks for more, "" for no more."""
+    """Active jobs (oldest first), then ended ones (newest first). `cursor` continues the list, "" at its end."""
 
     jobs: tuple[JobView, ...]
     cursor: str

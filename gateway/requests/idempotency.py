@@ -1,6 +1,6 @@
-"""What an Idempotency-Key stands for, and what counts as the same request. Pure.
+"""Digests of an Idempotency-Key, and of a request: equal digests are the same request. Pure.
 
-Digests are 16 bytes. Every part is preceded by its length, so that no two requests have one text.
+Digests are 16 bytes. The length precedes every part, so that different requests never have the same text.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _SHAPE = struct.Struct("<q")
 
 
 def check_key(key: str) -> None:
-    """Raise `InvalidArgument` for a key that is too long."""
+    """Raises `InvalidArgument` for a key that is too long."""
     size = len(key.encode("utf-8", "surrogateescape"))
     if size > MAX_IDEMPOTENCY_KEY_BYTES:
         raise InvalidArgument(f"Idempotency-Key of {size} bytes exceeds the maximum of {MAX_IDEMPOTENCY_KEY_BYTES}")
 
 
 def key_digest(tenant: str, model: str, key: str) -> bytes:
-    """A key belongs to one tenant and one model."""
+    """The digest of a key, which belongs to one tenant and one model."""
     digest = _Digest()
     for text in (tenant, model, key):
         digest.text(text)
@@ -33,9 +33,9 @@ def key_digest(tenant: str, model: str, key: str) -> bytes:
 
 
 def request_digest(request: InferenceRequest) -> bytes:
-    """Model, version as asked, tensors, outputs, parameters and priority: what decides about the answer.
+    """The digest of what determines the answer: model, requested version, tensors, outputs, parameters and priority.
 
-    Not the request's id, its deadline or timeout: a retry may have others.
+    The request's id, deadline and timeout are not included: a retry may have others.
     """
     digest = _Digest()
     digest.text(request.model)

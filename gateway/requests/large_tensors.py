@@ -1,6 +1,6 @@
-"""What takes time in proportion to a tensor's elements, as tasks of a worker process (`charonia.offload`). Pure.
+"""Work that takes time in proportion to a tensor's elements, as tasks of a worker process (`charonia.offload`). Pure.
 
-Small tensors are treated where they are, by `charonia.calls.admission` and `classification`.
+Small tensors are processed in the event loop, by `charonia.calls.admission` and `classification`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from charonia.tensors import Buffer, Tensor, check_bytes_elements
 from .classification import classified
 
 _MANY_ELEMENTS = 32_768
-"""So many length prefixes are followed in 5 ms."""
+"""Reading this many length prefixes takes 5 ms."""
 
 _MANY_BYTES = 16_384
-"""Outputs that are classified: so many values of a byte are sorted and written in 15 ms."""
+"""Sorting and writing this many one-byte values as classes takes 15 ms."""
 
 _HERE = __name__
 
 
 async def check_elements(offload: Offload, request: InferenceRequest) -> None:
-    """Have the elements of large BYTES inputs counted; admission takes what was found (`InferenceRequest.elements`)."""
+    """Have the elements of large BYTES inputs counted; admission uses the result (`InferenceRequest.elements`)."""
     for tensor in request.inputs:
         if tensor.datatype is not DataType.BYTES or len(tensor.data) < _MANY_ELEMENTS:
             continue
@@ -37,7 +37,7 @@ async def check_elements(offload: Offload, request: InferenceRequest) -> None:
             continue
         expected = prod(tensor.shape)
         if not _MANY_ELEMENTS < expected <= len(tensor.data):
-            continue  # few, or more than there is room for: the check stops where the bytes end
+            continue  # few, or more than the bytes can hold: the check ends with the bytes
         task = Task(f"{_HERE}:count", [expected, tensor.name, request.model], (tensor.data,))
         if request.elements is None:
             request.elements = {}
@@ -50,7 +50,7 @@ def count(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
 
 
 def complaint(data: Buffer, expected: int, name: str, model: str) -> str:
-    """What is wrong with BYTES elements, "" for nothing."""
+    """The fault of BYTES elements, "" for none."""
     try:
         check_bytes_elements(data, expected, name=name, model=model)
     except InvalidArgument as error:
@@ -61,7 +61,7 @@ def complaint(data: Buffer, expected: int, name: str, model: str) -> str:
 async def classify_large(
     offload: Offload, response: InferenceResponse, classes: Mapping[str, int], served: ServedVersion
 ) -> tuple[InferenceResponse, Mapping[str, int]]:
-    """The response, large outputs replaced by their best values, and the classes that are left to do."""
+    """The response with large outputs replaced by their best values, and the classes that remain to be done."""
     outputs = [tensor for tensor in response.outputs if tensor.name in classes]
     if sum(len(tensor.data) for tensor in outputs) <= _MANY_BYTES:
         return response, classes

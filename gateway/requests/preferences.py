@@ -1,7 +1,7 @@
-"""What callers write about delivery, in headers, metadata or request parameters, as `DeliveryOptions`. Pure.
+"""Delivery preferences in headers, metadata or request parameters, as `DeliveryOptions`. Pure.
 
-Every protocol has the same words: a parameter `charonia_<word>`, or a header (metadata key) of `HEADERS`. A header wins
-over the parameter. Where the words stand is the fronts'; what they lead to `gateway.jobs.jobs`'.
+Every protocol has the same ones: a parameter `charonia_<word>`, or a header (metadata key) of `HEADERS`. A header
+overrides the parameter. Fronts extract them; `gateway.jobs.jobs` implements them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETENTION = "charonia_retention_s"
 TIMEOUT = "charonia_timeout_ms"
 
 PARAMETERS = frozenset((PREFER, KEY, WEBHOOK, EVENTS, ON_DISCONNECT, DURABILITY, RETENTION, TIMEOUT))
-"""Request parameters about delivery; no model sees them."""
+"""Request parameters about delivery, which models do not see."""
 
 HEADERS: Mapping[bytes, str] = {
     b"prefer": PREFER,
@@ -39,12 +39,12 @@ HEADERS: Mapping[bytes, str] = {
     b"charonia-retention": RETENTION,
     b"charonia-timeout-ms": TIMEOUT,
 }
-"""Header names in lower case to the parameters they stand for."""
+"""Header names in lower case, and the parameters that they stand for."""
 
 HEADER_NAMES = frozenset(HEADERS)
 
 MAX_WAIT_S = 60.0
-"""A connection is held open for at most this long by a `wait`, so that proxies in between do not cut it."""
+"""Max time that `wait` holds a connection open, so that proxies in between do not close it."""
 
 _MAX_NUMBER = 2**53
 _WHOLE = re.compile(r"[0-9]{1,16}")
@@ -53,9 +53,9 @@ _SECONDS = re.compile(r"[0-9]{1,16}(?:\.[0-9]{1,9})?")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a caller wishes. `wait_s` > 0: answer the ordinary way if the job ends within it (RFC 7240).
+    """A caller's preferences. `wait_s` > 0: answer in the ordinary way if the job ends within it (RFC 7240).
 
-    `deadline_ns` is that of a relative timeout, 0 for none; `applied` the preferences that count, for
+    `deadline_ns` follows from a relative timeout, 0 for none; `applied` lists honoured preferences, for
     Preference-Applied.
     """
 
@@ -66,9 +66,10 @@ class Wish:
 
 
 def words_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Parameters:
-    """The delivery words among headers; a repeated Prefer is one list (RFC 7240).
+    """The delivery preferences in headers; a repeated Prefer is one list (RFC 7240).
 
-    Raises `InvalidArgument` for another one that is given twice and differs: a proxy may have meant only one of them.
+    Raises `InvalidArgument` for another header that occurs twice with different values: a proxy may have honoured only
+    one.
     """
     words: Parameters = {}
     for name, value in headers:
@@ -80,7 +81,7 @@ def words_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> Parameters:
 
 
 def add_word(words: Parameters, key: str, name: str, text: str) -> None:
-    """Add what a header says. Raises as `words_of_headers`."""
+    """Add the preference in a header. Raises as `words_of_headers`."""
     if key == PREFER and PREFER in words:
         text = f"{words[PREFER]},{text}"
     elif words.get(key, text) != text:
@@ -89,7 +90,7 @@ def add_word(words: Parameters, key: str, name: str, text: str) -> None:
 
 
 def read_wish(words: Parameters, now_ns: int, *, form: Mapping[str, Any], caller: Caller = ANYONE) -> Wish:
-    """`words` are parameters by name, `now_ns` the wall clock. Raises `InvalidArgument` for a value that is none."""
+    """Interpret preferences: `words` are parameters by name, `now_ns` the wall clock. Raises `InvalidArgument`."""
     respond_async, wait_s = _preferences(_text(words, PREFER))
     key = _text(words, KEY)
     if KEY in words and not (key and key.isprintable()):
@@ -113,7 +114,7 @@ def read_wish(words: Parameters, now_ns: int, *, form: Mapping[str, Any], caller
 
 
 def _preferences(text: str) -> tuple[bool, float]:
-    """`respond-async` and `wait` of a Prefer value. What is not understood is no error (RFC 7240, section 2)."""
+    """`respond-async` and `wait` of a Prefer value. Unknown preferences are ignored (RFC 7240, section 2)."""
     respond_async, wait_s = False, 0.0
     for preference in text.split(","):
         token, _, value = preference.partition(";")[0].partition("=")

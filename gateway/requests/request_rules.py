@@ -1,6 +1,6 @@
-"""What holds for a request on every protocol before its model is looked at: bounds, deadlines, names, refusals. Pure.
+"""Rules for a request on every protocol, independent of its model: bounds, deadlines, names, error texts. Pure.
 
-How each protocol types a parameter is in its own codec (H20, G20); whether a request fits its model is `admission`'s.
+Each protocol's codec checks the types of parameters (H20, G20); `admission` checks a request against its model.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from charonia.errors import DEADLINE_EXCEEDED, DeadlineExceeded, InvalidArgument
 from charonia.wire import MAX_CLIENT_ID_BYTES
 
 MAX_DIMENSIONS = 64
-"""No array library takes more; bounding it keeps the product of a hostile shape cheap."""
+"""No array library takes more; the bound keeps the product of a hostile shape cheap."""
 
 MAX_DEADLINE_NS = 2**63 - 1
 
 MAX_REST_BYTES = 1 << 20
-"""Names, ids and parameters of a request, which the event loop goes through: so much takes 5 ms."""
+"""Names, ids and parameters of a request, over which the event loop iterates: this much takes 5 ms."""
 
 _MAX_DEADLINE_AHEAD_NS = 366 * 86_400 * 1_000_000_000
 
@@ -22,7 +22,7 @@ NO_DEADLINE = "'charonia_deadline_us' must be a whole number of 0 or more"
 
 
 def check_request_id(request_id: str) -> None:
-    """Raise `InvalidArgument` for an id (I9) that no record can carry."""
+    """Raises `InvalidArgument` for an id (I9) that no record can hold."""
     if len(request_id) <= MAX_CLIENT_ID_BYTES // 4:
         return
     size = len(request_id.encode())
@@ -31,7 +31,7 @@ def check_request_id(request_id: str) -> None:
 
 
 def check_rest(size_bytes: int) -> None:
-    """Raise `InvalidArgument` for more bytes than `MAX_REST_BYTES` beside a request's tensors."""
+    """Raises `InvalidArgument` for more than `MAX_REST_BYTES` of a request without its tensors."""
     if size_bytes > MAX_REST_BYTES:
         raise InvalidArgument(
             f"request has {size_bytes} bytes of names and parameters beside its tensors, the limit is {MAX_REST_BYTES}"
@@ -39,7 +39,7 @@ def check_rest(size_bytes: int) -> None:
 
 
 def check_parameter_name(key: str) -> None:
-    """Raise `InvalidArgument` for a custom parameter whose name is reserved (H20)."""
+    """Raises `InvalidArgument` for a custom parameter whose name is reserved (H20)."""
     if key.startswith("triton_"):
         raise InvalidArgument(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -51,7 +51,7 @@ def check_parameter_name(key: str) -> None:
 
 
 def check_dimensions(name: str, dimensions: int) -> None:
-    """Raise `InvalidArgument` for a shape of more than `MAX_DIMENSIONS`."""
+    """Raises `InvalidArgument` for a shape with more than `MAX_DIMENSIONS`."""
     if dimensions > MAX_DIMENSIONS:
         raise InvalidArgument(
             f"invalid shape for input '{name}': {dimensions} dimensions, at most {MAX_DIMENSIONS} are supported"
@@ -59,12 +59,12 @@ def check_dimensions(name: str, dimensions: int) -> None:
 
 
 def earlier(one_ns: int, other_ns: int) -> int:
-    """The earlier of two deadlines, 0 being none."""
+    """The earlier of two deadlines; 0 means none."""
     return min(one_ns, other_ns) if one_ns and other_ns else one_ns or other_ns
 
 
 def check_deadline(deadline_ns: int, now_ns: int) -> None:
-    """Raise `DeadlineExceeded` for one that is past, `InvalidArgument` for one over a year ahead."""
+    """Raises `DeadlineExceeded` for a past deadline, `InvalidArgument` for one over a year ahead."""
     if deadline_ns <= now_ns:
         raise DeadlineExceeded(DEADLINE_EXCEEDED)
     if deadline_ns - now_ns > _MAX_DEADLINE_AHEAD_NS:

@@ -1,4 +1,4 @@
-"""Which requests of this gateway are traced, and where their traces go.
+"""Selects the requests of this gateway that are traced, and writes their traces.
 
 May import no other room of the gateway. Begin reading at `tracer`.
 """

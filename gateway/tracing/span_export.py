@@ -34,7 +34,7 @@ Attributes = Mapping[str, str | int]
 
 
 class SpanMaker:
-    """The spans of one gateway; `triton.trace_id` counts its traces."""
+    """Makes the spans of one gateway; `triton.trace_id` counts its traces."""
 
     def __init__(self, resource: Resource, version: str) -> None:
         self._resource = resource
@@ -42,7 +42,7 @@ class SpanMaker:
         self._numbers = itertools.count(1)
 
     def spans(self, trace: Finished) -> list[ReadableSpan]:
-        """The root first, parents before children."""
+        """The spans of a trace: the root first, parents before children."""
         state = TraceState.from_header([trace.context.state]) if trace.context.state else TraceState()
         ids = _Ids(int.from_bytes(trace.context.trace_id, "big"), state)
         parent = ids.context(trace.parent.span_id, remote=True) if trace.parent is not None else None
@@ -133,7 +133,7 @@ except ImportError as error:  # pragma: no cover - the package depends on them
     ) from None
 
 SERVICE = "triton-inference-server"
-"""The service name that Triton's spans have, unless `resource` says another."""
+"""The service name of Triton's spans, unless `resource` has another."""
 _TIMEOUT_S = 5.0
 _CLOSE_S = 2.0
 
@@ -141,7 +141,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Counted(SpanExporter):
-    """The exporter, and how much of what it was given is lost."""
+    """The exporter, and the number of spans that it lost."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -156,7 +156,7 @@ class _Counted(SpanExporter):
             result = SpanExportResult.FAILURE
         if result is not SpanExportResult.SUCCESS:
             self.lost += len(spans)
-            if not self._failing:  # once for a row of failures
+            if not self._failing:  # once for consecutive failures
                 _log.warning("the collector does not take spans: they are dropped until it does")
         self._failing = result is not SpanExportResult.SUCCESS
         return result
@@ -166,16 +166,16 @@ class _Counted(SpanExporter):
 
 
 class SpanExport:
-    """The `Sink` of mode opentelemetry. `exporter` is another way out, for tests."""
+    """The `Sink` of mode opentelemetry. Tests pass their own `exporter`."""
 
     def __init__(
         self, options: TraceOptions, instance: str, version: str, exporter: SpanExporter | None = None
     ) -> None:
         resource = {SERVICE_NAME: SERVICE, SERVICE_INSTANCE_ID: instance, **dict(options.resource)}
         self._maker = SpanMaker(Resource.create(resource), version)
-        # what fails is said once here; the exporter would say so for every batch
+        # this class logs failures once; the exporter would log one for every batch
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
-        # callers may write what they like into a tracestate
+        # clients may write anything into a tracestate
         logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
         self._exporter = _Counted(exporter or OTLPSpanExporter(endpoint=options.url, timeout=_TIMEOUT_S))
         self._processor = BatchSpanProcessor(
@@ -195,11 +195,11 @@ class SpanExport:
         for trace in traces:
             try:
                 spans = self._maker.spans(trace)
-            except Exception:  # one that cannot be told must not take the others with it
+            except Exception:  # a trace that fails must not cost the others
                 _log.exception("a trace of model '%s' cannot be sent", trace.report.model)
                 self._refused += 1
                 continue
-            # the processor drops without a word; half a trace is no use to anybody
+            # the processor drops silently; part of a trace would be useless
             if self._given - self._exporter.taken + len(spans) > self._most:
                 self._refused += len(spans)
                 continue
@@ -208,7 +208,7 @@ class SpanExport:
                 self._processor.on_end(span)
 
     def close(self) -> None:
-        """Send what waits, unless that takes too long."""
+        """Send the waiting spans, within a time limit."""
         ending = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
         ending.start()
         ending.join(_CLOSE_S)

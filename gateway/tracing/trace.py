@@ -1,4 +1,4 @@
-"""One traced request at its gateway: what its front and its service note, and what it is in the end."""
+"""One traced request at its gateway: the timestamps of its front and its service, and the finished trace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from charonia.wire import ResponseRecord
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A trace to be written. `report` is the request's with all that was made for it; `front` are the times around it.
+    """A trace to be written. `report` is the request's, with its children; `front` are the front's timestamps.
 
-    `root_id` is the id of the span that stands for the call, whose parent `parent` is, if it has one.
+    `root_id` is the id of the span that stands for the call; `parent` is its parent, if it has one.
     """
 
     context: Context
@@ -27,16 +27,16 @@ class Finished:
     error: str
     log_frequency: int
     series: int
-    """Traces under other settings have another number."""
+    """Differs between settings of the trace file."""
 
     def merged(self) -> Report:
-        """The request's report with the times around it."""
+        """The request's report with the front's timestamps."""
         return replace(self.report, stamps=(*self.front, *self.report.stamps))
 
 
 @dataclass(slots=True, eq=False)
 class Trace(Traced):
-    """A trace in the making. Made by `Tracer.begin`; `finish` it once, after everything was noted."""
+    """A trace in progress, made by `Tracer.begin`. Call `finish` once, after all timestamps."""
 
     root_id: bytes = b""
     parent: Parent | None = None
@@ -45,42 +45,42 @@ class Trace(Traced):
     request_id: str = ""
     front: list[Stamp] = field(default_factory=list)
     own: list[Stamp] = field(default_factory=list)
-    """Times of the request itself, as this gateway sees it."""
+    """Timestamps of the request itself at this gateway."""
     error: str = ""
     log_frequency: int = 0
     series: int = 0
     counted: str = ""
-    """The count that it is to be taken from."""
+    """The name of the count in the log that it is counted by."""
     on_finish: Callable[[Trace], None] | None = None
     awaits_report: bool = False
-    """Its request is a job: there is more to come after its call is over."""
+    """Its request is a job, whose report arrives after the call has ended."""
     is_over: bool = False
-    """Its call is over, and what it waits for now comes by another way."""
+    """Its call has ended; only its report is awaited."""
 
     def mark(self, name: str) -> None:
-        """Something of the front happens now."""
+        """Add a timestamp of the front."""
         self.front.append((name, wall_ns()))
 
     def begins(self, model: str, version: int, request_id: str) -> None:
-        """The request is accepted by the gateway and goes on its way."""
+        """The gateway has accepted the request."""
         self.model, self.version, self.request_id = model, version, request_id
         self.own.append((REQUEST_START, wall_ns()))
 
     def ends(self, error: str = "") -> None:
-        """It has its last answer."""
+        """The request has its last answer."""
         now_ns = wall_ns()
         self.own.append((REQUEST_END, now_ns))
         self.front.append((RESPONSE_COMPLETE, now_ns))
         self.error = error
 
     def finish(self) -> None:
-        """Nothing more happens to its call; a second time does nothing."""
+        """The call has ended; further calls have no effect."""
         on_finish, self.on_finish = self.on_finish, None
         if on_finish is not None:
             on_finish(self)
 
     def finished(self) -> Finished:
-        """What is to be written: what the executor says of the request, between what this gateway saw of it."""
+        """The trace to write: the executor's report, between this gateway's timestamps."""
         report = self.report
         if report is None:
             own = Report(
@@ -97,26 +97,26 @@ class Trace(Traced):
 
 
 async def reported(trace: Traced, send: Callable[[], Awaitable[ResponseRecord]]) -> ResponseRecord:
-    """Send a traced request whose answer will be others' as well, and keep what it says of this request alone."""
+    """Send a traced request whose answer is shared with others, and keep the part about this request."""
     record = await send()
     trace.took(record.report)
     return record
 
 
 def answered(trace: Traced, record: ResponseRecord) -> None:
-    """The last answer to a traced request is here."""
+    """The last answer to a traced request has arrived."""
     trace.took(record.report)
     if isinstance(trace, Trace):
         trace.ends(record.error.message if record.error is not None else "")
 
 
 def failed(trace: Traced, error: CharoniaError) -> None:
-    """There will be none."""
+    """A traced request has failed."""
     if isinstance(trace, Trace):
         trace.ends(error.message)
 
 
 def left(trace: Traced) -> None:
-    """Its caller has gone."""
+    """The client of a traced request has left."""
     if isinstance(trace, Trace):
         trace.ends("the caller has gone")

@@ -1,8 +1,7 @@
-"""Chooses the requests of this gateway that are traced (N1, N2), and sees their traces written.
+"""Selects the requests of this gateway that are traced (N1, N2), and passes their traces to the writer.
 
-Every gateway traces each n-th of its own requests. A bound on their number that was set at run time holds for all
-gateways together: a trace is written once it has been counted in the log. One that was given at start is each
-gateway's own.
+Every gateway traces each n-th of its own requests. A count set at run time holds for all gateways together: a trace is
+written once it is counted in the log. A count set at start is each gateway's own.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from .writer import TraceWriter
 _log = logging.getLogger(__name__)
 
 MOST_AWAITED = 10_000
-"""Jobs whose reports one gateway waits for; the oldest is written as far as it is known."""
+"""Max jobs whose reports one gateway waits for; the oldest trace is written without it."""
 _HEARD_WITHIN_S = 10.0
 
 
 class _Sampler:
-    """What is traced of the models that share settings."""
+    """Samples requests for the models that share settings."""
 
     __slots__ = ("_seen", "counted", "left", "series", "settings")
 
@@ -52,7 +51,7 @@ class _Sampler:
         self.settings = settings
         self.counted = counted
         self.left = settings.count
-        """How many may still be traced, -1 for all; of a count in the log as far as is known here."""
+        """Number of traces left, -1 for no limit; of a count in the log the number known here."""
         self.series = series
         self._seen = 0
 
@@ -81,7 +80,7 @@ class _Sampler:
 
 
 class Tracer:
-    """The traces of one gateway. `on`: whether any request may be traced; while not, nothing need be asked."""
+    """The traces of one gateway. While it is not `on`, no request is traced and it need not be asked."""
 
     def __init__(self, options: TraceOptions, control: ControlPlane, writer: TraceWriter | None) -> None:
         self._options = options
@@ -110,7 +109,7 @@ class Tracer:
     # -- settings -----------------------------------------------------------------------------------------------------
 
     async def settings(self, model: str) -> dict[str, list[str]]:
-        """The full setting of a model, or of all (""). Raises `InvalidArgument` for one that is not served."""
+        """The full setting of a model, or of all (""). Raises `InvalidArgument` for a model that is not served."""
         self._check(model)
         settings, counted = self._effective(model)
         if counted and settings.count > 0:
@@ -122,7 +121,7 @@ class Tracer:
         return reply(self._options, settings)
 
     async def update(self, model: str, wanted: Wanted) -> dict[str, list[str]]:
-        """Change settings for every gateway; all or nothing. Raises what is wrong with them, as H44 words it."""
+        """Change settings for every gateway, all or nothing. Raises H44's errors for invalid ones."""
         self._check(model)
         change = read_change(wanted)
         if change:
@@ -138,7 +137,7 @@ class Tracer:
         return await self.settings(model)
 
     async def _announce(self, fact: TraceSettingChanged) -> None:
-        """Returns when this gateway has heard it, or something later."""
+        """Returns when this gateway has read the fact, or a later one."""
         heard = asyncio.Event()
 
         def listen(said: Fact) -> None:
@@ -163,11 +162,11 @@ class Tracer:
             self._apply()
 
     def begin_anew(self) -> None:
-        """The log is another one, and what was said in it is gone."""
+        """The log was replaced, and its settings are gone."""
         self._apply()
 
     def _effective(self, model: str) -> tuple[TraceSettings, str]:
-        """What holds for a model, and the name of the count that its bound is held against, "" for this gateway's."""
+        """The settings for a model, and the name of its count in the log, "" for this gateway's own."""
         settings, counted = self._options.initial, ""
         for name in ("", model) if model else ("",):
             fact = self._catalog.trace_settings.get(name)
@@ -185,7 +184,7 @@ class Tracer:
         self.on = self._writer is not None and any(levels)
 
     def _sampler(self, known: _Sampler | None, model: str) -> _Sampler:
-        """One that nothing changed for goes on as it is."""
+        """Keep the sampler if nothing changed for it."""
         settings, counted = self._effective(model)
         if known is not None and (known.settings, known.counted) == (settings, counted):
             return known
@@ -194,9 +193,9 @@ class Tracer:
     # -- traces -------------------------------------------------------------------------------------------------------
 
     def begin(self, model: str, traceparent: str = "", tracestate: str = "") -> Trace | None:
-        """A trace of a request that has come, unless it is none of those that are traced.
+        """Begin the trace of a request; None if it is not to be traced.
 
-        `traceparent` and `tracestate` are what its caller says of the span it belongs to (N6).
+        `traceparent` and `tracestate` are the headers about the caller's span (N6).
         """
         sampler = self._samplers.get(model, self._of_all)
         settings = sampler.settings
@@ -220,7 +219,7 @@ class Tracer:
 
     def _new(self, model: str, sampler: _Sampler, parent: Parent | None, *, counted: str) -> Trace:
         drawn = os.urandom(32)
-        # tensors are for the file: no span holds them
+        # tensors are only for the file: spans do not hold them
         flags = TIMESTAMPS | PROPAGATED if self._propagates else sampler.settings.level
         trace_id, state = (parent.trace_id, parent.state) if parent is not None else (drawn[16:], "")
         return Trace(
@@ -236,7 +235,7 @@ class Tracer:
 
     def _finished(self, trace: Trace) -> None:
         if not trace.own:
-            return  # it was refused before it was a request
+            return  # it was refused before it became a request
         if trace.awaits_report:
             trace.on_finish, trace.is_over = self._finished, True
             return
@@ -260,7 +259,7 @@ class Tracer:
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     async def accepted(self, job_id: bytes, trace: Trace, accepting: Awaitable[JobTicket]) -> JobTicket:
-        """Await the acceptance of a traced job that no caller waits for, and from then on its report."""
+        """Await the acceptance of a traced job that no caller waits for, and then its report."""
         self.await_report(job_id, trace)
         created = False
         try:
@@ -272,14 +271,14 @@ class Tracer:
                 self.await_no_report(job_id)
 
     def await_report(self, job_id: bytes, trace: Trace) -> None:
-        """The request of a trace is a job, and is answered after its call is over."""
+        """Wait for the report of a traced job after its call has ended."""
         trace.awaits_report = True
         self._awaited[job_id] = trace
         if len(self._awaited) > MOST_AWAITED:
             self._give_up(next(iter(self._awaited)))
 
     def await_no_report(self, job_id: bytes, error: str = "") -> None:
-        """There will be none: its trace is what is known of it."""
+        """Write the trace of a job for which no report will come."""
         trace = self._awaited.pop(job_id, None)
         if trace is not None:
             trace.awaits_report = False
@@ -289,7 +288,7 @@ class Tracer:
                 trace.finish()
 
     def report_for(self, response: ResponseRecord) -> bool:
-        """Take the report of a job; False when no trace waits for it."""
+        """Handle the report of a job; False if no trace waits for it."""
         trace = self._awaited.get(response.id)
         if trace is None or response.report is None:
             return False
@@ -303,7 +302,7 @@ class Tracer:
         trace.finish()
 
     async def close(self) -> None:
-        """Write what there is."""
+        """Write the traces in progress."""
         for job_id in list(self._awaited):
             self._give_up(job_id)
         with contextlib.suppress(TimeoutError):

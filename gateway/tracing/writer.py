@@ -27,7 +27,7 @@ from .trace import Finished
 
 
 class _Array:
-    """A file that holds a JSON array, also while it grows: what is added is one write."""
+    """A file that holds a complete JSON array after every write."""
 
     def __init__(self, path: str) -> None:
         self._file: FileIO = open(path, "wb", buffering=0)  # noqa: SIM115
@@ -109,11 +109,11 @@ _CLOSE_S = 3.0
 
 
 class Sink(Protocol):
-    """Used by one thread."""
+    """Writes traces; used by one thread."""
 
     @property
     def dropped(self) -> int:
-        """Traces, or parts of them, that could not be written."""
+        """Number of traces, or parts of traces, that could not be written."""
 
     def write(self, traces: Sequence[Finished]) -> None: ...
 
@@ -121,7 +121,7 @@ class Sink(Protocol):
 
 
 class TraceWriter:
-    """`put` from the event loop; `close` writes what waits, for a few seconds at most."""
+    """Writes traces in a thread: `put` from the event loop; `close` writes the rest, within a few seconds."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -130,7 +130,7 @@ class TraceWriter:
         self._refused = 0
         self._failing = False
         self.written = 0
-        """Traces handed to the sink."""
+        """Traces passed to the sink."""
 
     @property
     def dropped(self) -> int:
@@ -173,13 +173,13 @@ class TraceWriter:
             self._failing = False
         except Exception as error:
             self._refused += len(traces)
-            if not self._failing:  # once for a row of them
+            if not self._failing:  # once for consecutive failures
                 _log.error("traces cannot be written: %s: %s", type(error).__name__, error)
             self._failing = True
 
 
 def trace_writer(settings: GatewaySettings) -> TraceWriter | None:
-    """None where traces would lead nowhere. Raises `StartupError` for a library that is missing."""
+    """The writer; None if traces are not written anywhere. Raises `StartupError` for a missing library."""
     options = settings.tracing
     if not options.leads_somewhere:
         return None

@@ -1,8 +1,8 @@
-"""Which URLs a webhook may have and which addresses a sender may connect to. Pure.
+"""The URLs that a webhook may have, and the addresses that a sender may connect to. Pure.
 
-A URL is read by one strict grammar here, and the sender connects to what this grammar found: no second parser can read
-it in another way. Whatever a name resolves to is checked by `Allowed.permits` and the connection is made to the checked
-address itself. Resolving and connecting are `gateway.webhooks.posting`'s.
+One strict parser reads URLs, and the sender connects to its result, so that no second parser can read them differently.
+`Allowed.permits` checks the addresses that a name resolves to, and the connection is made to the checked address.
+`gateway.webhooks.posting` resolves and connects.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ _REFUSED_V4 = [
         "240.0.0.0/4",  # reserved, broadcast
     )
 ]
-"""Everything in the IANA registry of special-purpose IPv4 addresses."""
+"""All networks in the IANA registry of special-purpose IPv4 addresses."""
 
 _GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-"""The only part of IPv6 that is routed for everybody. Outside: loopback, link-local, unique local, multicast, the
-IPv4-mapped and -compatible forms and NAT64, all of which lead somewhere else than they seem to."""
+"""The only part of IPv6 that is globally routed. Outside: loopback, link-local, unique local, multicast, IPv4-mapped
+and -compatible addresses and NAT64, all of which may lead to an internal address.
+"""
 
 _REFUSED_V6 = [
     ipaddress.IPv6Network(text)
@@ -73,7 +74,7 @@ _REFUSED_V6 = [
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet, as far as its number says."""
+    """Whether an address belongs to the public internet, by its number."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in network for network in _REFUSED_V4)
     if address.scope_id is not None:
@@ -82,7 +83,7 @@ def is_public(address: Address) -> bool:
 
 
 class Allowed:
-    """What an operator lets webhooks reach beside public addresses: networks, and hosts by name."""
+    """Networks and host names that an operator allows beside public addresses."""
 
     def __init__(self, networks: Iterable[_Network] = (), hosts: Iterable[str] = ()) -> None:
         self._networks = tuple(networks)
@@ -107,11 +108,11 @@ class Allowed:
         return cls(networks, hosts)
 
     def permits(self, host: str, address: Address) -> bool:
-        """Whether a webhook at `host` may be called at `address`, one of those it resolves to."""
+        """Whether a webhook at `host` may be called at `address`, to which it resolves."""
         return host in self._hosts or self._lists(address) or is_public(address)
 
     def names(self, host: str) -> bool:
-        """Whether an operator has named this very host."""
+        """Whether the operator has listed this host by name."""
         return host in self._hosts
 
     def _lists(self, address: Address) -> bool:
@@ -125,7 +126,7 @@ PUBLIC_ONLY = Allowed()
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a webhook is called. `host` is lower case, without brackets; `target` is path and query, as written."""
+    """The endpoint of a webhook. `host` is lower case, without brackets; `target` is path and query, as written."""
 
     scheme: str
     host: str
@@ -134,7 +135,7 @@ class Endpoint:
 
     @property
     def address(self) -> Address | None:
-        """The host, when it is written as an address."""
+        """The host, if it is an address."""
         try:
             return ipaddress.ip_address(self.host)
         except ValueError:
@@ -142,18 +143,18 @@ class Endpoint:
 
     @property
     def authority(self) -> str:
-        """The `Host` header: the port only where it is not the scheme's own."""
+        """The `Host` header, with a port that is not the scheme's default."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def name(self) -> str:
-        """What shares its bound of concurrent calls: host and port."""
+        """Host and port: the unit whose concurrent calls are bounded."""
         return f"{self.host}:{self.port}"
 
 
 def parse_url(url: str) -> Endpoint:
-    """The endpoint a URL names, whatever its address. Raises `InvalidArgument`."""
+    """The endpoint of a URL, whatever its address. Raises `InvalidArgument`."""
     if len(url) > MAX_URL_LENGTH:
         raise InvalidArgument(f"webhook url is longer than {MAX_URL_LENGTH} characters")
     if not _PLAIN.fullmatch(url):
@@ -174,7 +175,7 @@ def parse_url(url: str) -> Endpoint:
         except ValueError:
             raise InvalidArgument(f"webhook url has no valid host: '{host}'") from None
     if _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
-        # resolvers also read 127.1, 0x7f000001 and 2130706433 as addresses: only the plain form is one here
+        # resolvers also accept 127.1, 0x7f000001 and 2130706433 as addresses; here only the dotted form is one
         try:
             return Endpoint(scheme, str(ipaddress.IPv4Address(host)), port, target)
         except ValueError:
@@ -186,9 +187,9 @@ def parse_url(url: str) -> Endpoint:
 
 
 def check_url(url: object, allowed: Allowed = PUBLIC_ONLY) -> Endpoint:
-    """Parse a webhook's URL as a caller gives it and refuse at once what could never be called.
+    """Parse the URL of a webhook, and refuse one that can never be called.
 
-    A name is judged by its addresses when it is called, not here. Raises `InvalidArgument`.
+    The addresses of a name are checked when it is called, not here. Raises `InvalidArgument`.
     """
     if not isinstance(url, str):
         raise InvalidArgument("webhook url must be a string")

@@ -1,4 +1,4 @@
-"""Composes one webhook sender: it shares the models with the other living senders. The only place its parts meet."""
+"""Composes one webhook sender, which shares the models with the other senders. Only here its parts meet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Sent(Collector):
 
 
 def render_metrics(sender: Sender) -> bytes:
-    """The text exposition 0.0.4 of one sender."""
+    """The metrics of one sender in text exposition format 0.0.4."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Sent(sender))
     return render(registry)
@@ -46,7 +46,7 @@ def render_metrics(sender: Sender) -> bytes:
 ROLE = "webhooks"
 
 _GRACE_S = 2.0
-"""For calls under way when the sender stops. Short: they can be made again."""
+"""Raises `StartupError` for invalid secrets or `--webhook-allow` values."""
 
 
 class WebhooksApp:
@@ -103,7 +103,7 @@ class WebhooksApp:
         await self._endpoint.start()
 
     async def stop(self) -> bool:
-        """Leave; what is not delivered is the next sender's. Always in good order."""
+        """Leave; other senders deliver the rest. Returns True."""
         await self.sender.close(min(self._settings.exit_timeout_secs, _GRACE_S))
         with contextlib.suppress(Exception):
             await self.membership.leave("drained")

@@ -1,6 +1,6 @@
-"""How far the webhook of a job has come, as the senders keep it and a job's view shows it.
+"""The delivery state of a job's webhook, as senders keep it and a job's view shows it.
 
-The state is a note in the log (`whs:{m}:<id>`) which goes with the job; the job's own record stays the scripts' alone.
+It is a note in the log (`whs:{m}:<id>`) that is deleted with the job; only the scripts write the job's record.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .messages import timestamp, wanted
 from .retries import DeliveryState
 
 LEAST_KEPT_S = 3600
-"""How long the state stays at least, also of a job that is about to go."""
+"""The minimum time that the state is kept, also for a job that is about to be forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """`last_status` is the HTTP status of the last try, 0 when there was no answer and `last_error` says why."""
+    """`last_status` is the HTTP status of the last try; 0 if there was no answer, for the reason in `last_error`."""
 
     state: DeliveryState = DeliveryState.PENDING
     attempts: int = 0
@@ -35,7 +35,7 @@ class Delivery:
     next_us: int = 0
 
     def view(self) -> dict[str, Any]:
-        """As a job's view shows it."""
+        """The state in a job's view."""
         return {
             "state": str(self.state),
             "attempts": self.attempts,
@@ -47,19 +47,19 @@ class Delivery:
 
 
 def called(job: JobRecord) -> bool:
-    """Whether a webhook is to be called for how a job has ended."""
+    """Whether the webhook of a job is called for the way it ended."""
     webhook = job.about.get("webhook")
     return isinstance(webhook, Mapping) and wanted(webhook, job.state)
 
 
 async def delivery_of(log: Notes, model: str, job_id: bytes) -> Delivery | None:
-    """The state of a job's webhook; None before a sender first tried it, or for a job without one."""
+    """The state of a job's webhook; None before the first try, or without a webhook."""
     (data,) = await log.notes([keys.webhook_state(model, job_id)])
     return unpack(data) if data is not None else None
 
 
 async def keep(log: Notes, job: JobRecord, delivery: Delivery) -> None:
-    """Write the state down for as long as the job is kept, and until the next try at least."""
+    """Write the state, kept as long as the job and at least until the next try."""
     now_us = wall_ns() // 1000
     until_us = max(job.ended_us + job.retention_s * 1_000_000, delivery.next_us, now_us) + LEAST_KEPT_S * 1_000_000
     await log.put_note(keys.webhook_state(job.model, job.id), pack(delivery), (until_us - now_us) // 1_000_000)
@@ -72,7 +72,7 @@ def pack(delivery: Delivery) -> bytes:
 
 
 def unpack(data: bytes) -> Delivery:
-    """A state; fields and states of another release are left at their defaults."""
+    """The state in a note; unknown fields and values of another release become defaults."""
     try:
         body = {str(name): value for name, value in msgpack.unpackb(data).items()}
         body["state"] = DeliveryState(body["state"])

@@ -1,4 +1,4 @@
-"""How much is going on with each host that webhooks are sent to, so that a slow one keeps only itself waiting."""
+"""The load of each host that webhooks are sent to, so that a slow host delays only its own."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ DIGEST_BYTES = 8
 _HELD_PER_TURN = 4
 _FIRST_GUESS_S = 0.01
 _HASTE = 2
-"""What is put off comes back twice as fast as expected: too early costs little, an idle host costs time."""
+"""Postponed webhooks come back twice as fast as expected: too early costs little, an idle host costs time."""
 _WEIGHT = 0.2
 _MOST_POSTPONED_S = 600.0
 _REMEMBERED = 4096
 
 
 def digest(endpoint: Endpoint) -> bytes:
-    """Names a host in the set of webhooks to call, so that one of a busy host is known without reading its job."""
+    """Names a host in the set of webhooks to call, so that those of a busy host are skipped without reading jobs."""
     return hashlib.blake2b(endpoint.name.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class Host:
-    """`turns` are the calls it gets at once; `held` are the webhooks that have or wait for one."""
+    """The load of one host: `turns` bounds its concurrent calls; `held` are the webhooks that have or await a turn."""
 
     def __init__(self, concurrency: int) -> None:
         self.turns = asyncio.Semaphore(concurrency)
@@ -43,11 +43,11 @@ class Host:
         return self.held == 0 and self._free_us < wall_ns() // 1000
 
     def took(self, seconds: float) -> None:
-        """A call has ended: later ones are expected to take as long."""
+        """A call has ended after this time, which later ones are expected to take."""
         self._call_s += _WEIGHT * (seconds - self._call_s)
 
     def postponed_us(self) -> int:
-        """When one more may find room: each is put off a little further, by the pace the host works at."""
+        """When there may be capacity for one more: each is postponed a little further, by the host's pace."""
         now_us = wall_ns() // 1000
         step_us = int(self._call_s / self._concurrency / _HASTE * 1e6) + 1
         self._free_us = min(max(self._free_us, now_us) + step_us, now_us + int(_MOST_POSTPONED_S * 1e6))

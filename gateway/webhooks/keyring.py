@@ -25,7 +25,7 @@ Secrets = tuple[bytes, ...]
 
 
 class Keyring:
-    """Secrets by tenant. A file that cannot be read any more leaves those read last in force."""
+    """Secrets by tenant. If the file cannot be read any more, the last secrets stay in force."""
 
     def __init__(self, path: str) -> None:
         """Raises `StartupError` for a file that cannot be used."""
@@ -39,7 +39,7 @@ class Keyring:
             raise StartupError(f"webhook secrets '{path}' cannot be used: {_reason(error)}") from None
 
     def refresh(self) -> None:
-        """Read the file again if it has changed since. Blocks for a stat, and for a small read after a change."""
+        """Read the file again if it has changed. Blocks for a stat, and for a small read after a change."""
         try:
             if self._identity() != self._seen:
                 self._read()
@@ -50,7 +50,7 @@ class Keyring:
             self._seen = repr(error)
 
     def secrets_of(self, tenant: str) -> Secrets:
-        """The newest first, as the file has them; empty when nothing signs for this tenant."""
+        """The secrets that sign for this tenant, in the order of the file; empty if there are none."""
         return self._tenants.get(tenant, self._default)
 
     def _identity(self) -> tuple[int, int, int]:
@@ -64,7 +64,7 @@ class Keyring:
 
 
 def parse_secrets(text: str) -> tuple[Secrets, dict[str, Secrets]]:
-    """(default, by tenant) from a file's text. Raises `ValueError`."""
+    """The default secrets, and those by tenant, in a file's text. Raises `ValueError`."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     if lines and all(line.startswith(PREFIX) for line in lines):
         return tuple(parse_secret(line) for line in lines), {}

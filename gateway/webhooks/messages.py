@@ -1,7 +1,7 @@
-"""What a webhook says: a thin message about the end of a job, after Standard Webhooks. Pure.
+"""The message of a webhook about the end of a job, after Standard Webhooks. Pure.
 
-The message names the job and how it ended; the result stays where it is and is fetched by its path. Id and body of a
-message are the same at every try, so that a receiver can tell a repeated one.
+It names the job and how it ended; the result is fetched by its path. Id and body are the same at every try, so that
+receivers recognise repeated messages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .signatures import sign
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`id` is stable for a job and its end."""
+    """A message; `id` is stable for a job and its end."""
 
     id: str
     body: bytes
     trace: tuple[tuple[str, str], ...] = ()
-    """The headers of the trace that the job's request belongs to."""
+    """Trace headers of the job's request."""
 
     def headers(self, secrets: Sequence[bytes], timestamp_s: int) -> list[tuple[str, str]]:
         """The headers of one try, signed at `timestamp_s`."""
@@ -40,7 +40,7 @@ class Message:
 
 
 def wanted(webhook: Mapping[str, Any], state: JobState) -> bool:
-    """Whether a job's webhook (`about["webhook"]`) asked to be notified of this end: `events` names terminal states."""
+    """Whether a job's webhook (`about["webhook"]`) is called for this state: `events` names terminal states."""
     events = webhook.get("events")
     return state.terminal and (not events or not isinstance(events, Sequence) or str(state) in events)
 

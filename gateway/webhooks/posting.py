@@ -1,8 +1,8 @@
-"""One POST to an endpoint at an address that was checked.
+"""One POST to an endpoint, at an address that was checked.
 
-A name is resolved once, every address it has is judged, and the connection goes to a judged address itself, with the
-name only in `Host` and in the TLS handshake: a name that resolves otherwise a moment later changes nothing. Redirects
-are answers like any other, proxies of the environment are not used, and of an answer no more than its head is read.
+A name is resolved once, all its addresses are checked, and the connection is made to a checked address, with the name
+only in `Host` and the TLS handshake: a later change of the name has no effect. Redirects are answers like any other,
+proxies of the environment are not used, and only the head of an answer is read.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _MOST_ADDRESSES = 4
 _RESOLVERS = 16
 
 Resolve = Callable[[str, int], Sequence[str]]
-"""Addresses of a host, in a thread. Raises `OSError`."""
+"""Resolves a host to addresses, in a thread. Raises `OSError`."""
 
 
 class AddressRefused(Exception):
-    """An endpoint has no address that webhooks may reach."""
+    """An endpoint has no address that webhooks may connect to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`status` 0: there was none, `error` says why. `retry_after_s` is what the endpoint asked for."""
+    """`status` 0: there was no answer, for the reason in `error`. `retry_after_s` is the endpoint's Retry-After."""
 
     status: int
     error: str = ""
@@ -46,7 +46,7 @@ class Answer:
 
 
 class Poster:
-    """Posts to endpoints. `tls` is for endpoints with certificates of one's own; by default the system's CAs count."""
+    """Posts to endpoints. `tls` is for endpoints with private certificates; by default the system's CAs count."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Poster:
         self._resolving: dict[tuple[str, int], asyncio.Task[Sequence[str]]] = {}
 
     async def post(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
-        """The answer to one POST, whatever happens within the time allowed. Raises `AddressRefused`."""
+        """The answer to one POST, or its failure, within the time limit. Raises `AddressRefused`."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._post(endpoint, headers, body)
@@ -84,7 +84,7 @@ class Poster:
             return Answer(0, f"not an HTTP answer: {error}")
 
     def close(self) -> None:
-        """Give up what is being resolved; threads that wait for a name server end with the process."""
+        """Abandon name resolutions; their threads end with the process."""
         for asking in self._resolving.values():
             asking.cancel()
 
@@ -109,7 +109,7 @@ class Poster:
             await writer.drain()
             response = await _head(connection, reader)
         finally:
-            # not a polite close: what the endpoint still sends, and how slowly, is of no interest
+            # not closed in order: the rest of the answer does not matter, however slowly it comes
             writer.transport.abort()
         return Answer(response.status_code, retry_after_s=_retry_after_s(response))
 
@@ -142,7 +142,7 @@ class Poster:
         return permitted
 
     async def _resolved(self, endpoint: Endpoint) -> Sequence[str]:
-        """One question for a name at a time, however many wait for it."""
+        """Resolve a name once for all concurrent callers."""
         key = (endpoint.host, endpoint.port)
         asked = self._resolving.get(key)
         if asked is None:
@@ -153,10 +153,10 @@ class Poster:
     def _forget(self, key: tuple[str, int], done: asyncio.Task[Sequence[str]]) -> None:
         del self._resolving[key]
         if not done.cancelled():
-            done.exception()  # the waiters may be gone: it must not become an unhandled error
+            done.exception()  # its waiters may be gone: it must not be reported as unhandled
 
     async def _ask(self, host: str, port: int) -> Sequence[str]:
-        """In a thread of its own, so that a name server that does not answer blocks no other delivery and no exit."""
+        """In its own thread, so that a name server that does not answer blocks no other delivery and no exit."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[Sequence[str]] = loop.create_future()
 
@@ -177,7 +177,7 @@ class Poster:
                 failed = error
             except Exception as error:
                 failed = OSError(f"resolver failed: {error}")
-            with contextlib.suppress(RuntimeError):  # the loop is gone
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(answer, addresses, failed)
 
         async with self._resolvers:

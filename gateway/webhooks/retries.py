@@ -1,4 +1,4 @@
-"""When a webhook is tried again and when no more (Standard Webhooks, "delivery success and failure"). Pure."""
+"""When a webhook is tried again, and when no more (Standard Webhooks, "delivery success and failure"). Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_WISHED_S = 86_400
 
 
 class DeliveryState(StrEnum):
-    """How a webhook stands. `pending` alone is not final."""
+    """The state of a webhook; only `pending` is not final."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -30,17 +30,17 @@ class DeliveryState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`wait_s` until the next try while pending."""
+    """The state after a try, and `wait_s` until the next one while pending."""
 
     state: DeliveryState
     wait_s: float = 0.0
 
 
 def judge(attempts: int, status: int, first_s: float, chance: float, wished_s: int = 0) -> Verdict:
-    """What follows from the last of `attempts` tries; `status` 0 is one that got no answer.
+    """The verdict on the last of `attempts` tries; `status` 0 means that there was no answer.
 
-    Only 2xx is success: a redirect is not followed. 410 asks to be left alone for good. `chance` in [0, 1) spreads the
-    waits by a fifth either way, so that what failed together is not tried together; `wished_s` is the endpoint's own
+    Only 2xx is success: redirects are not followed. 410 disables the webhook. `chance` in [0, 1) varies waits by a
+    fifth either way, so that webhooks that failed together are not tried together; `wished_s` is the endpoint's
     `Retry-After`, which can only lengthen a wait.
     """
     if 200 <= status < 300:

@@ -1,8 +1,8 @@
-"""Delivers the webhooks of ended jobs: at least once, in no order, never in the way of executing anything.
+"""Delivers the webhooks of ended jobs: at least once, in no order, without delaying execution.
 
 The settle script appends an ended job with a webhook to `wh:{m}`. A sender moves such entries to `wht:{m}`, the set of
-webhooks to call ordered by time, and calls what is due there; a failed call gets a later time, a final one leaves the
-set. Everything a restart needs is in the log: in memory are only the calls of this moment, a bounded number.
+webhooks to call ordered by time, and calls those that are due; a failed call gets a later time, a final one leaves the
+set. All state is in the log; in memory are only the current calls, whose number is bounded.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _log = logging.getLogger(__name__)
 _ID_BYTES = 16
 _PAGE = 256
 _PAGES = 16
-"""As many of one model before others have their turn."""
+"""Pages of one model before other models have their turn."""
 _HELD_PER_TURN = 4
 _MODELS_AT_ONCE = 64
 _STUMBLED_S = 60
 _NEXT_LOOK_S = 0.02
-"""At the soonest, for what was put off because its host is busy."""
+"""The earliest next check for webhooks postponed because their host is busy."""
 _RECORD_AGAIN_S = 0.2
 _NAMED = 1000
 _FIELD_ID = b"i"
 
 OUTCOMES = ("delivered", "failed", "disabled", "refused", "given_up", "unsigned", "lost")
-"""`failed` is tried again; `unsigned` waits for a secret; `lost`: the job was gone before its webhook was called."""
+"""`failed` is tried again; `unsigned` waits for a secret; `lost`: the job was forgotten before the call."""
 
 
 class Sender:
-    """Delivers for the models that `mine` names. `outcomes` counts calls by how they ended, `pending` what waits."""
+    """Delivers for the models that `mine` selects. `outcomes` counts calls by their end, `pending` those that wait."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Sender:
         self._loop = asyncio.create_task(self._run(), name="webhooks")
 
     async def close(self, grace_s: float) -> None:
-        """Take nothing up any more and let calls that are under way end; those cut off are made again by others."""
+        """Begin nothing more and wait for running calls; other senders repeat those that are cut off."""
         self._stopping = True
         if self._loop is not None:
             self._loop.cancel()
@@ -125,7 +125,7 @@ class Sender:
         self._wake.set()
 
     def _touch_at(self, model: str, time_us: int) -> None:
-        """Look again when a time has come, the earliest that was named."""
+        """Check again at a time, the earliest that was named."""
         loop = asyncio.get_running_loop()
         at_s = loop.time() + max(_NEXT_LOOK_S, time_us / 1e6 - wall_ns() / 1e9)
         known = self._timers.get(model)
@@ -140,7 +140,7 @@ class Sender:
         self._touch(model)
 
     async def _run(self) -> None:
-        """Look at what was touched at once, at everything once in a while: nothing depends on having been woken."""
+        """Check the models with changes at once, and all models periodically: nothing depends on a wake-up."""
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         log_up = True
@@ -223,20 +223,20 @@ class Sender:
         self._touch(model)
 
     def _host_of(self, job: JobRecord) -> bytes | None:
-        """The digest of the host to call; None when no webhook is wanted for this end."""
+        """The digest of the host to call; None if the webhook is not called for this end."""
         if not deliveries.called(job):
             return None
         try:
             return digest(check_url(_webhook(job).get("url"), self._allowed))
         except InvalidArgument:
-            return bytes(DIGEST_BYTES)  # refused when its turn comes
+            return bytes(DIGEST_BYTES)  # refused when it is called
 
     # -- from the set to the endpoints --------------------------------------------------------------------------------
 
     async def _call_due(self, model: str) -> None:
         key = keys.webhook_times(model)
         for _ in range(_PAGES):
-            # those under way are still in the set: only a final outcome takes one out
+            # running calls are still in the set: only a final outcome removes one
             count = _PAGE + self._held_of.get(model, 0)
             members = await self._log.due(key, wall_ns() // 1000, count)
             postponed: dict[bytes, int] = {}
@@ -283,7 +283,7 @@ class Sender:
                 del self._held_of[model]
 
     async def _call(self, model: str, member: bytes, host: Host) -> None:
-        """One try of one webhook, and what follows from it, written down."""
+        """Try one webhook once, and write the outcome."""
         key = keys.webhook_times(model)
         job_id = member[:_ID_BYTES]
         job, (note,) = await asyncio.gather(
@@ -291,7 +291,7 @@ class Sender:
         )
         delivery = deliveries.unpack(note) if note is not None else Delivery()
         if job is None or delivery.state.final:
-            # of one that is final already only the set has not heard
+            # it is final already, only the set does not show it
             self.outcomes["lost"] += job is None
             await self._log.drop_times(key, [member])
             return
@@ -325,7 +325,7 @@ class Sender:
         await self._record(job, member, delivery)
 
     def _after(self, delivery: Delivery, answer: Answer, *, refused: bool) -> Delivery:
-        """The state after a call, counted."""
+        """The state after a call, which is counted."""
         now_us = wall_ns() // 1000
         attempts = delivery.attempts + 1
         verdict = judge(attempts, answer.status, self._first_retry_s, self._chance(), answer.retry_after_s)
@@ -335,7 +335,7 @@ class Sender:
         return Delivery(state, attempts, answer.status, answer.error, now_us, next_us)
 
     async def _record(self, job: JobRecord, member: bytes, delivery: Delivery) -> None:
-        """Write down what a call came to; while the log is away it is kept in mind here, to be not called again."""
+        """Write the outcome of a call; while the log is away it is kept in memory, so that no call is repeated."""
         key = keys.webhook_times(job.model)
         while True:
             try:
@@ -350,7 +350,7 @@ class Sender:
 
 
 def _id_of(entry: Entry) -> bytes | None:
-    """The job an entry of `wh:{m}` names; None for an entry that cannot be read."""
+    """The job in an entry of `wh:{m}`; None for an entry that cannot be read."""
     for name, value in zip(entry.fields[::2], entry.fields[1::2], strict=False):
         if bytes(name) == _FIELD_ID:
             with contextlib.suppress(ValueError):

@@ -1,7 +1,7 @@
-"""Signatures of the Standard Webhooks specification: secrets, and what is signed with them. Pure.
+"""Signatures of the Standard Webhooks specification: secrets, and signing. Pure.
 
-The signed text is `<id>.<timestamp>.<body>`, a signature `v1,<base64 of HMAC-SHA256>`; with several secrets (while one
-replaces another) all of them sign and the signatures stand side by side. Where secrets come from is `keyring`'s.
+The signed text is `<id>.<timestamp>.<body>`, a signature `v1,<base64 of HMAC-SHA256>`. With several secrets, while one
+replaces another, each signs, and the signatures are listed together. `keyring` reads the secrets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST_BYTES, MOST_BYTES = 24, 64
 
 
 def parse_secret(text: str) -> bytes:
-    """The key in `whsec_<base64>`. Raises `ValueError`, with a text that does not hold the secret."""
+    """The key in `whsec_<base64>`. Raises `ValueError`, with a text that does not reveal the secret."""
     if not text.startswith(PREFIX):
         raise ValueError(f"a webhook secret starts with {PREFIX}")
     try:
@@ -31,12 +31,12 @@ def parse_secret(text: str) -> bytes:
 
 
 def render_secret(secret: bytes) -> str:
-    """The form that `parse_secret` reads and receivers are given."""
+    """The form that `parse_secret` reads and receivers get."""
     return PREFIX + base64.b64encode(secret).decode()
 
 
 def sign(secrets: Sequence[bytes], message_id: str, timestamp_s: int, body: bytes) -> str:
-    """The value of `webhook-signature`: one signature for each secret, separated by spaces."""
+    """The value of `webhook-signature`: one signature per secret, separated by spaces."""
     signed = f"{message_id}.{timestamp_s}.".encode() + body
     return " ".join(
         "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode() for secret in secrets

@@ -22,7 +22,7 @@ class _Handler(echo.EchoHandler):
         self.lent: list[tuple[int, int]] = []
         self.has_room = True
 
-    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+    def allocate_body(self, size_bytes: int, skew: int) -> memoryview | None:
         self.lent.append((size_bytes, skew))
         return memoryview(bytearray(size_bytes)) if self.has_room else None
 

@@ -131,7 +131,7 @@ async def test_only_clients_whose_certificate_we_signed(served: Path, made: Path
 async def test_no_session_outlives_the_authority_that_let_its_client_in(
     served: Path, made: Path, version: ssl.TLSVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "_LOOK_NS", 0)
+    monkeypatch.setattr(tls, "_CHECK_INTERVAL_NS", 0)
     front = await started("http", settings("http", served, is_mutual=True))
     context = ssl.create_default_context(cafile=str(made / "ours.crt"))
     context.minimum_version = context.maximum_version = version
@@ -160,7 +160,7 @@ async def test_no_session_outlives_the_authority_that_let_its_client_in(
 async def test_a_new_certificate_is_shown_without_a_restart(
     served: Path, made: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "_LOOK_NS", 0)
+    monkeypatch.setattr(tls, "_CHECK_INTERVAL_NS", 0)
     front = await started(name, settings(name, served))
     assert await name_of_server(front, made) == "old"
     put(made, served, "new")
@@ -171,7 +171,7 @@ async def test_a_new_certificate_is_shown_without_a_restart(
 async def test_files_that_do_not_fit_together_yet_change_nothing(
     served: Path, made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tls, "_LOOK_NS", 0)
+    monkeypatch.setattr(tls, "_CHECK_INTERVAL_NS", 0)
     front = await started("native", settings("native", served))
     put(made, served, "new", "crt")
     assert await name_of_server(front, made) == "old"
@@ -184,7 +184,7 @@ async def test_files_that_do_not_fit_together_yet_change_nothing(
 async def test_an_open_connection_goes_on_when_certificates_change(
     served: Path, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "_LOOK_NS", 0)
+    monkeypatch.setattr(tls, "_CHECK_INTERVAL_NS", 0)
     front = await started("http", settings("http", served))
     reader, writer = await connect(front, made)
     put(made, served, "new")

@@ -15,7 +15,7 @@ from inference_doubles import post
 
 from charonia.datatypes import DataType
 from charonia.tensors import Tensor
-from gateway.http.codec.jsontext import MOST_DEPTH, parse_json
+from gateway.http.codec.jsontext import MAX_DEPTH, parse_json
 
 
 def check_typed(status: int, headers: dict[bytes, bytes], body: bytes) -> None:
@@ -166,10 +166,10 @@ def cut(value: Any, depth: int) -> Any:
         st.text(alphabet='[]{}"\\a', max_size=6) | st.just(math.pi),
         lambda inner: st.lists(inner, max_size=40) | st.dictionaries(st.text(alphabet='[{"\\', max_size=3), inner),
     ),
-    st.integers(0, MOST_DEPTH + 10),
+    st.integers(0, MAX_DEPTH + 10),
 )
 def test_depth_is_what_it_is_whatever_the_strings_hold(value: Any, wrap: int) -> None:
     for _ in range(wrap):
         value = [value, "[", "]]]", '"[{']
     text = json.dumps(value).encode()
-    assert parse_json(text) == cut(value, MOST_DEPTH)
+    assert parse_json(text) == cut(value, MAX_DEPTH)

@@ -127,10 +127,10 @@ async def _drive(sizes: list[int], piece: int, interleaved: bool, choose: random
             return LargeReply([b"", data[:10], data[10:]])
         return data
 
-    def room(size: int, _begin: memoryview) -> memoryview | None:
+    def allocate(size: int, _begin: memoryview) -> memoryview | None:
         return None if size == 100_000 else memoryview(bytearray(size))
 
-    serving = Serving({"/s/Echo": Unary(echo, takes_views=True)}, KeepAlive(), 0, 1 << 30, room=room)
+    serving = Serving({"/s/Echo": Unary(echo, takes_views=True)}, KeepAlive(), 0, 1 << 30, allocate_message=allocate)
     wire = _Wire()
     connection = Connection(serving)
     wire.protocol = connection
@@ -184,11 +184,13 @@ def test_what_ends_within_a_large_message_holds_nothing(come: int, piece: int, h
 
         held: list[memoryview] = []
 
-        def room(size: int, _begin: memoryview) -> memoryview | None:
+        def allocate(size: int, _begin: memoryview) -> memoryview | None:
             held.append(memoryview(bytearray(size)))
             return held[-1]
 
-        serving = Serving({"/s/Echo": Unary(never, takes_views=True)}, KeepAlive(), 0, 1 << 30, room=room)
+        serving = Serving(
+            {"/s/Echo": Unary(never, takes_views=True)}, KeepAlive(), 0, 1 << 30, allocate_message=allocate
+        )
         wire = _Wire()
         connection = Connection(serving)
         wire.protocol = connection

@@ -216,7 +216,7 @@ class EchoHandler(EchoJobs):
                 self.cancelled_ids.append(request.id)
                 self.cancelled.set()
 
-    def room(self, size_bytes: int, skew: int) -> memoryview | None:
+    def allocate_body(self, size_bytes: int, skew: int) -> memoryview | None:
         return None
 
     tracer = None

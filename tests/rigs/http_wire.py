@@ -79,7 +79,7 @@ class App:
         self.config.proxy_headers = False
         self.config.load()
         self.forwards_headers = forwards_headers
-        self.room = (lambda size, _skew: memoryview(bytearray(size))) if has_room else None
+        self.allocate_body = (lambda size, _skew: memoryview(bytearray(size))) if has_room else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._answer(scope, receive, send)

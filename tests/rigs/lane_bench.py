@@ -114,7 +114,7 @@ class Front:
     def fail(self, call: Call, error: CharoniaError) -> None:
         self.told.append((call, error))
 
-    def leave(self, call: Call) -> None:
+    def leave_lane(self, call: Call) -> None:
         self.told.append((call, "left"))
 
     # -- what it was told ----------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The event log on Redis or Valkey >= 7.0; the only package that knows their protocol.
 
-May import the root of `eventlog`, hiredis and redis. Begin reading at `log`, the port's methods over one server;
-`work`, `jobs` and `waves` do its parts, `server` is the connection, `stored_records` what is written, `cluster` the
-same over a Redis Cluster. What scripts do to which key is said in `charonia/eventlog/scripts`.
+May import the root of `eventlog`, hiredis and redis. Begin reading at `log`, which implements the port over one server;
+`work`, `jobs` and `waves` are its parts. `server` is the connection, `stored_records` the format of keys, `cluster` the
+same port over a Redis Cluster. The headers of `charonia/eventlog/scripts` say which script changes which key.
 """
 
 from __future__ import annotations

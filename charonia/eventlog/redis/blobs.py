@@ -1,7 +1,8 @@
-"""The server of `--blob-url`: it holds the payloads of work at the level `memory`, and need not keep anything.
+"""The server of `--blob-url`: it holds payloads of work at the durability level `memory`, and need not persist
+anything.
 
-Only blobs whose names begin with `keys.PASSING` are put there; which payloads become such is `charonia.calls`'.
-A request whose payload such a server forgot fails by itself, with an error; nothing else is affected.
+Only blobs whose names begin with `keys.PASSING` are stored there; `charonia.calls` decides which payloads those are. If
+such a server loses a payload, its request fails with an error; nothing else is affected.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _KEY = keys.blob(keys.PASSING)
 
 
 class BlobServer:
-    """Blobs beside the log, on `log`'s server. Raises `LogUnavailable` while that is away."""
+    """Blobs on a server beside the log. Raises `LogUnavailable` while it cannot be reached."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -46,7 +47,7 @@ class BlobServer:
             await self._log.delete_keys(names)
 
     async def delete_its_own(self, names: Iterable[bytes]) -> list[bytes]:
-        """Delete those of the keys that are here; the others."""
+        """Delete the keys that this server holds; returns the others."""
         others: list[bytes] = []
         mine: list[bytes] = []
         for name in names:
@@ -57,7 +58,7 @@ class BlobServer:
 
 
 def is_passing(blob_id: str) -> bool:
-    """Whether a blob is one of work at the level `memory`."""
+    """Whether a blob belongs to work at the level `memory`."""
     return blob_id.startswith(keys.PASSING)
 
 

@@ -1,6 +1,6 @@
-"""Commands and scripts on the hot connection, and the one place where decisions about accepted work are sent.
+"""Sends commands and scripts on the hot connection; all settlements are sent here.
 
-What they mean is `work`'s and `jobs`', matching replies is `hot_connection`'s, levels of durability are `durability`'s.
+`work` and `jobs` define their meaning, `hot_connection` matches replies, `durability` handles durability levels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LANE = re.compile(rb"([0-9]{1,20}):([0-9]{1,3})")
 
 
 class Commands:
-    """What the port's methods send their commands with."""
+    """Sends the commands of the port's methods."""
 
     def __init__(self, connection: Connection, durability: Durability) -> None:
         self._connection = connection
@@ -41,11 +41,11 @@ class Commands:
     async def lanes(self, model: str) -> list[tuple[int, int]]:
         """`Work.lanes`."""
         members = await self.execute("SMEMBERS", keys.lanes(model))
-        # what is no lane is nothing that accepting put there
+        # other members were not added by an acceptance
         return sorted((int(found[1]), int(found[2])) for member in members if (found := _LANE.fullmatch(member)))
 
     async def each(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-        """Commands of one key each, in one write: keys of several slots may not share a command."""
+        """Send commands with one key each in one write: a command must not name keys of several slots."""
         if not commands:
             return []
         replies = await self._connection.execute_all([pack(command) for command in commands], len(commands))
@@ -55,7 +55,7 @@ class Commands:
         return replies
 
     async def write(self, command: Argument, key: bytes, *arguments: Argument) -> Any:
-        """A write of one key that the server takes even when it is out of memory."""
+        """Write one key with a command that the server accepts even when it is out of memory."""
         words = (b"EVALSHA", WRITE.digest, 1, key, command, *arguments)
         return await self.run(WRITE, pack_pieces(words))
 
@@ -63,7 +63,7 @@ class Commands:
         return await self.run(script, (call_of(script, names, arguments),))
 
     async def run(self, script: Script, pieces: Sequence[Buffer], through: Connection | Writes | None = None) -> Any:
-        """A packed call of a script, alone."""
+        """Send the packed call of a single script."""
         connection = through or self._connection
         try:
             return await connection.execute_pieces(pieces)
@@ -75,13 +75,13 @@ class Commands:
     # -- decisions ----------------------------------------------------------------------------------------------------
 
     async def writes(self, durability: str) -> Writes:
-        """What an acceptance is written with; "" is the server's level. Raises `Unsupported`, `InvalidArgument`."""
+        """The writer for an acceptance at a level, "" for the default. Raises `Unsupported`, `InvalidArgument`."""
         if durability in ("", self._durability.default.text):
             return await self._durability.writes(None)
         return await self._durability.writes(parse_level(durability))
 
     async def accept(self, script: Script, pieces: Sequence[Buffer], writes: Writes) -> Any:
-        """The reply of a packed call that accepts; its effects have reached no level yet (`Writes.reached`)."""
+        """The reply to a packed call that accepts work; its durability level is awaited by `Writes.reached`."""
         return await self.run(script, pieces, writes)
 
     async def settle(
@@ -91,7 +91,7 @@ class Commands:
         replies: Sequence[Reply],
         facts: Sequence[Reply],
     ) -> Any:
-        """The reply of a packed call that settles, with entries appended before and after it in one write."""
+        """The reply to a packed call that settles, with entries appended before and after it in one write."""
         if not replies and not facts:
             return await self.run(script, pieces)
         out = _joint(replies, pieces, facts)
@@ -106,7 +106,7 @@ class Commands:
         facts: Sequence[Reply],
         done: Callable[[Any], None],
     ) -> bool:
-        """`settle`, written before this returns; `done` gets the reply, or the error. False: nothing was written."""
+        """As `settle`, but written before this returns; `done` gets reply or error. False: nothing was written."""
 
         def answered(answers: list[Any] | None) -> None:
             try:
@@ -116,7 +116,7 @@ class Commands:
                     self._tasks.spawn(_report(self._settled(answers, script, pieces, replies, facts), done))
                 else:
                     done(answers[len(replies)])
-            except Exception as error:  # the connection is not to blame
+            except Exception as error:  # the connection is not the cause
                 context = {"message": "what follows a settlement failed", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)
 
@@ -131,11 +131,11 @@ class Commands:
         replies: Sequence[Reply],
         facts: Sequence[Reply],
     ) -> Any:
-        """What came of a settlement; what was refused for a reason that can be helped is made up for."""
+        """The result of a settlement; a refusal with a known remedy is repaired."""
         result = appended.pop(len(replies))
         if isinstance(result, hiredis.ReplyError):
-            # Scripts are loaded at every connect: only a SCRIPT FLUSH on a living server leads here. The others are
-            # out already, which their readers bear: they know duplicates, and the settle follows at once.
+            # Scripts are loaded at every connect: only a SCRIPT FLUSH on a running server leads here. The other entries
+            # are sent already; their readers recognise duplicates, and the settlement follows at once.
             if not str(result).startswith("NOSCRIPT"):
                 raise Refused(str(result))
             result = await self._reload(script, pieces, self._connection)
@@ -148,7 +148,7 @@ class Commands:
         return result
 
     async def _reload(self, script: Script, pieces: Sequence[Buffer], connection: Connection | Writes) -> Any:
-        """Run a script that the server has forgotten; it has not run before, so nothing happens twice."""
+        """Run a script that the server no longer has; it has not run before, so nothing happens twice."""
         _, result = await connection.execute_all([pack(("SCRIPT", "LOAD", script.source)), *pieces], 2)
         if isinstance(result, hiredis.ReplyError):
             raise Refused(str(result))
@@ -174,7 +174,7 @@ def _joint(replies: Sequence[Reply], pieces: Sequence[Buffer], facts: Sequence[R
 
 
 def call_of(script: Script, names: Sequence[bytes], arguments: Sequence[Argument]) -> bytes:
-    """A packed call of a script without large arguments."""
+    """The packed call of a script without large arguments."""
     return pack((b"EVALSHA", script.digest, len(names), *names, *arguments))
 
 
@@ -184,5 +184,5 @@ def pack_append(stream: bytes, fields: Fields) -> Sequence[Buffer]:
 
 
 def is_large(fields: Fields) -> bool:
-    """Whether an entry is worth pieces of its own."""
+    """Whether an entry has large values, which are written as separate pieces."""
     return sum(map(len, fields)) >= LARGE_BYTES

@@ -1,11 +1,10 @@
 """Durability levels on Redis and Valkey: what a server can promise, and writes that wait until a level is reached.
 
-WAIT and WAITAOF cover the writes of their own connection only. So each level that needs one of them has a hot
-connection of its own, and what is written while one group is on its way leaves together with the next, behind one
-barrier. Under `appendfsync always` a reply is a receipt already and the common connection serves.
-
-WAITAOF under `appendfsync everysec` is believed from Redis 8 on only: Redis 7.4 and every Valkey so far answer it
-before anything has been flushed (docs/adr/0005).
+WAIT and WAITAOF cover only writes of their own connection. So each level that needs them has its own hot connection,
+and writes that arrive while a group is being written leave together with the next group, before one barrier. Under
+`appendfsync always` the reply itself is the proof, and the common connection is used.
+WAITAOF under `appendfsync everysec` is trusted from Redis 8 on only: Redis 7.4 and all Valkey versions so far answer it
+before anything is flushed (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .server.transport import Argument, Refused, lost, pack
 _logger = logging.getLogger(__name__)
 
 PATIENCE_MS = 5000
-"""How long a level may take; after it the outcome is unknown to the caller."""
+"""Time limit for reaching a level; afterwards the outcome is unknown to the caller."""
 
 _HONEST_WAITAOF = (8, 0)
 _EVICTION_ALLOWED = "noeviction"
@@ -40,14 +39,14 @@ QUESTIONS: Sequence[Sequence[Argument]] = (
     ("INFO", "memory"),
     ("CONFIG", "GET", "appendfsync", "no-appendfsync-on-rewrite"),
 )
-"""What `Server.of` wants the answers of; asked on every connect, as each may lead to another server."""
+"""The questions whose answers `Server.of` takes; asked at every connect, as each may lead to another server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a server says of itself. `appendfsync` is "" when it may not be asked.
+    """The properties of a server. `appendfsync` is "" if the user may not read it.
 
-    `pauses_flushes`: not while it rewrites its file, whatever `appendfsync` says.
+    `pauses_flushes`: it does not flush while it rewrites its file, whatever `appendfsync` says.
     """
 
     version: tuple[int, ...]
@@ -59,7 +58,7 @@ class Server:
 
     @classmethod
     def of(cls, answers: Sequence[Any]) -> Server:
-        """From the answers to `QUESTIONS`; one that was refused tells nothing. Raises `Refused` without a version."""
+        """From the answers to `QUESTIONS`; a refused one is unknown. Raises `Refused` without a version."""
         about, persistence, memory, configured = answers
         if isinstance(about, hiredis.ReplyError):
             raise Refused(str(about))
@@ -81,11 +80,11 @@ class Server:
 
     @property
     def evicts(self) -> bool:
-        """Whether it may forget what it has taken, once memory is short."""
+        """Whether it may evict data when memory is short."""
         return self.eviction not in ("", _EVICTION_ALLOWED)
 
     def shortfall(self, level: Level) -> str:
-        """Why this server cannot promise a level, "" when it can."""
+        """Why this server cannot promise a level; "" if it can."""
         if level == MEMORY:
             return ""
         if not self.appendonly:
@@ -111,7 +110,7 @@ def _field(info: Any, pattern: bytes) -> str:
 
 
 class Writes:
-    """One call's writes towards a level; this one is for `memory`, which any reply proves."""
+    """The writes of one call at a level; this class is for `memory`, which any reply proves."""
 
     __slots__ = ("_connection", "level")
 
@@ -129,18 +128,18 @@ class Writes:
 
     @property
     def level_at_reply(self) -> Level:
-        """The level that a reply proves by itself; the rest is `reached`'s."""
+        """The level that a reply proves by itself; `reached` waits for the rest."""
         return self.level
 
     async def reached(self) -> None:
-        """Return once everything written has reached the level. Raises `LogUnavailable`: the outcome is unknown."""
+        """Return once all writes have reached the level. Raises `LogUnavailable`: the outcome is unknown."""
 
     async def cover_earlier(self, fence: bytes) -> None:
-        """Like `reached`, for what others have written before this call too. `fence` is a key that may be written."""
+        """As `reached`, also for earlier writes of others. `fence` is a key that may be written."""
 
 
 class _FlushedWrites(Writes):
-    """Writes whose reply proves the level, as long as it comes from the server that was asked what it is."""
+    """Writes whose reply proves the level, if it comes from the server whose properties are known."""
 
     __slots__ = ("_durability", "_server")
 
@@ -158,7 +157,7 @@ class _FlushedWrites(Writes):
 
 
 class _GroupedWrites(Writes):
-    """Writes that a barrier has to follow."""
+    """Writes that need a barrier after them."""
 
     __slots__ = ("_barrier", "_group")
 
@@ -188,13 +187,13 @@ class _GroupedWrites(Writes):
             raise LogUnavailable(f"durability '{self.level.text}' was not reached {waited}, the outcome is unknown")
 
     async def cover_earlier(self, fence: bytes) -> None:
-        # a write of our own, after which everything before it is covered; a barrier alone may find nothing to wait for
+        # a write of our own covers all before it; a barrier alone may find nothing to wait for
         await self.execute_pieces((pack(("SET", fence, "1")),))
         await self.reached()
 
 
 class Group:
-    """A hot connection kept for one level. Writes that come while a group is on its way leave with the next one."""
+    """A hot connection for one level. Writes that arrive while a group is being written leave with the next one."""
 
     def __init__(self, connection: Connection, level: Level) -> None:
         self.connection = connection
@@ -207,7 +206,7 @@ class Group:
         self.barriers = 0
 
     async def open(self) -> None:
-        """Connect once. Raises `LogUnavailable`; from then on the connection comes back by itself."""
+        """Connect once; afterwards the connection reconnects by itself. Raises `LogUnavailable`."""
         try:
             await self.connection.open()
         except OSError as error:
@@ -216,7 +215,7 @@ class Group:
             ) from None
 
     def write(self, pieces: Sequence[Buffer], count: int) -> tuple[asyncio.Future[list[Any]], asyncio.Future[bool]]:
-        """`count` packed commands: their replies, and whether the level was reached after them."""
+        """The replies to `count` packed commands, and whether the level was reached after them."""
         loop = asyncio.get_running_loop()
         replies: asyncio.Future[list[Any]] = loop.create_future()
         self._waiting.append((pieces, count, replies))
@@ -271,20 +270,20 @@ def _hand_over(future: asyncio.Future[list[Any]]) -> Callable[[list[Any] | None]
 
 
 def _consume(future: asyncio.Future[bool]) -> None:
-    """A barrier that failed after its writes were refused is not reported."""
+    """Ignores a barrier's failure after its writes were refused."""
     if not future.cancelled():
         future.exception()
 
 
 class Durability:
-    """Gives out `Writes` for levels. `connect(name)` makes a connection to the same log, not opened yet."""
+    """Creates `Writes` for levels. `connect(name)` makes another connection to the same log, not opened yet."""
 
     def __init__(self, common: Connection, connect: Callable[[str], Connection], default: Level) -> None:
         self.default = default
         self._common = common
         self._connect = connect
         self.server: Server | None = None
-        """What the common connection leads to, another object with each connect."""
+        """The server of the common connection; a new object with each connect."""
         self.replies_prove_default = default == MEMORY
         """Whether a reply on the common connection proves the default level."""
         self._in_memory = Writes(common, MEMORY)
@@ -292,7 +291,7 @@ class Durability:
         self._opening = asyncio.Lock()
 
     def connected_to(self, server: Server) -> None:
-        """The common connection leads to this server now."""
+        """The common connection has connected to this server."""
         previous, self.server = self.server, server
         problem = server.shortfall(self.default)
         if self.default == FSYNC:
@@ -303,7 +302,7 @@ class Durability:
             _logger.warning("the event log may evict what it has taken: maxmemory-policy is %s", server.eviction)
 
     async def writes(self, level: Level | None) -> Writes:
-        """For one call. Raises `Unsupported` or, for the server's own level, `LogUnavailable` when it has none now."""
+        """The writes of one call. Raises `Unsupported`; `LogUnavailable` for the default level without a server."""
         wanted = level or self.default
         if wanted == MEMORY:
             return self._in_memory

@@ -1,7 +1,7 @@
-"""Whether the log still holds what this process has seen of it: flushed, exchanged and rewound logs are noticed here.
+"""Detects that the log has lost what this process has seen of it: flushed, replaced or rewound logs.
 
-The key `epoch` names the contents: who finds none makes one. A log that was rewound (a replica that lagged took over,
-an older file was read back) keeps its epoch but lacks the control facts this process wrote last.
+The key `epoch` names the contents; a process that finds none creates it. A log that was rewound (a lagging replica took
+over, an older file was loaded) keeps its epoch but lacks the control facts that this process wrote last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .server.transport import Argument
 
 
 class Epoch:
-    """Of one process and one log."""
+    """The epoch of one log, for one process."""
 
     def __init__(self) -> None:
         self._rewinds = 0
@@ -27,13 +27,13 @@ class Epoch:
         self._own = entry_id
 
     def questions(self) -> list[Sequence[Argument]]:
-        """To be asked on every connect."""
+        """The questions to ask at every connect."""
         own = self._own or b"-"
         return [("XRANGE", keys.CONTROL, own, own, "COUNT", 1), ("XINFO", "STREAM", keys.CONTROL)]
 
     def answered(self, answers: Sequence[Any]) -> None:
-        """Takes the answers. Facts no reader needs are deleted (`compaction`), in the order of their ids more or less:
-        one that is not there is missed when nothing as young has been deleted.
+        """Check the answers. Compaction deletes facts roughly in the order of their ids: a fact of this process that
+        is absent counts as lost if no fact as young as it has been deleted.
         """
         found, about = answers
         if self._own and found == []:
@@ -43,12 +43,12 @@ class Epoch:
             self._own = b""
 
     def name(self, value: bytes) -> str:
-        """The epoch as this process knows it: another one after a rewind, too."""
+        """The epoch as this process knows it: it changes after a rewind, too."""
         return f"{value.decode()}+{self._rewinds}" if self._rewinds else value.decode()
 
 
 def _deleted_up_to(about: Any) -> bytes:
-    """The youngest id ever deleted from a stream, by the answer to XINFO STREAM; an error is no such stream."""
+    """The youngest id ever deleted from a stream, by the answer to XINFO STREAM; an error means: no stream."""
     if not isinstance(about, list):
         return b"0-0"
     deleted: bytes = dict(zip(about[::2], about[1::2], strict=True)).get(b"max-deleted-entry-id", b"0-0")
@@ -56,7 +56,7 @@ def _deleted_up_to(about: Any) -> bytes:
 
 
 def stream_order(entry_id: bytes) -> tuple[int, int]:
-    """What ids are ordered by."""
+    """The key that orders ids."""
     time_ms, _, number = entry_id.partition(b"-")
     return int(time_ms), int(number or 0)
 

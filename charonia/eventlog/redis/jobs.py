@@ -1,6 +1,6 @@
-"""Reading jobs, keeping their events, and the journal's retention: what the port says of them, as commands.
+"""Reads jobs, keeps their events, and sets the journal's retention, with commands.
 
-Jobs come and go in `work`'s scripts; how a record is read is `stored_records`'.
+`work`'s scripts create and end jobs; `stored_records` decodes their records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_LOOKED_AT = 500
 _ID_BYTES = 16
 _MOST_LINES = 1024
 _MOST_AT_ONCE = 1000
-"""Responses in one call of a script, which can take a bounded number of arguments."""
+"""Max responses in one script call, whose number of arguments is bounded."""
 
 
 class Jobs:
@@ -48,7 +48,7 @@ class Jobs:
         numbers = event_numbers(values)
         events = await self._commands.execute("HMGET", key, *[b"e%d" % n for n in numbers]) if numbers else []
         if None in events:
-            return None  # expired in between
+            return None  # expired in the meantime
         return record_of(model, job_id, values, events)
 
     async def job_result(self, model: str, job_id: bytes) -> bytes | None:
@@ -104,7 +104,7 @@ class Jobs:
         return found[:count]
 
     async def _read(self, model: str, members: Sequence[tuple[int, bytes]], ended: bool, found: list[JobRecord]) -> int:
-        """Add the jobs of members to those found; how many members had no record any more and were forgotten."""
+        """Add the jobs of members to those found; returns how many members had no record and were forgotten."""
         ids = [member[:_ID_BYTES] for _, member in members]
         names = [keys.job(model, job_id) for job_id in ids]
         records = await self._commands.each([("HMGET", name, *FIELDS) for name in names])

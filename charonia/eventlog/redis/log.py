@@ -1,8 +1,7 @@
-"""`RedisLog`: the port's methods as commands and scripts on the hot connection.
+"""`RedisLog`: implements the port with commands and scripts on the hot connection.
 
-Scripts hold what must be one step (see their headers); everything else is idempotent writes. No command names keys of
-two slots. Accepted work is `work`'s, jobs and journal are `jobs`', connecting and matching replies are
-`hot_connection`'s, following streams is `reader`'s.
+Scripts hold operations that must be atomic (see their headers); all other writes are idempotent. No command names keys
+of two slots. `work` handles accepted work, `jobs` jobs and journal, `hot_connection` the connection, `reader` streams.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ _LOADING_PATIENCE_S = 60.0
 class RedisLog(Work, Jobs):
     """`EventLog` on Redis or Valkey >= 7.0 at the URL of one server or of its sentinels (see `address`).
 
-    `on_state(up)` is called in the event loop when the connection is lost and found again. `durability` is the level of
-    what is accepted without a level of its own. Raises `StartupError` for a URL or a level that cannot be read.
+    `on_state(up)` is called in the event loop when the connection is lost and found again. `durability` is the default
+    level. Raises `StartupError` for an invalid URL or level.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class RedisLog(Work, Jobs):
         epoch: Epoch | None = None,
     ) -> None:
         self.blobs: BlobServer | None = None
-        """Where the payloads of work at the level `memory` are, when they are not here."""
+        """Holds the payloads of work at the level `memory`, if set."""
         self._address = parse_address(url) if isinstance(url, str) else url
         level = level_of(durability)
         self._prepare = [("SCRIPT", "LOAD", script.source) for script in scripts.ALL]
@@ -98,7 +97,7 @@ class RedisLog(Work, Jobs):
             except Refused as error:
                 if not error.reply.startswith("LOADING") or loop.time() > deadline_s:
                     raise StartupError(_refusal(where, error.reply)) from None
-                await asyncio.sleep(0.05)  # the server reads its own log back; nothing tells when it is done
+                await asyncio.sleep(0.05)  # the server loads its log, and does not notify when it is done
             except TimeoutError:
                 raise StartupError(f"the event log at {where} does not answer") from None
             except OSError as error:
@@ -110,7 +109,7 @@ class RedisLog(Work, Jobs):
             raise
 
     async def _check(self, where: str) -> None:
-        """Raise `StartupError` for a server that cannot keep what is promised."""
+        """Raises `StartupError` for a server that cannot keep the promised durability."""
         server = self._server
         if server is None or server.version < _OLDEST_VERSION:
             text = ".".join(map(str, server.version if server is not None else (0,)))
@@ -167,7 +166,7 @@ class RedisLog(Work, Jobs):
 
     @property
     def connection(self) -> Connection:
-        """For those that read or write the log as a whole (`portable`)."""
+        """Reads or writes the log as a whole (`portable`)."""
         return self._connection
 
     @property
@@ -176,7 +175,7 @@ class RedisLog(Work, Jobs):
         return self._connection.up
 
     def start(self) -> None:
-        """Connect as soon as it can be done, for a server that was found to be there."""
+        """Connect in the background, to a server that is known to exist."""
         self._connection.start()
 
     def reader(self) -> RedisReader:
@@ -295,7 +294,7 @@ class RedisLog(Work, Jobs):
 
 
 def level_of(durability: str) -> Level:
-    """Raises `StartupError` for a level that cannot be read."""
+    """The log at a URL. Raises `StartupError` for an invalid durability level."""
     try:
         return parse_level(durability)
     except InvalidArgument as error:

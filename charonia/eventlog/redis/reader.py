@@ -28,7 +28,7 @@ from .server.transport import pack
 _logger = logging.getLogger(__name__)
 
 _COUNT = 64
-"""Entries of each stream in one read: an entry carries up to 64 requests, so this is as much as anyone can use."""
+"""Max entries of each stream in one read: an entry holds up to 64 requests, which is as much as any reader can use."""
 
 _LAST = b"$"
 _NO_STREAM = "ERR no such key"
@@ -40,9 +40,9 @@ _DELETE_AGAIN_S = 0.5
 
 
 class _Following:
-    """A followed stream. A removed and added stream is another one, so that a read under way cannot confuse them.
+    """A followed stream. Removing and adding a stream makes another object, so that a running read cannot confuse them.
 
-    `recent` are the ids delivered last, `skip` those among them that a rewind may bring again.
+    `recent` are the ids delivered last; `skip` are those of them that a rewind may deliver again.
     """
 
     __slots__ = ("after", "began", "consume", "recent", "skip", "stream", "take")
@@ -57,13 +57,13 @@ class _Following:
         self.skip: frozenset[bytes] = frozenset()
 
     def rewind(self) -> None:
-        """Read again what may be new among what comes after the oldest id in mind, or where this began."""
+        """Continue after the oldest remembered id, or from the beginning, to find entries that a rewind replaced."""
         self.after = self.recent[0] if len(self.recent) == _RECENT else self.began
         self.skip = frozenset(self.recent)
 
 
 class RedisReader:
-    """`StreamReader` on Redis or Valkey; `commands` is the connection that may speak while this one is blocked."""
+    """`StreamReader` on Redis or Valkey; `commands` is the connection for commands while this one is blocked."""
 
     def __init__(self, address: Address, commands: Connection) -> None:
         self._commands = commands
@@ -82,7 +82,7 @@ class RedisReader:
         self._sweeping = False
         self._closed = False
         self.on_refused: Callable[[str], None] = lambda _reply: None
-        """Told why streams could not be read, before that is tried again."""
+        """Called with the reason when streams could not be read, before a retry."""
 
     def start(self, on_entries: OnEntries | None = None, on_state: Callable[[bool], None] | None = None) -> None:
         self._on_entries = on_entries
@@ -99,11 +99,11 @@ class RedisReader:
             self._change()
 
     def remove(self, stream: bytes) -> None:
-        # a read under way may still return entries of it: they are dropped there
+        # a running read may still return its entries: they are dropped there
         self._streams.pop(stream, None)
 
     def hand_over(self, other: RedisReader) -> None:
-        """Let another reader, not started yet, go on from here with the same streams. This one is to be closed."""
+        """Let another reader, not started yet, continue with the same streams. Close this one afterwards."""
         other._streams = self._streams
         other._deletions = self._deletions
         self._streams, self._deletions = {}, {}
@@ -121,7 +121,7 @@ class RedisReader:
     # -- the set of streams -------------------------------------------------------------------------------------------
 
     def _resolve(self, following: _Following) -> None:
-        """Ask for a stream's last id, in the order of this process's own writes, so that none of those is missed."""
+        """Read a stream's last id, in order with this process's own writes, so that none of those is missed."""
         if self._closed or self._streams.get(following.stream) is not following:
             return
 
@@ -138,7 +138,7 @@ class RedisReader:
             asyncio.get_running_loop().call_later(_RESOLVE_RETRY_S, self._resolve, following)
 
     def _change(self) -> None:
-        """Read the present set of streams, once for all changes of a tick."""
+        """Read the current set of streams, once for all changes of a tick."""
         if not self._scheduled and self._connection.up:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._changed)
@@ -153,7 +153,7 @@ class RedisReader:
             self._unblock(self._read)
 
     def _unblock(self, read: int) -> None:
-        """End the read under way. It may not have arrived yet or be answered already: then this is repeated or moot."""
+        """End the running read. If it has not arrived, or is answered already, this is repeated or ignored."""
         if self._closed or self._read != read or self._reading is None or self._unblocking == read:
             return
         self._unblocking = read
@@ -161,7 +161,7 @@ class RedisReader:
         def done(replies: list[Any] | None) -> None:
             if replies is None or isinstance(replies[0], hiredis.ReplyError):
                 if self._read == read:
-                    self._connection.drop()  # the set must be read again all the same
+                    self._connection.drop()  # the set must be read again nevertheless
             elif replies[0] == 0 and self._read == read:
                 self._unblocking = 0
                 asyncio.get_running_loop().call_later(_RETRY_S, self._unblock, read)
@@ -182,9 +182,9 @@ class RedisReader:
             self._on_state(up)
 
     def _find_places(self) -> None:
-        """A stream that ends before our place has lost what we read; what comes instead may have smaller ids than that.
+        """A stream that ends before our position has lost entries; new entries may have smaller ids than ours.
 
-        So it is after a failover to a replica whose clock is behind, and in another log under the same address.
+        This happens after a failover to a replica whose clock is behind, and in another log at the same address.
         """
         placed = [f for f in self._streams.values() if f.after not in (START, _LAST)]
         if not placed:
@@ -212,9 +212,9 @@ class RedisReader:
         self._connection.batch(pieces, len(pieces), done)
 
     def _sweep(self) -> None:
-        """Before reading on, delete again what came back: a killed server may forget deletions it has confirmed.
+        """Before reading on, delete consumed entries again: a killed server may forget deletions that it has confirmed.
 
-        That is everything from where a consumed stream was taken up to where it has been read, and nothing else.
+        Deletes everything between the start of a consumed stream and the current position, and nothing else.
         """
         swept = [f for f in self._streams.values() if f.consume and f.after not in (f.began, _LAST)]
         if not swept:
@@ -238,7 +238,7 @@ class RedisReader:
         self._connection.batch(pieces, len(pieces), done)
 
     def _delete_and_sweep(self) -> None:
-        """A full answer may have more behind it: what it held must go before it is asked for again."""
+        """A full answer may have more entries behind it: delete what it held before the next read."""
         deletions, self._deletions = self._deletions, {}
 
         def done(replies: list[Any] | None) -> None:
@@ -251,7 +251,7 @@ class RedisReader:
         self._connection.batch(pieces, len(pieces), done)
 
     def _refused(self, replies: list[Any]) -> bool:
-        """Whether the server refused one of these commands; the connection is given up then, and reading restarts."""
+        """Whether the server refused one of these commands; then the connection is dropped, and reading restarts."""
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
                 moved = str(reply).startswith(("MOVED", "ASK"))
@@ -262,7 +262,7 @@ class RedisReader:
         return False
 
     def _next(self) -> None:
-        """Read on, and have what was consumed deleted soon."""
+        """Read on, and delete consumed entries soon."""
         if self._deletions and self._deleting is None:
             self._deleting = asyncio.get_running_loop().call_later(_GATHER_S, self._delete)
         reading = {stream: f for stream, f in self._streams.items() if f.after != _LAST}
@@ -313,7 +313,7 @@ class RedisReader:
             self._deletions.setdefault(following.stream, []).extend(ids)
 
     def _delete(self) -> None:
-        """What cannot be deleted now is again with the next, or a little later when nothing more comes."""
+        """Deletions that fail are repeated with the next ones, or a little later."""
         if self._deleting is not None:
             self._deleting.cancel()
             self._deleting = None
@@ -336,7 +336,7 @@ class RedisReader:
             self._keep(deletions)
 
     def _keep(self, deletions: dict[bytes, list[bytes]]) -> None:
-        """Deletions that may not have happened; repeating one does no harm."""
+        """Deletions that may not have happened; repeating them is harmless."""
         for stream, ids in deletions.items():
             self._deletions.setdefault(stream, []).extend(ids)
         if self._deleting is None and not self._closed:

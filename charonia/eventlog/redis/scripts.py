@@ -1,4 +1,4 @@
-"""The scripts of `charonia/eventlog/scripts` as commands. What each does is said in its own header."""
+"""The scripts of `charonia/eventlog/scripts` as commands; their headers describe them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DIRECTORY = Path(__file__).resolve().parent.parent / "scripts"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """`text` is for readers; `source`, without its comments, for the server, where `digest` names it (EVALSHA).
+    """`text` is for readers; `source`, without comments, is for the server, which names it by `digest` (EVALSHA).
 
-    Scripts are sent along with the signing in, and before that is done servers take no argument above 16 KiB.
+    Scripts are sent together with the authentication; before that, servers accept no argument above 16 KiB.
     """
 
     text: bytes
@@ -25,7 +25,7 @@ class Script:
 
 
 def load(name: str) -> Script:
-    """A script with the files its `--#include` lines name in their place."""
+    """A script with its `--#include` lines replaced by those files."""
     text = (_DIRECTORY / f"{name}.lua").read_bytes()
     text = _INCLUDE.sub(lambda line: (_DIRECTORY / line[1].decode()).read_bytes(), text)
     source = _COMMENTS.sub(b"", text)

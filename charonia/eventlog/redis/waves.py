@@ -67,14 +67,14 @@ class RedisWaves:
             answered(None)
 
     async def append(self, stream: bytes, record: Sequence[Buffer]) -> bytes:
-        """`send`, waited for."""
+        """As `send`, awaited."""
         writes = await self._commands.writes("")
         entry_id = await writes.execute_pieces(_append(stream, record))
         await writes.reached()
         return bytes(entry_id)
 
     async def _send_and_wait(self, pieces: Sequence[Buffer], done: Sent) -> None:
-        """Append at a level that a barrier proves."""
+        """Append at a level that needs a barrier."""
         try:
             writes = await self._commands.writes("")
             entry_id = await writes.execute_pieces(pieces)
@@ -109,7 +109,7 @@ class RedisWaves:
         return self._connection.batch_soon([call], 1, answered)
 
     async def _append_again(self, replies: Sequence[Reply], answers: Sequence[Any], done: Ended) -> None:
-        """Append what the server refused as it was out of memory: its wave is settled already."""
+        """Append what the server refused because it was out of memory: its wave is settled already."""
         try:
             for reply, answer in zip(replies, answers, strict=False):
                 if type(answer) is hiredis.ReplyError:
@@ -122,7 +122,7 @@ class RedisWaves:
             done(_result(list(answers), -1))
 
     async def delete(self, stream: bytes, entry_ids: Sequence[bytes]) -> int:
-        """Delete waves; how many were there."""
+        """Delete waves; returns how many existed."""
         return int(await self._commands.execute(b"XDEL", stream, *entry_ids))
 
     async def burst(
@@ -171,19 +171,19 @@ def _append(stream: bytes, record: Sequence[Buffer]) -> Sequence[Buffer]:
 
 
 def _results(replies: list[Any] | None, count: int) -> Sequence[Any]:
-    """The outcome of each of so many commands, which were a transaction if there are several."""
+    """The result of each of `count` commands, which were a transaction if there are several."""
     if replies is None or count == 1:
         return [_result(replies, 0) for _ in range(count)]
     found = replies[-1]
-    if type(replies[0]) is hiredis.ReplyError:  # no transactions for this user: each was executed by itself
+    if type(replies[0]) is hiredis.ReplyError:  # the user may not use transactions: each command was executed by itself
         return [_result(replies, at + 1) for at in range(count)]
-    if type(found) is hiredis.ReplyError:  # none was executed: the first that was refused says why
+    if type(found) is hiredis.ReplyError:  # none was executed: the first refusal gives the reason
         return [_result([next((one for one in replies if type(one) is hiredis.ReplyError), found)], 0)] * count
     return [_result(found, at) for at in range(count)]
 
 
 def _result(replies: list[Any] | None, at: int) -> Any:
-    """One of the replies, or the error that stands for it."""
+    """One of the replies, or the error in its place."""
     if replies is None:
         return lost()
     reply = replies[at]

@@ -1,7 +1,6 @@
-"""Accepting, beginning and settling requests and jobs: what the port says of them, as calls of scripts.
+"""Accepts, begins and settles requests and jobs, by calls of scripts.
 
-How ids become groups, what a settlement calls and how a job's record is written is `stored_records`', what is sent
-together `commands`'.
+`stored_records` groups ids, packs settlements and job records; `commands` sends them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .server.transport import Argument, pack, pack_pieces
 from .stored_records import Groups, attempt_in, fields_of, grouped, lasts_in, settle_call, told, value_of
 
 _MOST_FIELDS = 7000
-"""Fields and values of one entry: a script can hand on a bounded number of arguments."""
+"""Max fields and values of one entry: a script can pass on a bounded number of arguments."""
 _MOST_FORGOTTEN = 1000
 _KEY_REUSED = 5
 _FIRST_OF_MODEL = 6
@@ -133,19 +132,19 @@ class Work:
             result = 0
         if result == 0:
             await writes.reached()
-            if proven != reached:  # the record says no more than is true
+            if proven != reached:  # the record must not promise more than was reached
                 await self.raise_level(model, job.id, reached)
             return JobTicket(job.id, True, reached)
         if result == _KEY_REUSED:
             raise key_reused()
         if isinstance(result, int):
             raise over_limit(model, result, limits, job.tenant)
-        # the first call may have got no receipt: this one states its own level
+        # the first call may have got no receipt: this one reports its own level
         await writes.cover_earlier(keys.fence(model))
         return JobTicket(bytes(result), False, reached)
 
     async def note_job_model(self, model: str) -> None:
-        """Remember that a model has jobs; the model remembers that this was done, in another slot, only when it is."""
+        """Add a model to the list of those with jobs, in another slot; the model notes that only when it is done."""
         await self.name_job_model(model)
         await self.mark_job_model(model)
 
@@ -156,13 +155,13 @@ class Work:
         await self._commands.execute("HSET", keys.counters(model), "jobs", 1)
 
     async def raise_level(self, model: str, job_id: bytes, level: str) -> None:
-        """Let a job's record say what was reached since it was written."""
+        """Update a job's record with the level reached since it was written."""
         await self._commands.script(scripts.RAISE_LEVEL, [keys.job(model, job_id)], [level])
 
     def _lane(self, model: str, level: int, lane: int) -> tuple[tuple[bytes, ...], bytes, bytes]:
         found = self._lane_names.get((model, level, lane))
         if found is None:
-            if len(self._lane_names) > 10_000:  # hostile variety
+            if len(self._lane_names) > 10_000:  # bounds hostile variety
                 self._lane_names.clear()
             names = (
                 keys.queue(model, level, lane),
@@ -317,7 +316,7 @@ class Work:
 
 
 def _won(result: Any, count: int, groups: Groups) -> list[bool]:
-    """Which requests were won, in the order in which they were given, from the script's reply."""
+    """Which requests were won, in the given order, by the script's reply."""
     if result == 1:
         return [True] * count
     won = [one == _WON for one in result]

@@ -31,7 +31,7 @@ from charonia.tensors import Buffer
 
 
 class Rule(StrEnum):
-    """What a finding breaks; the module docstring says what each means."""
+    """The rule that a finding breaks; the module's docstring explains each."""
 
     ENDED_TWICE = "ended_twice"
     ATTEMPT_NOT_INCREASING = "attempt_not_increasing"
@@ -58,7 +58,7 @@ class Finding:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """An unfinished request. `accepted` is its entry's id, "" when it lies before the journal's beginning.
+    """An unfinished request. `accepted` is its entry's id, "" if it is before the journal's beginning.
 
     Bit n of `batched` and `started` is attempt n.
     """
@@ -74,8 +74,8 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class Totals:
-    """What was folded. `given_again`: attempts batched again before they ran. `earlier`: requests that began before the
-    first entry. `late_starts`: starts noted after their request's end.
+    """Totals of the entries read. `given_again`: attempts batched again before they ran. `earlier`: requests accepted
+    before the first entry. `late_starts`: starts written after their request's end.
     """
 
     entries: int = 0
@@ -92,16 +92,16 @@ class Totals:
 
 
 class FinishedRequests:
-    """Id -> highest attempt begun, in 17 bytes a place: 26 to 51 bytes a request, 36 MB for the first million.
+    """Highest attempt by request id, in 17 bytes a slot: 26 to 51 bytes a request, 36 MB for the first million.
 
-    Open addressing in one buffer; doubling it takes half as much again for a moment.
+    Open addressing in one buffer; doubling it needs half as much again for a moment.
     """
 
     __slots__ = ("_count", "_mask", "_table")
 
     _PLACE = ID_BYTES + 1
     HIGHEST = 254
-    """Higher attempts are kept as this one."""
+    """Higher attempts are stored as this one."""
 
     def __init__(self, places: int = 1024) -> None:
         self._mask = places - 1
@@ -121,7 +121,7 @@ class FinishedRequests:
             self._grow()
 
     def get(self, request_id: bytes) -> int:
-        """The attempt, or -1 for an id that was not put."""
+        """The attempt, or -1 for an unknown id."""
         return self._table[self._find(request_id) + ID_BYTES] - 1
 
     def _find(self, request_id: bytes) -> int:
@@ -143,10 +143,10 @@ class FinishedRequests:
 
 
 class JournalAudit:
-    """Folds one model's journal, oldest entry first. `open` are the requests unfinished so far, oldest first.
+    """Folds one model's journal, oldest entry first. `open` are the unfinished requests, oldest first.
 
-    `complete`: the journal still has its beginning, so that everything in it must have been accepted in it. `exact`
-    False forgets finished requests: memory is then bounded by the unfinished ones, but a second end is reported as
+    `complete`: the journal has its beginning, so that every request in it must have been accepted in it. `exact` False
+    forgets finished requests: memory is then bounded by the unfinished ones, but a second end is reported as
     `unaccepted`, and only in a complete journal.
     """
 
@@ -158,7 +158,7 @@ class JournalAudit:
         self._finished = FinishedRequests() if exact else None
 
     def fold(self, entry_id: bytes, fields: Sequence[Buffer]) -> list[Finding]:
-        """What this entry breaks."""
+        """The findings of one entry."""
         found: list[Finding] = []
         entry = entry_id.decode(errors="replace")
         self.totals.entries += 1
@@ -178,11 +178,11 @@ class JournalAudit:
         return found
 
     def finding(self, rule: Rule, request_id: bytes, detail: str) -> Finding:
-        """Something found beside the journal; it counts like the others."""
+        """Add a finding from outside the journal."""
         return self._finding(rule, request_id, "", detail)
 
     def knows(self, request_id: bytes) -> bool:
-        """Whether the journal has said anything of this request (finished ones only when `exact`)."""
+        """Whether the journal has a fact about this request (finished ones only if `exact`)."""
         return request_id in self.open or (self._finished is not None and self._finished.get(request_id) >= 0)
 
     def _accepted(self, request_id: bytes, entry: str, found: list[Finding]) -> None:
@@ -237,13 +237,13 @@ class JournalAudit:
         request = self.open.get(request_id) or self._appears(request_id, entry, f"ended as {outcome}", found)
         self.totals.ended[outcome] += 1
         if self._finished is not None:
-            # what was begun before the journal's beginning is not known: any late start may be one of those
+            # attempts begun before the journal's beginning are unknown: any late start may be one of those
             begun = request.batched.bit_length() - 1 if request.accepted else FinishedRequests.HIGHEST
             self._finished.put(request_id, max(begun, 0))
         del self.open[request_id]
 
     def _appears(self, request_id: bytes, entry: str, what: str, found: list[Finding]) -> OpenRequest:
-        """A request whose first fact is not its acceptance."""
+        """Add a request whose first fact is not its acceptance."""
         if self._complete:
             found.append(self._finding(Rule.UNACCEPTED, request_id, entry, f"{what} and never accepted"))
         else:

@@ -30,7 +30,7 @@ OnFinding = Callable[[Finding], None]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What to audit. `since_ms` starts later than the beginning (0): facts of earlier requests are then no findings."""
+    """What to audit. With `since_ms` above 0, facts about earlier requests are no findings."""
 
     since_ms: int = 0
     exact: bool = True
@@ -40,9 +40,9 @@ class Scope:
 async def audit_models(
     log: RequestLog, models: Sequence[str], scope: Scope, on_finding: OnFinding, listed_unfinished: int
 ) -> dict[str, Any]:
-    """Audit these models, or all the log knows. `clean` is the verdict; the findings went to `on_finding`.
+    """Audit these models, or all in the log. `clean` is the verdict; `on_finding` gets each finding.
 
-    Raises `NotFound` for an unknown model: nothing to read must not look clean.
+    Raises `NotFound` for an unknown model, as an empty audit must not look clean.
     """
     for model in models:
         await must_be_known(log, model)
@@ -53,7 +53,7 @@ async def audit_models(
 
 
 class _Auditing:
-    """One model's audit: the fold and how far the journal has been read."""
+    """The audit of one model: the fold, and the position in the journal."""
 
     def __init__(self, log: RequestLog, model: str, scope: Scope, on_finding: OnFinding) -> None:
         self._log = log
@@ -67,7 +67,7 @@ class _Auditing:
         self._audit = JournalAudit(model, complete=False)
 
     async def run(self, listed_unfinished: int) -> dict[str, Any]:
-        # asked before reading: what is trimmed during the audit was old enough to be read or to be left out
+        # read first: what is trimmed during the audit was old enough to be read, or to be left out
         self._complete = not self._scope.since_ms and await self._log.journal_complete(self._model)
         self._audit = JournalAudit(self._model, complete=self._complete, exact=self._scope.exact)
         await self._read_on()
@@ -98,16 +98,16 @@ class _Auditing:
                 self._tell([self._audit.finding(Rule.END_UNRECORDED, request_id, text)])
 
     async def _compare_with_queue(self) -> None:
-        """Journalled requests that the journal does not know, and jobs that nothing carries: one walk for both.
+        """Journalled requests that the journal lacks, and jobs in no entry, found in one pass.
 
-        Jobs are listed first: an unsettled one must then be carried, or be settled when it is asked for at the end.
+        Jobs are listed first: an unsettled one must then be in an entry, or be settled when it is checked at the end.
         """
         uncarried = await self._active_jobs()
         suspects: list[bytes] = []
         async for page in queued_of_model(self._log, self._model):
             uncarried.difference_update(request.record.id for request in page)
             unknown = [q.record for q in page if q.record.journalled and q.record.id not in self._audit.open]
-            # with --since, what was accepted before is not looked for
+            # with --since, earlier requests are not searched
             suspects += [r.id for r in unknown if r.accepted_ns // 1_000_000 >= self._scope.since_ms]
         await self._read_on()
         for request_id in await self._still_unsettled(suspects):

@@ -1,4 +1,4 @@
-"""Reads archives of unknown origin within bounds: no name leads outside, no link, and sizes are counted."""
+"""Reads untrusted archives within bounds: no name outside the directory, no links, and bounded sizes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_FILES = 10_000
 MAX_BYTES = 32 << 30
 _ALWAYS_BYTES = 1 << 30
 _MAX_RATIO = 100
-"""Weights do not shrink so far: what unpacks to more than `_ALWAYS_BYTES` and this many times its size is a bomb."""
+"""Weights compress less: a file of more than `_ALWAYS_BYTES` and this many times its packed size is a bomb."""
 _CHUNK_BYTES = 1 << 20
 _MAX_READ_BYTES = 4 << 20
-"""Headers of a tar archive are far smaller, and `tarfile` reads them whole."""
+"""Headers of a tar archive are far smaller; `tarfile` reads them whole."""
 _OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 
 
@@ -84,7 +84,7 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
 
 
 class _Bounded:
-    """The file of a tar archive for `tarfile`, which would take as much memory as a header says it needs."""
+    """The file of a tar archive for `tarfile`, which would allocate whatever size a header declares."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path = path

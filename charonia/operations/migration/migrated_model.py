@@ -18,9 +18,9 @@ DATA_TYPES = {
 """Names of the protocol, and those of `config.pbtxt` without their beginning."""
 
 MAX_TEXT_BYTES = 4 << 20
-"""A settings file or a service's code is larger by mistake only."""
+"""A larger settings file or code of a service is a mistake."""
 _MAX_VALUES = 1_000_000
-"""As many as so much text can have; aliases of YAML can make more of less."""
+"""Max values of a document: as many as the text can hold, but aliases of YAML could multiply them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Unmapped:
 
 @dataclass(slots=True)
 class MigratedModel:
-    """`files` are copied into the version's directory: path there -> where it is, or its content.
+    """A model of another server. `files` are copied to the version's directory: path there -> source path or content.
 
-    `code` says what the user's code was, for the skeleton of a python model; "" for a model that needs none.
+    `code` describes the user's code, for the skeleton of a python model; "" if none is needed.
     """
 
     name: str
@@ -61,7 +61,7 @@ class MigratedModel:
     files: dict[str, Path | bytes] = field(default_factory=dict)
     code: str = ""
     steps: list[str] = field(default_factory=list)
-    """What has to be filled in, a sentence each."""
+    """What the user must complete, a sentence each."""
     unmapped: list[Unmapped] = field(default_factory=list)
 
     def leave_out(self, name: str, why: str) -> None:
@@ -72,7 +72,7 @@ class MigratedModel:
             self.leave_out(name, why)
 
     def use_version(self, name: str, written: object) -> None:
-        """Take a version over, which is a number here."""
+        """Set the version, which must be a number here."""
         text = str(written or "1")
         if re.fullmatch(r"[1-9]\d{0,17}", text):
             self.version = int(text)
@@ -166,7 +166,7 @@ def load_yaml(text: str, name: str) -> list[object]:
     try:
         documents = list(yaml.safe_load_all(text))
         _check_values(documents)
-    # PyYAML's own constructors stumble over values like `!!int ''`
+    # PyYAML's own constructors crash on values like `!!int ''`
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise InvalidArgument(f"'{name}' is not YAML: {' '.join(str(error).split())}") from None
     return documents
@@ -185,9 +185,9 @@ def load_json(text: str, name: str) -> dict[str, object]:
 
 
 def _check_values(document: object) -> None:
-    """Raises `ValueError` for text that no file can hold, and for aliases that make a document of a few lines endless.
+    """Raises `ValueError` for text that no file can hold, and for aliases that expand without end.
 
-    NUL ends names of files, and halves of surrogate pairs are no UTF-8.
+    NUL ends file names, and lone surrogates are not UTF-8.
     """
     waiting, seen = [document], 0
     while waiting:

@@ -1,4 +1,4 @@
-"""Which columns and sentences each command prints. The documents come from the commands' modules."""
+"""The columns and sentences that each command prints, from its document."""
 
 from __future__ import annotations
 

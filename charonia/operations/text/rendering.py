@@ -1,4 +1,4 @@
-"""Operators' answers as text: aligned tables, ages, sizes, times. Documents in, lines out; JSON is the documents."""
+"""Renders operators' answers as text: aligned tables, ages, sizes, times."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def detail(values: Mapping[str, Any]) -> str:
 
 
 def one_line(value: object) -> str:
-    """Text of the log on an operator's terminal: control characters and line breaks show as what they are."""
+    """Text of the log for a terminal: control characters and line breaks are escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
 
 

@@ -1,4 +1,4 @@
-"""Tensors for operators: a line of first values, v2 JSON, or a file to take away (.npy, BYTES as .json)."""
+"""Tensors as text: a line of first values, v2 JSON, or a file (.npy, BYTES as .json)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def saved_all(tensors: Sequence[Tensor], directory: Path) -> list[str]:
 
 
 def _saved(tensor: Tensor, directory: Path) -> Path:
-    """The file. BYTES become JSON: text where it is UTF-8, else hex in an object."""
+    """Write a tensor's file. BYTES become JSON: text if it is UTF-8, otherwise hex in an object."""
     stem = quote(tensor.name, safe="-_. ").lstrip(".") or "tensor"
     array = tensor.array()
     if tensor.datatype is DataType.BYTES:

@@ -1,6 +1,6 @@
-"""gRPC's own service about connections, `grpc.channelz.v1.Channelz`: what the clients of this front did (G38).
+"""gRPC's standard service about connections, `grpc.channelz.v1.Channelz` (G38).
 
-There is one server, its listening sockets and its connections; a server has no channels. Counts are `serving.Tally`'s.
+It reports one server with its listening sockets and connections, and no channels. `serving.Tally` counts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from .serving import Serving
 
 SERVER_ID = 1
 _DEFAULT_RESULTS = 100
-_MOST_RESULTS = 1000
+_MAX_RESULTS = 1000
 
 
 class Channelz:
-    """`listening` has the addresses of the listening sockets; `allow(group, context)` raises what a caller without the
-    key of a restricted group is told.
-    """
+    """`listening` returns the listening sockets' addresses; `allow(group, context)` raises for a restricted group."""
 
     def __init__(
         self, serving: Serving, listening: Callable[[], Sequence[Any]], allow: Callable[[str, Context], None]
@@ -88,7 +86,7 @@ class Channelz:
 
     def _described(self, pb: Any) -> Any:
         total = replace(self._serving.past)
-        for connection in self._serving.connections:  # there may be many: what is not said is not added up
+        for connection in self._serving.connections:  # there may be many: only the totals in the answer are added up
             counted = connection.calls.tally
             total.started += counted.started
             total.open += len(connection.calls.streams)
@@ -110,7 +108,7 @@ class Channelz:
     def _server_sockets(self, pb: Any, request: Any) -> Any:
         if request.server_id != SERVER_ID:
             return _not_found("server", request.server_id)
-        most = min(request.max_results or _DEFAULT_RESULTS, _MOST_RESULTS)
+        most = min(request.max_results or _DEFAULT_RESULTS, _MAX_RESULTS)
         found = sorted((c for c in self._serving.connections if c.id >= request.start_socket_id), key=lambda c: c.id)
         refs = [pb.SocketRef(socket_id=one.id, name=_text(one.extra("peername"))) for one in found[:most]]
         return pb.GetServerSocketsResponse(socket_ref=refs, end=len(found) <= most)
@@ -155,7 +153,7 @@ def _not_found(what: str, number: int) -> Refusal:
 
 
 def _text(at: Any) -> str:
-    """An address as people write it; a client of a Unix socket has none."""
+    """An address as text; "" for a client of a Unix socket."""
     if isinstance(at, tuple):
         return f"[{at[0]}]:{at[1]}" if ":" in at[0] else f"{at[0]}:{at[1]}"
     return f"unix:{at}" if at else "unix"
@@ -169,7 +167,7 @@ def _address(pb: Any, at: Any) -> Any:
 
 
 def _wall(at_ns: int) -> Timestamp | None:
-    """The time of day of a moment of the monotonic clock, None for never."""
+    """The wall-clock time of a monotonic time, None for 0."""
     if not at_ns:
         return None
     found = Timestamp()

@@ -1,7 +1,7 @@
-"""One HTTP/2 connection: the frames of a client, checked, to its calls (RFC 9113; gRPC over HTTP/2, G17-G31).
+"""One HTTP/2 connection: checks the client's frames and passes them to its calls (RFC 9113; G17-G31).
 
-What becomes of a call is `connection_calls`', what goes to the client `outbox`'s. Whatever the peer does wrong ends its
-stream or its connection with the code the RFC has for it; what is merely too much ends the connection (`limits`).
+`connection_calls` serves the calls, `outbox` writes to the client. A violation of the protocol ends the stream or the
+connection with the RFC's error code; exceeding a limit ends the connection (`limits`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 from charonia.clock import monotonic_ns
 from gateway.grpc.statuses import INTERNAL, Refusal
 
-from .codec.call_headers import MOST_HEADER_BYTES, HeaderReader, Meaning
+from .codec.call_headers import MAX_HEADER_BYTES, HeaderReader, Meaning
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
 from .codec.http2_frames import (
     ACK,
@@ -31,6 +31,7 @@ from .codec.http2_frames import (
     INITIAL_WINDOW_SIZE,
     LARGEST_ID,
     MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_BYTES,
     MAX_FRAME_SIZE,
     MAX_HEADER_LIST_SIZE,
     PADDED,
@@ -44,6 +45,7 @@ from .codec.http2_frames import (
     ConnectionFault,
     ErrorCode,
     StreamFault,
+    checked_length,
     frame,
     read_settings,
     read_word,
@@ -52,7 +54,7 @@ from .codec.http2_frames import (
     window_update,
     without_padding,
 )
-from .codec.limits import MANY_FIELDS, MOST_BLOCKED_BYTES, Patience, PingStrikes
+from .codec.limits import MANY_FIELDS, MAX_BLOCKED_BYTES, Patience, PingStrikes
 from .connection_calls import STREAM_WINDOW, Calls
 from .grpc_lane import LANE_HEAD_BYTES, LaneCall
 from .life import Ending, Life
@@ -63,22 +65,21 @@ from .serving import Serving, Tally
 _log = logging.getLogger(__name__)
 
 CONNECTION_WINDOW = 1 << 24
-FRAME_BYTES = 1 << 17
-"""The longest frame that is taken."""
-
-_MOST_WRITTEN_BYTES = 1 << 20
-"""With so much unsent a client is not read from: it does not read either."""
-_MOST_CONTINUATIONS = 64
+_MAX_WRITTEN_BYTES = 1 << 20
+"""With so much unsent data reading pauses: the client does not read."""
+_MAX_CONTINUATIONS = 64
 _JOINED_BYTES = 32_768
-"""A frame of which so little came is read again together with what follows it."""
+"""An incomplete frame of at most this size is joined with the next data; a larger one is collected."""
 _TOLD_BYTES = 16 * 1024
 
 MakeCalls = Callable[[Serving, Outbox], Calls]
 
 
 class Connection(asyncio.Protocol):
-    """One client's. `serving` is what all of a front's connections share, `calls` keeps what becomes of its streams,
-    and `of` says what their headers mean, where they are not calls of gRPC (`gateway.http2`).
+    """One client's connection.
+
+    `serving` is shared by the connections of a front, `calls` keeps the streams, and `of` interprets headers that are
+    not gRPC's (`gateway.http2`).
     """
 
     def __init__(self, serving: Serving, calls: MakeCalls = Calls, of: Meaning | None = None) -> None:
@@ -90,12 +91,12 @@ class Connection(asyncio.Protocol):
         self._rest = bytearray()
         self._preface_left = PREFACE
         self._settled = False
-        """The client's first settings came."""
+        """The client's first SETTINGS frame was received."""
         self.last_id = 0
         self.window = CONNECTION_WINDOW
         self._uncredited = 0
         self._block: tuple[int, bool, bytearray, int] | None = None
-        """Headers whose continuation is awaited: stream, whether they end it, what there is of them, in how many."""
+        """A header block that awaits CONTINUATION: stream, whether it ends the stream, bytes, number of frames."""
         self._patience = Patience(self._loop.time())
         self._strikes = PingStrikes(serving.keep_alive)
         self.out = Outbox(self._loop)
@@ -103,14 +104,14 @@ class Connection(asyncio.Protocol):
         self.ending = Ending(self.out, self.calls, lambda: self.last_id)
         self._life = Life(self, serving.keep_alive)
         self._large: Stream | None = None
-        """A call whose large message is coming; `LargeReader` reads until it has come."""
+        """The call whose large message is being received; `LargeReader` reads until it is complete."""
         self._is_plain = False
-        """Not encrypted: what comes may be read to where it belongs."""
+        """Not encrypted: data may be read straight to its destination."""
         self.id = serving.next_id()
 
     @property
     def is_open(self) -> bool:
-        """Whether the client has said that it speaks HTTP/2."""
+        """Whether the client has sent its HTTP/2 settings."""
         return self._settled
 
     @property
@@ -123,14 +124,14 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() != "h2":
-            self._transport.close()  # as gRPC's own servers: it would be another protocol
+            self._transport.close()  # as gRPC's own servers do: another protocol was negotiated
             return
         self._is_plain = tls is None
-        self._transport.set_write_buffer_limits(high=_MOST_WRITTEN_BYTES)
+        self._transport.set_write_buffer_limits(high=_MAX_WRITTEN_BYTES)
         self.out.connect(self._transport)
         self.ending.connect(self._transport)
         self._serving.connections.add(self)
-        self.out.put(_opening(self._serving.most_streams))
+        self.out.put(_opening(self._serving.max_streams))
         self._life.begin()
 
     def connection_lost(self, _exc: Exception | None) -> None:
@@ -151,14 +152,14 @@ class Connection(asyncio.Protocol):
         past.last_started_ns = max(past.last_started_ns, mine.last_started_ns)
 
     def tally(self) -> Tally:
-        """What happened on it until now (channelz)."""
+        """The counts of this connection (channelz)."""
         streams = self.calls.streams.values()
         silent = sum(isinstance(stream, LaneCall) and not stream.ended for stream in streams)
         counted = self.calls.tally
         return replace(counted, open=len(streams), received=counted.received - silent)
 
     def extra(self, name: str) -> Any:
-        """What its transport knows by this name, None for nothing."""
+        """The transport's extra information of this name, or None."""
         return self._transport.get_extra_info(name) if self._transport is not None else None
 
     def pause_writing(self) -> None:
@@ -167,7 +168,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._life.heard = True  # it has read, and could not be heard meanwhile
+        self._life.heard = True  # it has read, which proves that it lives
         self.out.resume()
         if self._transport is not None and not self._transport.is_closing() and not self.out.is_paused:
             self._transport.resume_reading()
@@ -223,7 +224,7 @@ class Connection(asyncio.Protocol):
                     break
             high, low, kind, flags, number = HEAD.unpack_from(data, at)
             start = at + HEAD_BYTES
-            end = start + _checked(high << 8 | low)
+            end = start + checked_length(high << 8 | low)
             if end > size:
                 break
             self._one(kind, flags, number & LARGEST_ID, data, start, end)
@@ -239,11 +240,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def _may_ride(self) -> bool:
-        """Whether frames may be recognised by their bytes: nothing is half read, and headers mean what they say."""
+        """Whether the lane may recognise frames: none is incomplete, and header blocks are independent."""
         return self._settled and self._block is None and self._reader.is_free and not self.ending.takes_no_calls
 
     def took(self, last_id: int, size: int, begun: int) -> None:
-        """The lane took frames up to this call, which have begun so many, with so much data."""
+        """The lane has taken frames up to call `last_id`: `begun` new calls, and `size` bytes of data."""
         self.last_id = last_id
         tally = self.calls.tally
         tally.started += begun
@@ -259,7 +260,7 @@ class Connection(asyncio.Protocol):
         self.calls.on_end()
 
     def answer_slowly(self, call: LaneCall, message: bytes) -> None:
-        """Answer a call of the lane as the client's windows allow."""
+        """Answer a call of the lane within the client's windows."""
         if not call.gone:
             self.calls.answer(self.calls.adopt(call, ended=True), message)
 
@@ -269,28 +270,28 @@ class Connection(asyncio.Protocol):
             self.calls.refuse(self.calls.adopt(call, ended=True), reason)
 
     def serve_fully(self, call: LaneCall, message: bytes) -> None:
-        """Serve a call of the lane like any other."""
+        """Serve a call of the lane on the full way."""
         if not call.gone:
             stream = self.calls.adopt(call, ended=True)
             stream.messages.append(message)
             self.calls.end(stream)
 
     def _stream(self, number: int) -> Stream | None:
-        """A call by its number; one of the lane that is not on its way becomes an ordinary one."""
+        """The stream of a number; a call of the lane that has not left becomes an ordinary one."""
         stream = self.calls.streams.get(number)
         if isinstance(stream, LaneCall):
             return None if stream.ended else self.calls.adopt(stream, ended=False)
         return stream
 
     def _complete(self, data: bytes) -> int:
-        """Add to the frame that was begun what is here of it; where the next one begins."""
+        """Complete the incomplete frame with `data`; returns where the next frame begins."""
         rest = self._rest
         at = min(max(0, HEAD_BYTES - len(rest)), len(data))
         rest += data[:at]
         if len(rest) < HEAD_BYTES:
             return at
         high, low, kind, flags, number = HEAD.unpack_from(rest)
-        size = HEAD_BYTES + _checked(high << 8 | low)
+        size = HEAD_BYTES + checked_length(high << 8 | low)
         end = min(at + size - len(rest), len(data))
         rest += data[at:end]
         if len(rest) == size:
@@ -360,8 +361,8 @@ class Connection(asyncio.Protocol):
         if self._block is None:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
         _, ends, block, count = self._block
-        if len(block) + len(payload) > MOST_HEADER_BYTES or count == _MOST_CONTINUATIONS:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MOST_HEADER_BYTES} bytes")
+        if len(block) + len(payload) > MAX_HEADER_BYTES or count == _MAX_CONTINUATIONS:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MAX_HEADER_BYTES} bytes")
         block += payload
         if flags & END_HEADERS:
             self._block = None
@@ -381,11 +382,11 @@ class Connection(asyncio.Protocol):
             self._lane.learn_block(block, headers)
         if self._reader.decoded_fields > MANY_FIELDS:
             self._spend(self._reader.decoded_fields)
-        if self.ending.takes_no_calls or len(self.calls.streams) >= self._serving.most_streams:
+        if self.ending.takes_no_calls or len(self.calls.streams) >= self._serving.max_streams:
             self._spend(Patience.FRAME)
             self.out.put(rst_stream(number, ErrorCode.REFUSED_STREAM))
             return
-        if self.out.blocked_bytes > MOST_BLOCKED_BYTES:
+        if self.out.blocked_bytes > MAX_BLOCKED_BYTES:
             self._spend(Patience.FRAME)
             self.out.put(rst_stream(number, ErrorCode.ENHANCE_YOUR_CALM))
             return
@@ -401,7 +402,7 @@ class Connection(asyncio.Protocol):
         if stream is None:
             if is_call:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"stream {number} is not a new one")
-            self._spend(Patience.FRAME)  # it was reset, or has its answer, and the client did not know
+            self._spend(Patience.FRAME)  # the client did not know that it was reset or answered
         elif stream.ended:
             raise StreamFault(number, ErrorCode.STREAM_CLOSED, "HEADERS after the end of the stream")
         elif is_call or not ends:
@@ -436,7 +437,7 @@ class Connection(asyncio.Protocol):
         else:
             if ends and stream.assembler is None and size >= PREFIX_BYTES:
                 flag, length = PREFIX.unpack_from(data, start)
-                if not flag and length == size - PREFIX_BYTES:  # the whole message of most calls
+                if not flag and length == size - PREFIX_BYTES:  # the whole message, as in most calls
                     stream.messages.append(data[start + PREFIX_BYTES : end])
                     tally = self.calls.tally
                     tally.received += 1
@@ -463,25 +464,25 @@ class Connection(asyncio.Protocol):
         return self._transport is None or self.ending.is_closing
 
     def _read_large_from_now(self, come: memoryview) -> None:
-        """Read a large message; `come` is what is here after the frame that it begins in."""
+        """Read a large message straight to its memory; `come` is the data behind the frame that it begins in."""
         reader = LargeReader(self)
         reader.begin(come)
         if self.is_over or self._transport is None:
             return
         if reader.is_within or self._awaits_large():
             self._transport.set_protocol(reader)
-        else:  # all of it was in what came
+        else:  # all of it was in the data
             self._rest = bytearray(reader.end())
 
     def _awaits_large(self) -> bool:
-        """Whether enough is missing of a large message."""
+        """Whether a large part of a message is missing."""
         if self._large is None or not _is_large(self._large):
             ordinary = (stream for stream in self.calls.streams.values() if isinstance(stream, Stream))
             self._large = next(filter(_is_large, ordinary), None)
         return self._large is not None
 
     def read_large(self, reader: LargeReader, size: int) -> None:
-        """So many bytes came for the reader."""
+        """`size` bytes were received for the reader."""
         self._life.heard = True
         if self.ending.is_closing:
             return
@@ -498,7 +499,7 @@ class Connection(asyncio.Protocol):
             self.ending.give_up(ErrorCode.INTERNAL_ERROR, INTERNAL)
 
     def comes_large(self, number: int, size: int) -> bool:
-        """Whether a DATA frame is wholly of a large message, and within all windows; then it counts against these."""
+        """Whether a DATA frame is only of a large message, and within all windows; if so, counts it against them."""
         stream = self.calls.ordinary(number)
         if stream is None or not 0 < size <= self.allows_large(stream):
             return False
@@ -506,41 +507,37 @@ class Connection(asyncio.Protocol):
         return True
 
     def allows_large(self, stream: Stream) -> int:
-        """How many bytes of a large message may come now; 0 where none is awaited."""
+        """How many bytes of a large message may be received now; 0 if none is expected."""
         if stream.ended or stream.tail is not None or stream.assembler is None or self._block is not None:
             return 0
         target = stream.assembler.target
         return 0 if target is None else max(0, min(len(target), self.window, stream.receive_window))
 
     def count_large(self, stream: Stream, size: int) -> None:
-        """So many bytes of it come, in whole frames: they count against the windows."""
+        """Count `size` bytes of it, in whole frames, against the windows."""
         self.window -= size
         stream.receive_window -= size
 
     def count_data(self, number: int, size: int, *, ends: bool) -> None:
-        """Frames for which `comes_large` was true, or `count_large` called, are here."""
+        """Frames counted by `comes_large` or `count_large` were received whole."""
         self._credit(size)
         stream = self.calls.ordinary(number)
-        if stream is None:  # it was ended meanwhile
+        if stream is None:  # it has ended in the meantime
             return
         stream.uncredited += size
         if ends:
             self.calls.end(stream)
             return
         target = stream.assembler.target if stream.assembler is not None else None
-        if target is None or stream.receive_window < len(target):  # else the rest may come as it is
+        if target is None or stream.receive_window < len(target):  # the window is large enough: no credit yet
             self.calls.credit(stream)
 
-    def checked(self, length: int) -> int:
-        """The length of a frame. Raises `ConnectionFault`."""
-        return _checked(length)
-
     def one(self, kind: int, flags: int, number: int, frame: bytes) -> None:
-        """A whole frame of any kind."""
+        """Handle a whole frame of any type."""
         self._one(kind, flags, number, frame, HEAD_BYTES, len(frame))
 
     def _credit(self, size: int) -> None:
-        """So much data came: now and then the client is allowed as much again."""
+        """Count received data, and enlarge the connection's window again from time to time."""
         self._uncredited += size
         if self._uncredited >= CONNECTION_WINDOW // 2:
             self.out.put(window_update(0, self._uncredited))
@@ -560,7 +557,7 @@ class Connection(asyncio.Protocol):
             self.calls.abandon(stream)
 
     def _reset(self, fault: StreamFault) -> None:
-        self._spend(Patience.RESET)  # a client may as well make the server reset its calls
+        self._spend(Patience.RESET)  # a client may make the server reset streams on purpose
         self.out.put(rst_stream(fault.stream_id, fault.code))
         stream = self.calls.streams.get(fault.stream_id)
         if stream is not None:
@@ -586,8 +583,8 @@ class Connection(asyncio.Protocol):
             return
         values = read_settings(payload)
         self._settled = True
-        self.out.put(frame(SETTINGS, ACK, 0))  # before data that a wider window lets go
-        for name, value in dict(values).items():  # the last of each: a frame may name one thousands of times
+        self.out.put(frame(SETTINGS, ACK, 0))  # before data that a larger window releases
+        for name, value in dict(values).items():  # the last value of each: a frame may repeat one thousands of times
             if name == INITIAL_WINDOW_SIZE:
                 self.out.resize(self.calls.streams.values(), value)
             elif name == MAX_FRAME_SIZE:
@@ -612,43 +609,36 @@ class Connection(asyncio.Protocol):
         self.out.put(frame(PING, 0, 0, b"charonia"))
 
     def leave(self) -> None:
-        """Take no more calls than are on their way, and close after them."""
+        """Accept no more calls than those on their way, and close after them."""
         self.ending.leave(has_client=self._settled)
 
     def cut_all(self, reason: Refusal) -> list[asyncio.Task[Any]]:
-        """Refuse all calls; the tasks that end with them."""
+        """End all calls with this status; returns the tasks that are ending."""
         return self.calls.cut_all(reason)
 
     def close(self) -> None:
-        """Close after what is on its way."""
+        """Close once all written data is sent."""
         self.ending.close()
 
     def abort(self) -> None:
-        """Close now."""
+        """Close immediately."""
         self.ending.abort()
 
 
-def _opening(most_streams: int) -> bytes:
-    """The first frames that a client gets."""
+def _opening(max_streams: int) -> bytes:
+    """The first frames to a client."""
     wanted = {
         HEADER_TABLE_SIZE: 0,
-        MAX_CONCURRENT_STREAMS: most_streams,
+        MAX_CONCURRENT_STREAMS: max_streams,
         INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-        MAX_FRAME_SIZE: FRAME_BYTES,
+        MAX_FRAME_SIZE: MAX_FRAME_BYTES,
         MAX_HEADER_LIST_SIZE: _TOLD_BYTES,
     }
     return settings(wanted) + window_update(0, CONNECTION_WINDOW - 65_535)
 
 
-def _checked(length: int) -> int:
-    """The length of a frame. Raises `ConnectionFault`."""
-    if length > FRAME_BYTES:
-        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"frame of {length} bytes, expected at most {FRAME_BYTES}")
-    return length
-
-
 def _is_large(stream: Stream) -> bool:
-    """Whether enough is missing of a large message."""
+    """Whether a large part of a message is missing."""
     assembler = stream.assembler
     target = assembler.target if assembler is not None and not stream.closed and stream.tail is None else None
     return target is not None and len(target) >= WORTH_SWITCHING_BYTES

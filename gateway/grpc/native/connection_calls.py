@@ -1,6 +1,6 @@
-"""The calls of one connection: from a stream's first headers to its end, by either side (G17-G26).
+"""The calls of one connection, from a stream's first headers to its end by either side (G17-G26).
 
-What a stream went through is in three flags (`Stream`): an answer was begun, the client has ended its side, it is over.
+Three flags of `Stream` hold a call's state: the answer has begun, the client has ended its side, the call is over.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 
 STREAM_WINDOW = 1 << 20
 _INFLATED_IN_LOOP_BYTES = 2 * 1024
-"""A message may become a thousand times this size: larger ones are for a thread, as zlib lets go of the interpreter."""
+"""Data may grow a thousandfold. Larger messages are decompressed in a thread: zlib releases the interpreter lock."""
 _DEFLATED_IN_LOOP_BYTES = 64 * 1024
-"""Compressing so much takes a millisecond."""
+"""Compressing this much takes a millisecond."""
 _EXPIRY_GRACE_S = 0.05
-"""The gateway answers what is late by itself, and says more."""
+"""The gateway ends late requests itself, with a better message, a little before."""
 _DONE: Refusal = (Status.OK, "", ())
 _CANCELLED: Refusal = (Status.CANCELLED, "the call was cancelled", ())
 _NOT_ONE: Refusal = (Status.UNIMPLEMENTED, "the method takes exactly one message", ())
@@ -41,7 +41,7 @@ _FAILED: Refusal = (Status.INTERNAL, INTERNAL, ())
 
 
 class Calls:
-    """`on_end` is called after a call has ended."""
+    """The calls of one connection, by stream number. `on_end` is called after a call has ended."""
 
     def __init__(self, serving: Serving, out: Outbox) -> None:
         self._serving = serving
@@ -53,7 +53,7 @@ class Calls:
         self.on_end: Callable[[], None] = lambda: None
 
     def begin(self, number: int, headers: CallHeaders, ended: bool) -> None:
-        """The headers of a call came; `ended` when nothing follows them."""
+        """Begin a call with these headers; `ended` if nothing follows them."""
         stream = self.streams[number] = Stream(self, number, headers, STREAM_WINDOW, self._out.initial_window)
         stream.ended = ended
         self.tally.started += 1
@@ -78,7 +78,7 @@ class Calls:
                 self.end(stream)
 
     def adopt(self, call: LaneCall, *, ended: bool) -> Stream:
-        """A call of the lane as an ordinary one, to which nothing has been done yet."""
+        """Make an ordinary call of a call of the lane that nothing has been done for yet."""
         stream = self.streams[call.id] = Stream(self, call.id, call.headers, STREAM_WINDOW, call.send_window)
         stream.ended = ended
         self.tally.received -= not call.ended
@@ -89,7 +89,7 @@ class Calls:
         return stream
 
     def ordinary(self, number: int) -> Stream | None:
-        """A call by its number, unless it is one of the lane: those have no large messages."""
+        """A call by its number, unless it is in the lane: those have no large messages."""
         stream = self.streams.get(number)
         return stream if isinstance(stream, Stream) else None
 
@@ -97,12 +97,12 @@ class Calls:
 
     def feed(self, stream: Stream, payload: bytes | memoryview) -> None:
         if stream.tail is not None:
-            return  # it is refused, and what it has answered not sent yet
+            return  # it is refused, and its answer not sent yet
         if stream.assembler is None:
             method = self._serving.methods[stream.headers.path]
-            room = self._serving.room if method.takes_views else None
-            limit = self._serving.most_decompressed_bytes
-            stream.assembler = Assembler(stream.headers.encoding, limit, room, method.largest_bytes)
+            allocate = self._serving.allocate_message if method.takes_views else None
+            limit = self._serving.max_decompressed_bytes
+            stream.assembler = Assembler(stream.headers.encoding, limit, allocate, method.largest_bytes)
         try:
             messages = stream.assembler.feed(payload)
         except MessageFault as fault:
@@ -112,7 +112,7 @@ class Calls:
             self.came(stream, messages)
 
     def came(self, stream: Stream, messages: Iterable[bytes | memoryview | Packed]) -> None:
-        """These are whole."""
+        """Add complete messages."""
         self._release(stream)
         before = len(stream.messages)
         stream.messages.extend(messages)
@@ -123,14 +123,14 @@ class Calls:
             self.refuse(stream, _NOT_ONE)
 
     def credit(self, stream: Stream) -> None:
-        """Let the client send more, unless there are messages that were not taken yet, or the call is refused."""
+        """Let the client send more, unless messages wait or the call is refused."""
         if stream.tail is not None:
-            return  # what comes is not kept, so it must not count as held either
+            return  # its data is dropped, so it must not be counted as held
         if stream.uncredited >= STREAM_WINDOW // 2 and not stream.messages:
             if stream.assembler is not None and not stream.assembler.is_between:
                 stream.held_bytes += stream.uncredited
                 self._serving.held_bytes += stream.uncredited
-                if self._serving.held_bytes > self._serving.most_held_bytes:
+                if self._serving.held_bytes > self._serving.max_held_bytes:
                     self.refuse(stream, _TOO_MUCH)
                     return
             self._out.sent_data = True
@@ -139,17 +139,17 @@ class Calls:
             stream.uncredited = 0
 
     def _release(self, stream: Stream) -> None:
-        """A message of which parts were held is whole, or will never be."""
+        """The parts of a message no longer count as held: it is complete, or dropped."""
         self._serving.held_bytes -= stream.held_bytes
         stream.held_bytes = 0
 
     def took(self, stream: Stream) -> None:
-        """The last message that had come was taken."""
+        """The last waiting message was taken."""
         if not stream.ended and not stream.closed:
             self.credit(stream)
 
     def end(self, stream: Stream) -> None:
-        """The client has sent all it has to send."""
+        """The client has ended its side."""
         stream.ended = True
         method = self._serving.methods.get(stream.headers.path)
         if stream.assembler is not None and not stream.assembler.is_between:
@@ -167,12 +167,12 @@ class Calls:
             stream.arrived()
 
     async def unpack(self, stream: Stream, message: Packed) -> bytes | None:
-        """The message; None where there is none in it, and the call is refused for that."""
+        """The decompressed message; None if it is broken, and the call is refused."""
         serving = self._serving
         try:
             if len(message) <= _INFLATED_IN_LOOP_BYTES:
                 return message.unpacked()
-            return await serving.offload.in_thread(serving.most_decompressed_bytes, message.unpacked)
+            return await serving.offload.in_thread(serving.max_decompressed_bytes, message.unpacked)
         except MessageFault as fault:
             status, text = fault.status, str(fault)
         except CharoniaError as error:
@@ -192,7 +192,7 @@ class Calls:
     async def _serve_unary(self, stream: Stream, method: Unary, message: bytes | memoryview) -> None:
         reply: Reply | Refusal
         call = method.call(message, stream)
-        del message  # it may be large, and the call long
+        del message  # free its memory: the call may take long
         try:
             reply = await call
         except asyncio.CancelledError:
@@ -209,7 +209,7 @@ class Calls:
             self.answer(stream, reply)
         else:
             packed = await self._framed(stream, reply)
-            del reply  # the outbox lets go of each part as the client takes it
+            del reply  # the outbox frees each part once the client has received it
             if not stream.closed:
                 self._send(stream, packed)
                 self._out.end(stream, self._tail(stream, _DONE))
@@ -236,7 +236,7 @@ class Calls:
             self.refuse(stream, refusal or _DONE)
 
     async def send(self, stream: Stream, message: Reply) -> None:
-        """Send a message of a streaming method, and wait until the transport took it."""
+        """Send a message of a streaming method; returns when the transport has accepted it."""
         _raise_if_over(stream)
         packed = await self._framed(stream, message)
         del message
@@ -250,7 +250,7 @@ class Calls:
             raise asyncio.CancelledError
 
     async def _framed(self, stream: Stream, message: Reply) -> list[Buffer]:
-        """A message as it is sent, compressed where the client takes that."""
+        """The message with its prefix, compressed if the client accepts that."""
         level = self._compression(stream)
         parts = (message,) if isinstance(message, bytes) else message.parts
         if not level or len(message) <= _DEFLATED_IN_LOOP_BYTES:
@@ -274,22 +274,22 @@ class Calls:
     def _tail(self, stream: Stream, refusal: Refusal) -> bytes:
         status, details, metadata = refusal
         block = status_block(status, details, metadata, alone=not stream.started)
-        return frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block)  # details are cut to less than a frame
+        return frame(HEADERS, END_STREAM | END_HEADERS, stream.id, block)  # details are cut, so this fits one frame
 
     def refuse(self, stream: Stream, refusal: Refusal) -> None:
-        """End a call with a status, once what it has answered is sent."""
+        """End a call with a status, after the data that is already sent for it."""
         if stream.tail is None and not stream.closed:
             if refusal[0] != Status.OK:
                 stream.outcome = REFUSED
             self._out.end(stream, self._tail(stream, refusal))
 
     def _expire(self, stream: Stream) -> None:
-        """Its deadline has passed and it was not answered: its client has given up."""
+        """The deadline has passed without an answer: the client has given up."""
         stream.expires = None
         self._cut(stream, _EXPIRED)
 
     def _cut(self, stream: Stream, refusal: Refusal) -> None:
-        """End a call now; where an answer is half sent nothing can be said any more."""
+        """End a call now. A partly sent answer cannot have a status: the stream is reset."""
         if stream.pending or stream.tail is not None:
             self._out.put(rst_stream(stream.id, ErrorCode.CANCEL))
         else:
@@ -297,7 +297,7 @@ class Calls:
         self.abandon(stream)
 
     def _closed(self, stream: Stream) -> None:
-        """The last frame of a stream is on its way."""
+        """The last frame of a stream is passed to the transport."""
         if stream.closed:
             return
         if stream.outcome:
@@ -305,13 +305,13 @@ class Calls:
             self.tally.silent += stream.outcome == ENDED_SILENTLY
         if not stream.ended:
             self._out.put(rst_stream(stream.id, ErrorCode.NO_ERROR))
-        self._forget(stream)  # which may close the connection
+        self._forget(stream)  # this may close the connection
         stream.arrived()
         if stream.task is not None:
             stream.task.cancel()
 
     def abandon(self, stream: Stream | LaneCall) -> None:
-        """No client waits for the answer of a call any more."""
+        """End a call whose client does not wait any more."""
         if isinstance(stream, LaneCall):
             if self.streams.pop(stream.id, None) is not None:
                 self.tally.reset += 1
@@ -332,13 +332,13 @@ class Calls:
         stream.closed = True
         self.streams.pop(stream.id, None)
         self._release(stream)
-        stream.assembler = None  # what came of a message lies in memory that others can use
+        stream.assembler = None  # frees the memory of an incomplete message
         if stream.expires is not None:
             stream.expires.cancel()
         self.on_end()
 
     def cut_all(self, refusal: Refusal) -> list[asyncio.Task[Any]]:
-        """End all calls with this, now; their tasks, which are being cancelled."""
+        """End all calls with this status; returns their tasks, which are being cancelled."""
         tasks = [stream.task for stream in self.streams.values() if stream.task is not None]
         for stream in list(self.streams.values()):
             if isinstance(stream, LaneCall):

@@ -1,9 +1,8 @@
-"""The express lane of the native gRPC front: calls recognised by their frames (docs/adr/0015).
+"""The express lane of the native gRPC front: recognises calls by the bytes of their frames (docs/adr/0015).
 
-A `ModelInfer` call is two frames, HEADERS with a block that was read before and DATA with the whole message. Both are
-compared with what calls looked like that went the full way; a frame that differs in anything but a trace context is the
-connection's to read. A call whose headers were recognised and whose data is not becomes an ordinary one, and so does
-one that is traced.
+A `ModelInfer` call is two frames: HEADERS with a known block, and DATA with the whole message. Both are compared with
+signatures learnt from calls on the full way, but for a trace context; the connection parses any other frame. A call
+whose headers were recognised, but not its data, becomes an ordinary one, and so does one that is traced.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from protos import grpc_service_pb2 as pb
 from .codec.call_headers import TRACEPARENT, CallHeaders
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
 from .codec.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS
-from .codec.limits import MOST_BLOCKED_BYTES, MOST_STREAMS
+from .codec.limits import MAX_BLOCKED_BYTES, MAX_STREAMS
 from .outbox import ANSWER, DONE, ENDS, Outbox, Stream
 
 LANE_HEAD_BYTES = 5
-"""Of a frame: size, type and flags, by which it may be one of the lane (`GrpcLane.by_head`)."""
+"""Size, type and flags of a frame: the key of `GrpcLane.by_head`."""
 _NUMBER = Struct(">L")
-_MOST_SIGNATURES = 1024
-_MOST_ALIKE = 16
-"""Signatures of one length."""
-_MOST_BLOCKS = 512
+_MAX_SIGNATURES = 1024
+_MAX_ALIKE = 16
+"""Signatures of messages of the same size."""
+_MAX_BLOCKS = 512
+_MAX_BLOCK_BYTES = 4096
 _CONTEXT = bytes((len(TRACEPARENT),)) + TRACEPARENT.encode() + bytes((CONTEXT_BYTES,))
-"""What a trace context stands behind in a block, where neither name nor value are compressed."""
-_MOST_BLOCK_BYTES = 4096
-_MOST_TIMEOUT_NS = 86_400 * 10**9
-"""Of longer ones the full way says whether they are allowed."""
-_MOST_MESSAGE_BYTES = MAX_REQUEST_BYTES + 4096
+"""The bytes before a trace context in a block, if neither name nor value are compressed."""
+_MAX_TIMEOUT_NS = 86_400 * 10**9
+"""Longer timeouts take the full way, which checks them."""
+_MAX_MESSAGE_BYTES = MAX_REQUEST_BYTES + 4096
 _WORDS = DELIVERY_PARAMETERS | {JOB_ID}
 
 
@@ -64,7 +63,7 @@ class Calls(Protocol):
 
 
 class Connection(Protocol):
-    """What the lane needs of a connection (`connection.Connection`)."""
+    """A connection, as the lane uses it (`connection.Connection`)."""
 
     out: Outbox
     last_id: int
@@ -85,7 +84,7 @@ class Connection(Protocol):
 
 
 class LaneCall(Call):
-    """A call as the connection's table of streams has it; `Stream` says what the fields mean."""
+    """A call in the lane, kept among the connection's streams; fields as in `Stream`."""
 
     __slots__ = ("connection", "headers", "id", "send_window", "standing")
 
@@ -113,12 +112,12 @@ class LaneCall(Call):
 
     @property
     def ended(self) -> bool:
-        """Whether its message has come."""
+        """Whether its message has arrived."""
         return bool(self.data)
 
 
 class GrpcSignature:
-    """What calls of one layout have in common; see `gateway.lane.door.Signature`."""
+    """The common part of calls of one layout; see `gateway.lane.door.Signature`."""
 
     __slots__ = (
         "_encoder",
@@ -174,7 +173,7 @@ class GrpcSignature:
             connection.answered(at_once=len(calls) == 1)
 
     def _prepare(self, reply: WaveReply) -> None:
-        """Make the template of answers with these outputs."""
+        """Make the template for answers with these outputs."""
         outputs = [Tensor(p.name, p.datatype, p.shape, b"") for p in reply.outputs]
         response = InferenceResponse(self.door.served.interface.name, reply.version, outputs)
         shared = self._encoder.shared(response, outputs)
@@ -228,7 +227,7 @@ class GrpcSignature:
     def fail(self, call: Call, error: CharoniaError) -> None:
         self.respond(call, ResponseRecord(b"", self.door.served.model, self.door.served.version, [], {}, error))
 
-    def leave(self, call: Call) -> None:
+    def leave_lane(self, call: Call) -> None:
         assert isinstance(call, LaneCall)
         framed = self.layout.join(call.data, call.client_id)
         call.connection.serve_fully(call, framed[PREFIX_BYTES:])
@@ -243,9 +242,9 @@ def _nothing(_number: int, _values: tuple[bytes, ...]) -> bytes:
 
 
 class GrpcLane:
-    """What the connections of a native front recognise.
+    """The signatures that connections of a native front recognise.
 
-    `standing` says what calls with some headers have in common; None where they may not ride.
+    `standing` interprets the headers of calls; None if such calls may not use the lane.
     """
 
     def __init__(
@@ -257,25 +256,25 @@ class GrpcLane:
         self._encoder = encoder
         self._standing = standing
         self.by_head: dict[bytes, tuple[int, _Blocks | None, list[GrpcSignature]]] = {}
-        """First five bytes of a frame to its whole size and, for HEADERS, the blocks known, for DATA, signatures."""
+        """By the first five bytes of a frame: its size and, of HEADERS, the known blocks, of DATA, the signatures."""
         self.count = 0
-        """How many signatures are known; without one no call can be recognised."""
+        """Number of signatures; without any, no call is recognised."""
         self.touched, self.ready = lane.waves.touched, lane.waves.ready
-        """The doors that calls came to, and what is called when a connection has read what there was."""
+        """The doors that calls were put at, and the function to call once a connection has read all its data."""
         self._blocks = 0
         self._has_contexts = False
         """Whether any of the blocks has a trace context."""
         self._generation = 0
-        """Of the callers' keys: calls whose headers were recognised before a change are no others' alike after it."""
+        """Counts changes of the tenants' keys: calls with headers recognised before a change match no later ones."""
         lane.fronts.append(self._forget)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
     def learn_block(self, block: bytes, headers: CallHeaders) -> None:
-        """The header block of an ordinary call; the same bytes mean the same whenever they come."""
-        if headers.timeout_ns is not None and not 0 < headers.timeout_ns <= _MOST_TIMEOUT_NS:
+        """Learn the header block of an ordinary call; it has the same meaning whenever it is repeated."""
+        if headers.timeout_ns is not None and not 0 < headers.timeout_ns <= _MAX_TIMEOUT_NS:
             return
-        standing = self._standing(headers) if len(block) <= _MOST_BLOCK_BYTES else None
+        standing = self._standing(headers) if len(block) <= _MAX_BLOCK_BYTES else None
         if standing is None:
             return
         has_context = any(name == TRACEPARENT for name, _ in headers.metadata)
@@ -289,7 +288,7 @@ class GrpcLane:
         known = self.by_head.get(head)
         if known is not None and known[1] is not None and block in known[1]:
             return
-        if self._blocks >= _MOST_BLOCKS:
+        if self._blocks >= _MAX_BLOCKS:
             self._forget_blocks()
             known = None
         if known is None or known[1] is None:
@@ -301,12 +300,12 @@ class GrpcLane:
         blocks[block] = headers, standing
 
     def learn(self, data: bytes, message: pb.ModelInferRequest, standing: Standing) -> None:
-        """A message that went the full way and was answered. `standing` is what its metadata means now."""
+        """Learn a message that was answered on the full way. `standing` is the meaning of its metadata."""
         standing = standing._replace(generation=self._generation)
-        if len(data) > _MOST_MESSAGE_BYTES or not self._lane.may_learn(message.model_name, len(data)):
+        if len(data) > _MAX_MESSAGE_BYTES or not self._lane.may_learn(message.model_name, len(data)):
             return
         if message.parameters and not _WORDS.isdisjoint(message.parameters):
-            return  # about its delivery, which models do not see: it is no execution, or one with a record
+            return  # delivery parameters, which models do not see: such a call is a job
         layout = protobuf_layout(data, len(message.inputs))
         door = None
         if layout is not None and not any("classification" in output.parameters for output in message.outputs):
@@ -329,11 +328,11 @@ class GrpcLane:
         layout = layout.behind(prefix)
         if any(found.layout == layout and found.standing == standing for found in signatures):
             return
-        if self.count >= _MOST_SIGNATURES:
+        if self.count >= _MAX_SIGNATURES:
             self.by_head = {first: found for first, found in self.by_head.items() if found[1] is not None}
             self.count, signatures = 0, []
             self.by_head[head] = (HEAD_BYTES + size, None, signatures)
-        elif len(signatures) >= _MOST_ALIKE:
+        elif len(signatures) >= _MAX_ALIKE:
             self.count -= len(signatures)
             signatures.clear()
         self.count += 1
@@ -345,7 +344,7 @@ class GrpcLane:
         self._has_contexts = False
 
     def _forget(self, door: Door | None) -> None:
-        if door is None:  # other keys are good now
+        if door is None:  # the tenants' keys have changed
             self._generation += 1
             self._forget_blocks()
             return
@@ -373,13 +372,13 @@ class GrpcLane:
         return replace(headers, metadata=metadata), standing
 
     def read(self, connection: Connection, data: bytes, at: int) -> int:
-        """Take the frames from `at` on that are recognised; where the first begins that is not."""
+        """Take the frames from `at` on that are recognised; returns where the first unrecognised one begins."""
         size = len(data)
         by_head = self.by_head
         streams = connection.calls.streams
         out = connection.out
-        room = room_before = MOST_STREAMS - len(streams)
-        if out.blocked_bytes > MOST_BLOCKED_BYTES:
+        room = room_before = MAX_STREAMS - len(streams)
+        if out.blocked_bytes > MAX_BLOCKED_BYTES:
             return at
         last_id = connection.last_id
         window = connection.window
@@ -452,7 +451,7 @@ class GrpcLane:
         if timed:
             self._waves.expiry.watch(earliest_ns)
             for one in timed:
-                if not one.data:  # its message has not come, and may be later than its deadline
+                if not one.data:  # its message has not arrived, and may miss its deadline
                     connection.calls.adopt(one, ended=False)
         return at
 

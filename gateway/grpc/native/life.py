@@ -1,5 +1,7 @@
-"""How long a connection lives: its first words, signs of life, its greatest age (G31); and how it ends: after its calls
-and the client's consent, or at once with a reason (RFC 9113, section 6.8; gRPC proposal A9).
+"""The life of a connection: first settings, keep-alive, maximum age (G31), and its end.
+
+It ends in order, after its calls and the client's acknowledgement, or at once with a reason (RFC 9113, section 6.8;
+gRPC proposal A9).
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from .connection_calls import Calls
 from .outbox import Outbox
 
 FIRST_WORDS_S = 20.0
-"""A client that has opened no call by then has to have said that it speaks HTTP/2."""
+"""A client must have sent its settings, or opened a call, by then."""
 _JITTER = 0.1
-"""Connections of one age would all end at once (gRPC proposal A9)."""
+"""Otherwise connections of the same age would all end at once (gRPC proposal A9)."""
 
 
 class Living(Protocol):
-    """The part of a connection that is kept or ended."""
+    """The part of a connection that its timers use."""
 
     @property
     def has_calls(self) -> bool: ...
@@ -46,9 +48,9 @@ class Life:
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.heard = False
-        """Anything came since it was last looked at."""
+        """Data was received since the last check."""
         self.unanswered_pings = 0
-        """Sent since anything came."""
+        """Pings sent since data was received."""
 
     def begin(self) -> None:
         keep_alive = self._keep_alive
@@ -101,16 +103,16 @@ class Life:
 _log = logging.getLogger(__name__)
 
 _CLOSING_S = 20.0
-"""For a client to read what is on its way."""
+"""Time for the client to read the remaining data."""
 _LINGER_S = 1.0
-"""For a client to hear that the connection ends, and to end it."""
+"""Time for the client to close, once it has learnt that the connection ends."""
 _LEAVING_S = 5.0
-"""A client that does not answer by then never will."""
+"""Time for the client to answer the ping."""
 _LEAVING_PING = b"leaving!"
 
 
 class Ending:
-    """The end of one connection. `last_id` tells the last stream that was taken."""
+    """The end of one connection. `last_id` returns the last stream that was accepted."""
 
     def __init__(self, out: Outbox, calls: Calls, last_id: Callable[[], int]) -> None:
         self._out = out
@@ -120,7 +122,7 @@ class Ending:
         self._transport: asyncio.Transport | None = None
         self.takes_no_calls = False
         self.is_closing = False
-        """What comes from now on is not looked at."""
+        """Received data is dropped."""
         self._consent: asyncio.TimerHandle | None = None
         self._timers: list[asyncio.TimerHandle] = []
         calls.on_end = self._close_if_left
@@ -136,9 +138,9 @@ class Ending:
                 timer.cancel()
 
     def leave(self, *, has_client: bool) -> None:
-        """Take no more calls than are on their way; the connection is closed when those there are have ended.
+        """Accept no more calls than those on their way; the connection closes when all calls have ended.
 
-        The client's answer to a ping says that it has heard of it: what it began until then is served.
+        The client's answer to a ping shows that it knows: calls that it began before are served.
         """
         if self._consent is not None or self._transport is None:
             return
@@ -146,7 +148,7 @@ class Ending:
         self._consent = self._loop.call_later(_LEAVING_S if has_client else 0.0, self._leave)
 
     def answered(self, ping: bytes) -> None:
-        """The client has answered a ping of ours."""
+        """The client has answered a ping of the server."""
         if ping == _LEAVING_PING and self._consent is not None:
             self._leave()
 
@@ -162,7 +164,7 @@ class Ending:
             self.close()
 
     def give_up(self, code: ErrorCode, text: str) -> None:
-        """Close because of what the client did."""
+        """Close because of a violation by the client."""
         _log.debug("a connection is closed: %s, %s", code.name, text)
         if self._transport is not None:
             self._out.put(goaway(self._last_id(), code, text))
@@ -171,10 +173,10 @@ class Ending:
                 self._calls.abandon(stream)
 
     def close(self) -> None:
-        """Close after what is on its way, and after the client has.
+        """Close once all data is sent and the client has closed its side.
 
-        What it still sends is read and not looked at: a socket that is closed with something unread takes back what it
-        has sent, and the client would not learn why it ends, nor which of its calls it can send again elsewhere.
+        Until then data of the client is read and dropped: the kernel resets a socket that is closed with unread data,
+        and the client would learn neither the reason nor which calls it can repeat elsewhere.
         """
         transport = self._transport
         if transport is None or self.is_closing:
@@ -189,10 +191,10 @@ class Ending:
         self._timers.append(self._loop.call_later(_LINGER_S, transport.close))
         try:
             transport.write_eof()
-        except OSError:  # the client has gone
+        except OSError:  # the client has left
             transport.close()
 
     def abort(self) -> None:
-        """Close now."""
+        """Close immediately."""
         if self._transport is not None:
             self._transport.abort()

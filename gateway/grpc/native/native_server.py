@@ -1,6 +1,6 @@
-"""The gRPC front of our own: HTTP/2 in the gateway's event loop, without threads (`docs/adr/0014`).
+"""Our own gRPC server: HTTP/2 in the gateway's event loop, without threads (`docs/adr/0014`).
 
-grpcio hands every call through three threads; this one reads what came in one go and answers in one write.
+grpcio passes every call through three threads; this server reads and answers many calls at once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CANCEL_GRACE_S = 1.0
 
 
 class NativeGrpcFront:
-    """The gRPC interface of one gateway. Raises `StartupError` for options that cannot work.
+    """The gRPC interface of one gateway. Raises `StartupError` for invalid options.
 
-    Order of shutdown: `stop_accepting` (streams are refused, readiness is off), then `close`, which waits for calls.
+    Order of shutdown: `stop_accepting` refuses streams and turns readiness off, then `close` waits for open calls.
     """
 
     def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
@@ -53,7 +53,7 @@ class NativeGrpcFront:
             _LEVELS[level],
             settings.http_max_input_size,
             settings.max_pending_per_gateway_bytes,
-            room=lambda size_bytes, begin: handler.room(size_bytes, raw_at(begin)),
+            allocate_message=lambda size_bytes, begin: handler.allocate_body(size_bytes, raw_at(begin)),
             offload=handler.offload,
         )
         if settings.grpc_channelz:
@@ -70,7 +70,7 @@ class NativeGrpcFront:
         return [one.getsockname() for server in self._servers for one in server.sockets]
 
     def _standing(self, headers: CallHeaders) -> Standing | None:
-        """What calls with these headers have in common; None where they may not ride: something asks for more."""
+        """What the headers say for calls in the lane; None if calls with them may not use it."""
         may_ride = (
             headers.path == MODEL_INFER
             and headers.http_status == 200
@@ -82,7 +82,7 @@ class NativeGrpcFront:
         return self._servicer.standing(headers.metadata) if may_ride else None
 
     async def start(self) -> None:
-        """Bind and serve. Raises `StartupError` when the port cannot be had (V5) or a certificate cannot be read."""
+        """Bind and serve. Raises `StartupError` if the port cannot be bound (V5) or a certificate cannot be read."""
         settings = self._settings
         tls = ServerTls(settings.grpc_tls, ["h2"]).context if settings.grpc_tls is not None else None
         host = settings.grpc_address.strip("[]")
@@ -101,7 +101,7 @@ class NativeGrpcFront:
             self._servers.append(await loop.create_unix_server(made, sock=on_path))
 
     async def stop_accepting(self) -> None:
-        """From now on new streams are refused and readiness is off; open calls go on (G36)."""
+        """Refuse new streams and turn readiness off; open calls continue (G36)."""
         self._servicer.draining = True
 
     async def close(self, grace_s: float) -> None:
@@ -123,7 +123,7 @@ class NativeGrpcFront:
                 await self._cut()
 
     async def _cut(self) -> None:
-        """End what did not end by itself."""
+        """End the calls and connections that did not end by themselves."""
         refusal = (Status.UNAVAILABLE, SHUTTING_DOWN, ())
         connections = list(self._serving.connections)
         tasks = [task for connection in connections for task in connection.cut_all(refusal)]

@@ -1,5 +1,6 @@
-"""The calls of a client, and what goes to it: frames of a loop's tick in one write, data as the client's windows allow
-(RFC 9113, 5.2).
+"""The streams of a client, and the frames to it: one write per tick of the loop, data within the client's windows.
+
+Flow control is RFC 9113, section 5.2.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ ANSWER = answer_block()
 DONE = status_block(Status.OK, "", alone=False)
 _BEFORE = Struct(f">HBBBL{len(ANSWER)}sHBBBLBL")
 _AFTER = Struct(f">HBBBL{len(DONE)}s")
-_MOST_AT_ONCE_BYTES = 1 << 20
+_MAX_AT_ONCE_BYTES = 1 << 20
 _NOT_JOINED_BYTES = 1 << 13
-"""A part of so many bytes goes to the transport by itself, with those before and behind it in one system call."""
+"""Larger parts are passed to the transport unjoined, with the others in one system call."""
 ENDS = END_STREAM | END_HEADERS
 
 
 ENDED_WELL, ENDED_SILENTLY, REFUSED = 0, 1, 2
-"""How a call ended, once it has: with a message and OK, with OK alone, with another status."""
+"""How a call ended: with a message and OK, with OK alone, with another status."""
 
 
 class Owner(Protocol):
-    """The calls of the stream's connection (`connection_calls.Calls`), as far as messages need them."""
+    """The calls of the stream's connection (`connection_calls.Calls`), as its messages use them."""
 
     def took(self, stream: Stream) -> None: ...
 
@@ -56,9 +57,7 @@ class Owner(Protocol):
 
 
 class Stream:
-    """The state of a call. As a context (`calling.Context`) and as the messages of a streaming method it is given to
-    methods; all else is `connection_calls`'.
-    """
+    """The state of a call. Methods get it as `calling.Context`, and as the messages of a streaming method."""
 
     __slots__ = (
         "_arrived",
@@ -91,11 +90,11 @@ class Stream:
         self.headers = headers
         self.receive_window = receive_window
         self.send_window = send_window
-        """May be negative, after the client has made its windows smaller."""
+        """Negative after the client has reduced its windows."""
         self.uncredited = 0
-        """Bytes received that the client was not given back."""
+        """Received bytes for which the client has no credit yet."""
         self.held_bytes = 0
-        """Bytes it was given back for, of a message that is not whole."""
+        """Bytes of an incomplete message for which the client has got credit."""
         self.assembler: Assembler | None = None
         self.messages: deque[bytes | memoryview | Packed] = deque()
         self._arrived: asyncio.Future[None] | None = None
@@ -103,11 +102,11 @@ class Stream:
         self.pending: deque[memoryview] = deque()
         """Data that waits for windows or the transport."""
         self.tail: bytes | None = None
-        """What ends the stream, once nothing is pending."""
+        """The last frame, sent when nothing is pending."""
         self.sent: asyncio.Future[None] | None = None
-        """A writer waits until nothing is pending."""
+        """Set when nothing is pending."""
         self.started = self.ended = self.closed = False
-        """An answer was begun; the client has ended its side; nothing more is sent or received."""
+        """The answer has begun; the client has ended its side; nothing more is sent or received."""
         self.outcome = ENDED_WELL
         self.deadline_ns = 0 if headers.timeout_ns is None else monotonic_ns() + headers.timeout_ns
         self.expires: asyncio.TimerHandle | None = None
@@ -140,7 +139,7 @@ class Stream:
         return unpacked
 
     def arrived(self) -> None:
-        """A message or the end of them is here."""
+        """A message has arrived, or the last one has."""
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
         self._arrived = None
@@ -151,19 +150,19 @@ class Stream:
 
 
 class Windowed(Protocol):
-    """A call that has a window, of whichever kind."""
+    """A call with a send window, ordinary or in the lane."""
 
     id: int
     send_window: int
 
 
 class Outbox:
-    """`on_closed` is called with each stream whose last frame is on its way."""
+    """Frames to one client. `on_closed` is called with each stream whose last frame is passed to the transport."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.sent_data = False
-        """Headers or data were put since the client last pinged."""
+        """Headers or data were sent since the client's last ping."""
         self.on_closed: Callable[[Stream], None] = lambda _: None
         self._transport: asyncio.Transport | None = None
         self._frames: list[bytes | memoryview] = []
@@ -173,13 +172,13 @@ class Outbox:
         """There is a large part among the frames."""
         self.is_paused = False
         self._waiting: dict[Stream, None] = {}
-        """Streams that wait for the connection's window or the transport, the one that has waited longest first. Those
-        that wait for their own window are not among them: looking at each would make every word about the connection
-        dear."""
+        """Streams that wait for the connection's window or the transport, the longest waiting first. Those that wait
+        for their own window are not included, so that a change of the connection's costs little.
+        """
         self.window = DEFAULT_WINDOW
         self.initial_window = DEFAULT_WINDOW
         self.frame_bytes = DEFAULT_FRAME_BYTES
-        """The longest frame the client takes."""
+        """The largest frame that the client accepts."""
         self.blocked_bytes = 0
 
     def connect(self, transport: asyncio.Transport) -> None:
@@ -193,7 +192,7 @@ class Outbox:
     # -- frames -------------------------------------------------------------------------------------------------------
 
     def put(self, frame: bytes) -> None:
-        """A frame that is not under flow control."""
+        """Send a frame that is not under flow control."""
         self._frames.append(frame)
         self._schedule()
 
@@ -216,7 +215,7 @@ class Outbox:
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def answer(self, stream: Stream, reply: bytes) -> bool:
-        """A whole answer of one uncompressed message, when it can leave at once."""
+        """Send a whole answer of one uncompressed message; False if windows or the transport do not allow it now."""
         size = len(reply) + PREFIX_BYTES
         if size > stream.send_window or size > self.window or size > self.frame_bytes or self.is_paused:
             return False
@@ -236,12 +235,12 @@ class Outbox:
         return True
 
     def put_answer(self, packed: bytes, size: int) -> None:
-        """A whole answer as frames, `size` of them under flow control, for which there is room; `answered` follows."""
+        """Add a whole answer as frames, `size` bytes of them within the windows; call `answered` afterwards."""
         self.window -= size
         self._frames.append(packed)
 
     def answered(self, *, at_once: bool) -> None:
-        """Answers were put: send them now, or with this tick."""
+        """Send the answers that were added, now or with this tick."""
         self.sent_data = True
         if at_once:
             self.flush()
@@ -249,7 +248,7 @@ class Outbox:
             self._schedule()
 
     def data(self, stream: Stream, parts: Iterable[Buffer]) -> None:
-        """Data of a stream, sent when the windows allow."""
+        """Send data of a stream within the windows."""
         for part in parts:
             if part:
                 stream.pending.append(memoryview(part))
@@ -257,12 +256,12 @@ class Outbox:
         self._pump(stream)
 
     def end(self, stream: Stream, tail: bytes) -> None:
-        """The last frame of a stream, sent when nothing of it is pending."""
+        """Send the last frame of a stream once nothing is pending."""
         stream.tail = tail
         self._pump(stream)
 
     def drop(self, stream: Stream) -> None:
-        """A stream that was reset: what is pending of it is not sent."""
+        """Drop the pending data of a stream that was reset."""
         self.blocked_bytes -= sum(map(len, stream.pending))
         stream.pending.clear()
         self._waiting.pop(stream, None)
@@ -271,7 +270,7 @@ class Outbox:
     def _pump(self, stream: Stream) -> None:
         before = stream.send_window
         while stream.pending and not self.is_paused:
-            size = min(stream.send_window, self.window, self.frame_bytes, _MOST_AT_ONCE_BYTES)
+            size = min(stream.send_window, self.window, self.frame_bytes, _MAX_AT_ONCE_BYTES)
             if size <= 0:
                 break
             if len(stream.pending[0]) > 2 * size:
@@ -282,13 +281,13 @@ class Outbox:
             self.window -= size
             self.blocked_bytes -= size
             self._bytes += size
-            if self._bytes >= _MOST_AT_ONCE_BYTES:
-                self.flush()  # the transport says when it has enough
+            if self._bytes >= _MAX_AT_ONCE_BYTES:
+                self.flush()  # if the transport is full it pauses the outbox
         if stream.pending and stream.send_window <= 0:
             self._waiting.pop(stream, None)
         elif stream.pending or (self.is_paused and stream.tail is None):
             if stream.send_window < before:
-                self._waiting.pop(stream, None)  # behind the others: they had none of this window
+                self._waiting.pop(stream, None)  # to the end of the line
             self._waiting[stream] = None
         else:
             self._waiting.pop(stream, None)
@@ -299,10 +298,10 @@ class Outbox:
             _tell(stream)
 
     def _take_many(self, stream: Stream, each: int) -> int:
-        """As many frames of `each` bytes of one large part as the windows allow and one write should have."""
+        """Take as many frames of `each` bytes from one large part as the windows allow and one write should have."""
         self.sent_data = True
         part = stream.pending[0]
-        count = min(len(part), stream.send_window, self.window, _MOST_AT_ONCE_BYTES) // each
+        count = min(len(part), stream.send_window, self.window, _MAX_AT_ONCE_BYTES) // each
         head = HEAD.pack(each >> 8, each & 0xFF, DATA, 0, stream.id)
         size = count * each
         frames = self._frames
@@ -316,7 +315,7 @@ class Outbox:
         return size
 
     def _take(self, stream: Stream, most: int) -> int:
-        """One frame of what is pending, of at most so many bytes."""
+        """Take one frame of at most `most` bytes of the pending data."""
         self.sent_data = True  # with each frame: clients measure the connection while they receive
         pending = stream.pending
         at = len(self._frames)
@@ -339,7 +338,7 @@ class Outbox:
     # -- room ---------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """The transport has enough for now."""
+        """The transport is full."""
         self.is_paused = True
 
     def resume(self) -> None:
@@ -350,7 +349,7 @@ class Outbox:
             self._pump(stream)
 
     def widen(self, size: int) -> None:
-        """The client gives the connection so many bytes more. Raises `ConnectionFault`."""
+        """Enlarge the connection's window. Raises `ConnectionFault`."""
         self.window += size
         if self.window > LARGEST_WINDOW:
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the window of the connection is too large")
@@ -358,7 +357,7 @@ class Outbox:
             self._pump(next(iter(self._waiting)))
 
     def widen_stream(self, stream: Windowed, size: int) -> None:
-        """The client gives a stream so many bytes more. Raises `StreamFault`."""
+        """Enlarge a stream's window. Raises `StreamFault`."""
         stream.send_window += size
         if stream.send_window > LARGEST_WINDOW:
             raise StreamFault(stream.id, ErrorCode.FLOW_CONTROL_ERROR, "the window of the stream is too large")
@@ -366,7 +365,7 @@ class Outbox:
             self._pump(stream)
 
     def resize(self, streams: Iterable[Windowed], window: int) -> None:
-        """The client has another initial window, also for the streams there are. Raises `ConnectionFault`."""
+        """Apply the client's new initial window, to open streams too. Raises `ConnectionFault`."""
         change, self.initial_window = window - self.initial_window, window
         if not change:
             return

@@ -1,8 +1,8 @@
-"""Reads a connection while large messages come on it: straight into their memory where a frame is long enough.
+"""Reads a connection while large messages arrive, straight to their memory where a frame is long enough.
 
-The ordinary reader gets each piece of data as new bytes. For a message of many frames that is a copy, and new pages,
-for each piece. While one comes the transport reads into a buffer that is used again and again; the data of its frames
-is copied from there once, and the rest of a long frame is read to where it belongs. All else is the connection's.
+asyncio gives an ordinary protocol new bytes for each read. For a large message that is a copy, and new memory pages,
+for each piece. This protocol reads into one reused buffer, copies the data of frames once, and reads the rest of a long
+frame directly to its destination. The connection handles all other frames.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import asyncio
 from typing import Protocol
 
 from .codec.grpc_messages import Assembler
-from .codec.http2_frames import DATA, END_STREAM, HEAD, HEAD_BYTES, LARGEST_ID, PADDED
+from .codec.http2_frames import DATA, END_STREAM, HEAD, HEAD_BYTES, LARGEST_ID, PADDED, checked_length
 from .connection_calls import Calls
 from .outbox import Stream
 
 WORTH_SWITCHING_BYTES = 1 << 16
-"""So much of a message must be missing: below, two changes of the reader cost more than they save."""
+"""So much of a message must be missing: switching the protocol twice costs more for less."""
 
 _BUFFER_BYTES = 1 << 18
-"""More than a frame, so that one which is not of a large message comes whole."""
+"""More than the largest frame, so that frames of other streams fit."""
 
 _STRAIGHT_BYTES = 1 << 15
-"""The rest of a frame is read to where it belongs if it is so long: it costs a system call of its own."""
+"""The rest of a frame is read directly if it is this long: that costs a system call."""
 
-_MOST_IDLE_BUFFERS = 16
+_MAX_IDLE_BUFFERS = 16
 
 _idle_buffers: list[bytearray] = []
 
 
 class Connection(Protocol):
-    """The connection that is read (`connection.Connection`): it handles frames and says what may come."""
+    """The connection, as this reader uses it: it handles frames and bounds the data (`connection.Connection`)."""
 
     calls: Calls
 
@@ -47,8 +47,6 @@ class Connection(Protocol):
 
     def read_large(self, reader: LargeReader, size: int) -> None: ...
 
-    def checked(self, length: int) -> int: ...
-
     def comes_large(self, number: int, size: int) -> bool: ...
 
     def one(self, kind: int, flags: int, number: int, frame: bytes) -> None: ...
@@ -61,23 +59,23 @@ class Connection(Protocol):
 
 
 class LargeReader(asyncio.BufferedProtocol):
-    """The protocol of a connection's transport while large messages come."""
+    """The protocol of a connection's transport while large messages arrive."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._buffer = _idle_buffers.pop() if _idle_buffers else bytearray(_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._held = 0
-        """Bytes at the begin of the buffer: a frame that was begun."""
+        """Bytes of an incomplete frame at the beginning of the buffer."""
         self._left = 0
-        """Bytes missing of a frame of a large message."""
+        """Missing bytes of a frame of a large message."""
         self._size = self._number = self._flags = 0
-        """Of that frame."""
+        """Size, stream and flags of that frame."""
         self._straight = False
         self._ended = False
 
     def begin(self, come: memoryview) -> None:
-        """Go on with what has come already, from the begin of a frame. Raises what the connection's frames raise."""
+        """Read data that has arrived already, from the beginning of a frame. Raises as the connection's frames do."""
         self._read(come)
 
     # -- transport ----------------------------------------------------------------------------------------------------
@@ -110,32 +108,32 @@ class LargeReader(asyncio.BufferedProtocol):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def came(self, nbytes: int) -> None:
-        """So many bytes are in the buffer that was got last. Raises what the connection's frames raise."""
+        """`nbytes` were read into the latest buffer. Raises as the connection's frames do."""
         if not self._straight:
             self._read(self._view[: self._held + nbytes])
             return
         self._straight = False
         assembler = self._assembler()
-        if assembler is not None:  # else the call ended in this moment, and what came is dropped
+        if assembler is not None:  # otherwise the call has just ended, and the data is dropped
             self._wrote(assembler, nbytes)
         self._left -= nbytes
         if not self._left:
             self._finish()
 
     def end(self) -> bytes:
-        """Read no further; what has come of a frame."""
+        """Stop reading; returns the incomplete frame."""
         if self._ended:
             return b""
         self._ended = True
         rest = bytes(self._view[: self._held])
         self._view.release()
-        if len(_idle_buffers) < _MOST_IDLE_BUFFERS:
+        if len(_idle_buffers) < _MAX_IDLE_BUFFERS:
             _idle_buffers.append(self._buffer)
         return rest
 
     @property
     def is_within(self) -> bool:
-        """Whether a frame of a large message has come in part: only this reader can go on."""
+        """Whether a frame of a large message is incomplete: only this reader can continue."""
         return self._left > 0
 
     def _read(self, view: memoryview) -> None:
@@ -157,7 +155,7 @@ class LargeReader(asyncio.BufferedProtocol):
             if size - at < HEAD_BYTES:
                 break
             high, low, kind, flags, number = HEAD.unpack_from(view, at)
-            length = connection.checked(high << 8 | low)
+            length = checked_length(high << 8 | low)
             start, end = at + HEAD_BYTES, at + HEAD_BYTES + length
             if kind == DATA and not flags & PADDED and connection.comes_large(number & LARGEST_ID, length):
                 self._size = self._left = length
@@ -175,10 +173,7 @@ class LargeReader(asyncio.BufferedProtocol):
             self._view[: self._held] = bytes(view[at:])
 
     def _run(self, view: memoryview, at: int) -> int:
-        """Take the whole DATA frames that stand one behind the other and are of one large message; where they end.
-
-        As frame by frame, with what is counted once for all of them.
-        """
+        """Take consecutive whole DATA frames of one large message, counted together; returns where they end."""
         connection, size = self._connection, len(view)
         number = HEAD.unpack_from(view, at)[4]
         stream = connection.calls.ordinary(number)
@@ -206,7 +201,7 @@ class LargeReader(asyncio.BufferedProtocol):
         return at
 
     def _data(self, part: memoryview) -> None:
-        """The next part of the frame that is coming."""
+        """Take the next part of the incomplete frame."""
         assembler = self._assembler()
         if assembler is not None and (target := assembler.target) is not None:
             target[: len(part)] = part
@@ -222,7 +217,7 @@ class LargeReader(asyncio.BufferedProtocol):
             self._connection.calls.came(stream, [message])
 
     def _finish(self) -> None:
-        """The frame is whole."""
+        """The frame is complete."""
         self._connection.count_data(self._number, self._size, ends=bool(self._flags & END_STREAM))
 
     def _stream(self) -> Stream | None:

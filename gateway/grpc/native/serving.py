@@ -1,4 +1,4 @@
-"""What all connections of a native front share."""
+"""The state that all connections of a native front share."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from gateway.grpc.calling import Methods
 from gateway.grpc.statuses import Refusal
 
 from .codec.call_headers import CallHeaders
-from .codec.grpc_messages import Room
-from .codec.limits import MOST_STREAMS, KeepAlive
+from .codec.grpc_messages import AllocateMessage
+from .codec.limits import MAX_STREAMS, KeepAlive
 from .grpc_lane import GrpcLane
 from .outbox import Outbox
 
 FIRST_CONNECTION_ID = 1000
-"""Smaller ids are the server's and its listening sockets' (channelz)."""
+"""Smaller ids are those of the server and its listening sockets (channelz)."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What happened on a connection, or on several (channelz). Times are those of the monotonic clock, 0 for never.
+    """Counts of one connection, or several (channelz). Times are monotonic, 0 for never.
 
-    Only what is rare is counted one by one: what has ended well is all that has begun and did nothing else.
+    Only rare events are counted one by one: calls that ended well are the rest.
     """
 
     started: int = 0
@@ -36,9 +36,9 @@ class Tally:
     """Calls that ended without a status."""
     open: int = 0
     received: int = 0
-    """Messages; each call of the lane counts as one when it begins."""
+    """Messages; a call of the lane counts as one when it begins."""
     silent: int = 0
-    """Streaming calls that ended well: their end is no message, as that of a unary call is."""
+    """Streaming calls that ended well: unlike a unary call's, their end is no message."""
     streamed: int = 0
     """Messages of streaming calls."""
     keep_alives: int = 0
@@ -64,7 +64,7 @@ class CountedCalls(Protocol):
 
 
 class Connection(Protocol):
-    """A connection as its server sees it (`connection.Connection`)."""
+    """A connection, as its server uses it (`connection.Connection`)."""
 
     id: int
     window: int
@@ -88,26 +88,28 @@ class Connection(Protocol):
 
 @dataclass(slots=True)
 class Serving:
-    """`compression_level` is zlib's, 0 for none; `most_decompressed_bytes` bounds what a compressed message becomes,
-    `most_held_bytes` what large messages that have not come whole may hold together. `room` is where large messages of
-    methods that take views are received.
+    """The shared state.
+
+    `compression_level` is zlib's, 0 for none; `max_decompressed_bytes` bounds a decompressed message, `max_held_bytes`
+    the incomplete messages of all connections. `allocate_message` returns memory for large messages of methods that
+    take views.
     """
 
     methods: Methods
     keep_alive: KeepAlive
     compression_level: int
-    most_decompressed_bytes: int
-    most_held_bytes: int = 1 << 30
+    max_decompressed_bytes: int
+    max_held_bytes: int = 1 << 30
     held_bytes: int = 0
-    room: Room | None = None
+    allocate_message: AllocateMessage | None = None
     offload: Offload = field(default_factory=Offload)
     known_headers: dict[bytes, CallHeaders] = field(default_factory=dict)
     connections: set[Connection] = field(default_factory=set)
-    most_streams: int = MOST_STREAMS
+    max_streams: int = MAX_STREAMS
     past: Tally = field(default_factory=Tally)
-    """The calls of connections that were lost."""
+    """Counts of closed connections."""
     next_id: Callable[[], int] = field(default_factory=lambda: count(FIRST_CONNECTION_ID).__next__)
     lane: GrpcLane | None = None
-    """Recognises the calls of all connections; None where it is off."""
+    """Recognises calls of all connections; None where it is off."""
     left: asyncio.Event | None = None
-    """Set when there are no connections, for who waits for that now."""
+    """Set when the last connection has closed; made by its waiter."""

@@ -1,6 +1,6 @@
-"""Content encodings of infer bodies: gzip, deflate (zlib format) and identity, both ways, with a bound (H18). Pure.
+"""Content encodings of infer bodies: gzip, deflate (zlib format) and identity (H18). Pure.
 
-Sizes are bounded while decompressing, so that a small bomb never becomes a large buffer.
+The size is bounded while decompressing, so that a decompression bomb never becomes a large buffer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LEVEL = 1
 """Tensors compress little better at higher levels and the time is the caller's latency."""
 
 _STEP_BYTES = 1 << 20
-"""What is decompressed in one go."""
+"""Output of one decompression step."""
 _PIECE_BYTES = 1 << 18
-"""Of what is compressed: zlib copies what it has not used yet with every step."""
+"""Input of one decompression step: zlib copies the unused rest with every step."""
 
 
 def content_encoding(value: bytes) -> str:
@@ -56,7 +56,7 @@ def choose_encoding(accept: bytes) -> str:
     for word, quality in qualities.items():
         if word in _WINDOW_BITS and quality > best_quality:
             best, best_quality = word, quality
-    # identity is acceptable unless refused; only when it is asked for explicitly does it compete
+    # identity is always acceptable here, but is preferred only when the header names it
     return IDENTITY if qualities.get(IDENTITY, 0.0) > best_quality else best
 
 

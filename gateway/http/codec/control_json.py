@@ -1,4 +1,4 @@
-"""The control endpoints' values as JSON-ready objects, and their request bodies read (H4-H7, H40-H42, H45). Pure."""
+"""Values of the control endpoints as JSON-ready objects, and their request bodies (H4-H7, H40-H42, H44-H51). Pure."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def read_unload_request(body: bytes) -> bool:
 
 
 def read_log_settings(body: bytes) -> dict[str, Any]:
-    """The settings to change (H45); unknown keys, nulls, and a document that is no object, say nothing.
+    """The settings to change (H45). Unknown keys, nulls, and a document that is no object are ignored.
 
     Raises `InternalError` (E4) for a value of the wrong type, `Unavailable` for an unknown format.
     """

@@ -1,7 +1,7 @@
-"""Large JSON bodies and replies as tasks of a worker process (`charonia.offload`), and what workers do with them. Pure.
+"""Large JSON bodies and replies as tasks of a worker process (`charonia.offload`), and the workers' functions. Pure.
 
-The same codecs as in the loop, with the same answers and errors: here is only what they take and give as plain notes
-and buffers. Who decides what is large is `fastpath` and `generate`.
+Workers use the same codecs as the event loop; this module packs their arguments and results into plain values and
+buffers. `fastpath` and `generate` decide which bodies are large.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from .request_json import InputSlot, Template, parse_template
 from .response_codec import LargeReply, ReplyForm, ResponseEncoder
 
 _MAX_MEMBERS = 10_000
-"""Inputs, outputs and parameters of a request: what the loop has to go through, however small each is."""
-
-_HERE = __name__
+"""Inputs, outputs and parameters of a request in total: the event loop iterates over them."""
 
 Result = tuple[Any, list[memoryview]]
 
@@ -40,7 +38,7 @@ Result = tuple[Any, list[memoryview]]
 
 def template_task(text: Buffer, *, binary: bool, max_input_size_bytes: int) -> Task:
     """Have the JSON part of an infer request parsed; `read_template` takes the result."""
-    return Task(f"{_HERE}:parse", [binary, max_input_size_bytes], (text,))
+    return Task(f"{__name__}:parse", [binary, max_input_size_bytes], (text,))
 
 
 def parse(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
@@ -53,7 +51,7 @@ def generate_task(body: Buffer, interface: ModelInterface, max_input_size_bytes:
     inputs = {
         name: [spec.datatype.value, list(interface.client_shape(spec))] for name, spec in interface.inputs.items()
     }
-    return Task(f"{_HERE}:parse_generate", [inputs, max_input_size_bytes], (body,))
+    return Task(f"{__name__}:parse_generate", [inputs, max_input_size_bytes], (body,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class _SentSpec:
 
 @dataclass(frozen=True, slots=True)
 class _SentInputs:
-    """What a generate body's parser asks of an interface."""
+    """The part of a `ModelInterface` that `generate_codec` uses."""
 
     inputs: Mapping[str, _SentSpec]
 
@@ -81,7 +79,7 @@ def parse_generate(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[
 
 
 def _packed(template: Template) -> tuple[Any, Sequence[Buffer]]:
-    """A template as a note, and the tensors that were written out in the JSON."""
+    """A template as plain values, and the tensors whose elements were in the JSON."""
     reply = template.reply
     if sum(map(len, (template.inputs, template.outputs, template.parameters, reply.listed))) > _MAX_MEMBERS:
         raise InvalidArgument(f"request has more than {_MAX_MEMBERS} inputs, outputs and parameters")
@@ -101,7 +99,7 @@ def _packed(template: Template) -> tuple[Any, Sequence[Buffer]]:
 
 
 def _region_note(regions: RegionUse | None) -> list[list[Any]] | None:
-    """The parts of regions that inputs, by position, and outputs, by name, lie in."""
+    """Region parts of inputs, by position, and of outputs, by name."""
     if regions is None:
         return None
     uses: tuple[Mapping[Any, RegionPart], ...] = (regions.inputs, regions.outputs)
@@ -116,7 +114,7 @@ def _regions(note: list[list[Any]] | None) -> RegionUse | None:
 
 
 def read_template(result: Result) -> Template:
-    """What a worker read; the tensors of the JSON are views of the memory that it wrote them to."""
+    """The template that a worker read; tensors from the JSON are views of the worker's result."""
     (slots, scalars, outputs, parameters, reply, noted), buffers = result
     data = iter(buffers)
     regions = _regions(noted)
@@ -138,9 +136,9 @@ def read_template(result: Result) -> Template:
 def request_of(
     template: Template, model: str, version: int, body: bytes | memoryview = b"", at: int = 0
 ) -> InferenceRequest:
-    """The request of a template that a worker read, and of the binary tensors in `body` from `at` on.
+    """The request of a template that a worker read and of the binary tensors in `body` from `at` on.
 
-    A worker has counted the elements of the tensors it wrote, so that no check need look at them again.
+    Marks the BYTES tensors that the worker wrote as counted, so that no check counts them again.
     """
     request = assemble(template, template.id, model, version, body, at)
     request.elements = {
@@ -150,8 +148,8 @@ def request_of(
 
 
 def load_task(body: Buffer) -> Task:
-    """Have a load request read, whose files are base64; `read_load` takes the result."""
-    return Task(f"{_HERE}:parse_load", None, (body,))
+    """Have a load request parsed, with its base64 files; `read_load` takes the result."""
+    return Task(f"{__name__}:parse_load", None, (body,))
 
 
 def parse_load(_note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
@@ -169,14 +167,14 @@ def read_load(result: Result) -> tuple[str | None, Mapping[str, Buffer]]:
 
 
 def reply_task(response: InferenceResponse, form: ReplyForm, served: ServedVersion) -> Task:
-    """Have a reply written that is not binary throughout; `read_reply` takes the result."""
+    """Have a reply with JSON outputs written; `read_reply` takes the result."""
     labels = {name: served.labels.get(name, []) for name in form.classes}
     note = [
         *(response.model, response.version, response.id, response.parameters, _described(response.outputs)),
         [form.binary_by_default, form.listed, form.classes, list(form.in_regions)],
         *(served.interface.batching, labels),
     ]
-    return Task(f"{_HERE}:write", note, [tensor.data for tensor in response.outputs])
+    return Task(f"{__name__}:write", note, [tensor.data for tensor in response.outputs])
 
 
 def write(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
@@ -193,9 +191,9 @@ def read_reply(result: Result) -> tuple[list[tuple[bytes, bytes]], LargeReply]:
 
 
 def generated_task(response: InferenceResponse) -> Task:
-    """Have a generate response written; the result's one buffer is it."""
+    """Have a generate response written; it is the result's only buffer."""
     note = [response.model, response.version, response.id, response.parameters, _described(response.outputs)]
-    return Task(f"{_HERE}:write_generated", note, [tensor.data for tensor in response.outputs])
+    return Task(f"{__name__}:write_generated", note, [tensor.data for tensor in response.outputs])
 
 
 def write_generated(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:

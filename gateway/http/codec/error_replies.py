@@ -1,4 +1,4 @@
-"""Neutral error codes as HTTP: status, JSON body and the headers that go with them (interface items E1, E2). Pure."""
+"""Neutral errors as HTTP responses: status, headers and JSON body (interface items E1, E2). Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHALLENGE = (b"www-authenticate", b'Bearer realm="charonia"')
 
 
 class HttpRefusal(Exception):
-    """A refusal that is HTTP's own and has no neutral code, such as 413. `close` ends the connection after it."""
+    """A refusal with an HTTP status that no neutral code has, such as 413. `close` ends the connection after it."""
 
     def __init__(self, status: int, message: str, *, headers: Headers | None = None, close: bool = False) -> None:
         super().__init__(message)
@@ -47,10 +47,10 @@ class HttpRefusal(Exception):
 
 
 def error_body(message: str) -> bytes:
-    """`{"error":"<message>"}` (E2). Text that is no valid Unicode is written with replacement characters."""
+    """`{"error":"<message>"}` (E2), lone surrogates replaced."""
     try:
         return orjson.dumps({"error": message})
-    except TypeError:  # lone surrogates
+    except TypeError:
         return orjson.dumps({"error": message.encode("utf-8", "replace").decode()})
 
 

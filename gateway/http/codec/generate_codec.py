@@ -1,7 +1,6 @@
-"""The generate extension's JSON: an object's members to tensors and parameters, and a response to one object (H30-H33,
-H39). Pure.
+"""The generate extension's JSON: members of a request to tensors and parameters, a response to one object. Pure.
 
-How a request that has several responses is answered is `generate`'s.
+Interface items H30-H33 and H39. `generate` answers requests, with one response or several.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ PARAMETERS = "parameters"
 def decode_generate(
     model: str, version: int, body: bytes, interface: ModelInterface, max_input_size_bytes: int
 ) -> tuple[InferenceRequest, Template]:
-    """The request of a generate body, and what its parameters say.
+    """The request of a generate body, and the template that its parameters were read into.
 
-    Raises `InvalidArgument`, and `InternalError` for JSON that is none and values of another type (E4).
+    Raises `InvalidArgument`, and `InternalError` for broken JSON and values of the wrong type (E4).
     """
     document = parse_members(body)
     if not isinstance(document, Members):
@@ -62,7 +61,7 @@ class _Reader:
         self.tensors: list[Tensor] = []
 
     def read(self, document: Members, *, nested: bool) -> None:
-        """In the order of the text: a name that occurs twice is left for admission to refuse."""
+        """Read members in the order of the text. An input that occurs twice is kept twice: admission refuses it."""
         inputs = self._interface.inputs
         for key, value in document.pairs:
             if key == PARAMETERS and not nested:
@@ -105,9 +104,9 @@ class _Reader:
 
 
 def shape_of(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The shape of `count` elements: the innermost dynamic dim of `dims` takes what the fixed ones leave (H31).
+    """The shape of `count` elements: the innermost dynamic dim of `dims` is count divided by the fixed dims (H31).
 
-    `dims` have the leading -1 of a batching model. Raises `InvalidArgument` when there is none.
+    `dims` have the leading -1 of a batching model. Raises `InvalidArgument` if no shape fits.
     """
     impossible = InvalidArgument(f"The schema can not convert input '{name}' to tensor with proper shape")
     rest = count

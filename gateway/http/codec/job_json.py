@@ -1,7 +1,7 @@
-"""Jobs as JSON and as server-sent events, those that have several responses with these. Pure.
+"""Jobs as JSON, and their events and responses as server-sent events. Pure.
 
-An event's id says how far its reader is in both rows: `<events seen>-<responses seen>`; as long as there are no
-responses it is the event's number alone.
+The id of a server-sent event is `<events seen>-<responses seen>`, or the first number alone before any response: a
+reader that sends it back as Last-Event-ID continues there.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PREFERENCE_APPLIED = b"preference-applied"
 
 
 def location(job_id: str) -> str:
-    """The URL path of a job. Ids may hold `%`, which a path quotes once more."""
+    """The URL path of a job; its id is percent-encoded, `%` included."""
     return f"{JOBS}/{quote(job_id, safe='')}"
 
 
 def accepted(job: Accepted) -> tuple[Headers, bytes]:
-    """Headers and body of a 202. `queue_length` are the active jobs of the model."""
+    """Headers and body of a 202. `queue_length` counts the model's active jobs."""
     receipt = job.receipt
     where = location(receipt.id)
     body = {
@@ -50,7 +50,7 @@ def accepted(job: Accepted) -> tuple[Headers, bytes]:
 
 
 def summary_json(view: JobView) -> dict[str, Any]:
-    """A job as lists show it. Times are microseconds since the epoch, null for not yet."""
+    """A job in a list. Times are microseconds since the epoch, null if not reached."""
     return {
         "id": view.id,
         "state": view.state.value,
@@ -68,7 +68,7 @@ def summary_json(view: JobView) -> dict[str, Any]:
 
 
 def view_json(view: JobView) -> dict[str, Any]:
-    """A job by itself: its summary and what only its events and its place in the queue tell. Spans are seconds."""
+    """A single job: its summary, and what is read from its events and its position in the queue. Spans are seconds."""
     timings = view.timings
     summary = summary_json(view)
     summary["timings"] |= {
@@ -106,16 +106,16 @@ def timeline_json(view: JobView, events: tuple[JobEvent, ...]) -> dict[str, Any]
     return {**view_json(view), "events": [event_json(event, accepted_us) for event in events]}
 
 
-def server_sent(event: JobEvent, place: bytes = b"") -> bytes:
-    """One event of an event stream; `place`, or its number, is what Last-Event-ID brings back."""
+def server_sent(event: JobEvent, event_id: bytes = b"") -> bytes:
+    """One event of an event stream, with `event_id` or its number as id."""
     data = orjson.dumps({"number": event.number, "time_us": event.time_us, "detail": plain(event.detail)})
     kind = "".join(c for c in event.kind if c.isprintable())
-    place = place or b"%d" % event.number
-    return b"id: %b\nevent: %b\ndata: %b\n\n" % (place, kind.encode("utf-8", "replace"), data)
+    event_id = event_id or b"%d" % event.number
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id, kind.encode("utf-8", "replace"), data)
 
 
 def plain(value: Any) -> Any:
-    """`value` of an event as JSON can carry it: what is no JSON becomes text."""
+    """`value` of an event as JSON values; others become text."""
     if isinstance(value, dict):
         return {str(plain(str(key))): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -134,18 +134,18 @@ def _seconds(value: float | None) -> float | None:
 
 
 def response_json(response: InferenceResponse, form: ReplyForm, served: ServedVersion) -> bytes:
-    """The response as `infer` would have answered with JSON outputs; an error as errors are (E2)."""
+    """The body with which `infer` would have answered in JSON; of an error its body (E2)."""
     error = response.error
     if error is None:
         try:
             return ResponseEncoder().encode(response, form, served)[1]
-        except CharoniaError as refused:  # what no JSON can carry
+        except CharoniaError as refused:  # JSON cannot carry the output
             error = refused
     return error_body(error.message)
 
 
 class EventWriter:
-    """Writes what one reader follows, who has seen `number` events and `responses` responses."""
+    """Writes the events of one reader, which has seen `number` events and `responses` responses."""
 
     def __init__(self, number: int, responses: int) -> None:
         self._number = number
@@ -154,16 +154,16 @@ class EventWriter:
     def event(self, event: JobEvent) -> bytes:
         """An event of the job."""
         self._number = event.number
-        return server_sent(event, self._place())
+        return server_sent(event, self._event_id())
 
     def response(self, response: InferenceResponse, text: Sequence[Buffer]) -> list[Buffer]:
-        """A response as an event, in parts; `text` is it as JSON."""
+        """A response as an event, in parts; `text` is its JSON."""
         attempt, index = response.place or (1, 0)
         self._responses = index + 1
-        told = b'{"attempt":%d,"index":%d,"final":%b' % (attempt, index, b"true" if response.final else b"false")
+        data = b'{"attempt":%d,"index":%d,"final":%b' % (attempt, index, b"true" if response.final else b"false")
         if not response.is_flag:
-            told += b',"response":'
-        return [b"id: %b\nevent: response\ndata: %b" % (self._place(), told), *text, b"}\n\n"]
+            data += b',"response":'
+        return [b"id: %b\nevent: response\ndata: %b" % (self._event_id(), data), *text, b"}\n\n"]
 
-    def _place(self) -> bytes:
+    def _event_id(self) -> bytes:
         return b"%d-%d" % (self._number, self._responses) if self._responses else b"%d" % self._number

@@ -1,6 +1,6 @@
-"""The `data` arrays of JSON tensors to raw bytes and back (interface items T4, T5). Pure.
+"""Converts the `data` arrays of JSON tensors to raw bytes and back (interface items T4, T5). Pure.
 
-Which tensors travel as JSON is the codec's; whether a tensor fits its model is `charonia.calls.admission`'s.
+`charonia.calls.admission` checks whether a tensor fits its model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FLOATS = frozenset((DataType.FP32, DataType.FP64))
 _BINARY_ONLY = frozenset((DataType.FP16, DataType.BF16))
 
 MAX_DEPTH = 100
-"""Elements lie in fewer arrays than this, the `data` array included (E8)."""
+"""Elements must be nested in fewer arrays than this, the `data` array included (E8)."""
 
 NOT_SIGNED = "attempt to access JSON non-signed-integer as signed-integer"
 NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
@@ -33,9 +33,9 @@ NOT_ARRAY = "attempt to access JSON non-array as array"
 
 
 def encode_elements(name: str, datatype: DataType, data: Any, count: int) -> bytes:
-    """Raw bytes of `count` elements given as a JSON array of any nesting (T4). Integers wrap to the type.
+    """Raw bytes of `count` elements in a JSON array of any nesting (T4). Integers wrap to the type.
 
-    Raises `InvalidArgument` for FP16 and BF16, `InternalError` (E4) for elements of another type or number.
+    Raises `InvalidArgument` for FP16 and BF16, `InternalError` (E4) for elements of the wrong type or another count.
     """
     if datatype in _BINARY_ONLY:
         raise InvalidArgument(
@@ -64,7 +64,7 @@ def encode_elements(name: str, datatype: DataType, data: Any, count: int) -> byt
 
 
 def render_elements(tensor: Tensor) -> bytes:
-    """The flat JSON array of a tensor (H15); not-finite floats are bare NaN, Infinity, -Infinity tokens (T5).
+    """The flat JSON array of a tensor (H15), with bare NaN, Infinity and -Infinity tokens (T5).
 
     Raises `InvalidArgument` for FP16, BF16 (T4) and for BYTES elements that are not UTF-8, which no JSON can carry.
     """

@@ -1,7 +1,7 @@
-"""JSON text to values: what is nested too deep cut off, NaN and Infinity taken, failures in Triton's words. Pure.
+"""Parses JSON as Triton does: accepts NaN and Infinity, cuts deep nesting off, and fails with Triton's texts. Pure.
 
-orjson reads nearly everything; what it refuses goes to a tolerant reader that either accepts the bare tokens of T5 or
-says what is wrong and where (E4). When a key occurs twice, the last one counts.
+orjson reads nearly all documents. What it refuses goes to a tolerant parser that either accepts the bare tokens of T5
+or reports the fault and its offset (E4). If a key occurs twice, the last one counts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import orjson
 from charonia.errors import InternalError
 from charonia.tensors import Buffer
 
-MOST_DEPTH = 128
-"""How deep JSON is read: deeper than `data` of a tensor may be nested (E8, `jsondata`), and no parser's limit."""
+MAX_DEPTH = 128
+"""How deep JSON is read: deeper than `data` of a tensor may be nested (E8, `jsondata`), below every parser's limit."""
 
-# Possessive, and an unterminated string runs to the end, so that hostile text costs linear time.
+# possessive, with unterminated strings running to the end, so that hostile text costs linear time
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _JSON_SPACE = " \t\n\r"
 
-# The tolerant reader's complaint, up to its position, and what Triton's parser says of the same text.
+# messages of Python's JSON parser, and Triton's for the same text
 _COMPLAINTS = {
     "Expecting property name enclosed in double quotes": "Missing a name for object member.",
     "Expecting ':' delimiter": "Missing a colon after a name of object member.",
@@ -40,7 +40,7 @@ _TOO_BIG = "Number too big to be stored in double."
 
 
 def parse_json(text: Buffer) -> Any:
-    """The value of JSON text. What is nested deeper than `MOST_DEPTH` reads as 0. Raises `InternalError` (E4)."""
+    """The value of JSON text. Values nested deeper than `MAX_DEPTH` read as 0. Raises `InternalError` (E4)."""
     return _parse(_cut_deep(text))
 
 
@@ -52,27 +52,27 @@ def _parse(text: Buffer) -> Any:
 
 
 def _cut_deep(text: Buffer) -> Buffer:
-    """JSON text with 0 in the place of each array and object below `MOST_DEPTH`. Linear, whatever the text."""
+    """JSON text with each array and object below `MAX_DEPTH` replaced by 0, in linear time."""
     data = bytes(text)
-    if data.count(b"[") + data.count(b"{") <= MOST_DEPTH:
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
         return text
     brackets = np.frombuffer(_STRING.sub(b"", data).translate(None, _NOT_BRACKETS), dtype=np.uint8)
     # bit 1 is set in "[" and "{" and clear in "]" and "}"
     steps = (brackets & 2).astype(np.int8) - 1
-    if steps.cumsum(dtype=np.int32).max(initial=0) <= MOST_DEPTH:
+    if steps.cumsum(dtype=np.int32).max(initial=0) <= MAX_DEPTH:
         return text
     outside = np.frombuffer(_STRING.sub(lambda found: b" " * len(found[0]), data), dtype=np.uint8)
     opens, closes = (outside == ord("[")) | (outside == ord("{")), (outside == ord("]")) | (outside == ord("}"))
     depths = (opens.astype(np.int8) - closes).cumsum(dtype=np.int32)
-    first = opens & (depths == MOST_DEPTH + 1)
-    deep = (depths > MOST_DEPTH) | (closes & (depths == MOST_DEPTH))
+    first = opens & (depths == MAX_DEPTH + 1)
+    deep = (depths > MAX_DEPTH) | (closes & (depths == MAX_DEPTH))
     cut = np.frombuffer(data, dtype=np.uint8).copy()
     cut[first] = ord("0")
     return bytes(cut[first | ~deep])
 
 
 class Members(dict[str, Any]):
-    """An object whose keys may occur more than once: `pairs` has them all, in order."""
+    """An object whose keys may occur more than once: `pairs` has all of them, in order."""
 
     __slots__ = ("pairs",)
 
@@ -84,7 +84,7 @@ class Members(dict[str, Any]):
 def parse_members(text: Buffer) -> Any:
     """As `parse_json`, with `Members` for objects."""
     shallow = _cut_deep(text)
-    _parse(shallow)  # for its complaints
+    _parse(shallow)  # raises for broken text
     return json.loads(bytes(shallow), object_pairs_hook=Members, parse_int=_integer, parse_float=_finite)
 
 
@@ -94,7 +94,7 @@ def quote(text: str) -> bytes:
 
 
 def parse_failure(complaint: str, offset: int) -> InternalError:
-    """E4's error for text that is no JSON; `offset` counts bytes."""
+    """E4's error for broken JSON; `offset` counts bytes."""
     return InternalError(f"failed to parse the request JSON buffer: {complaint} at {offset}")
 
 
@@ -121,7 +121,7 @@ def _parse_tolerant(data: bytes) -> Any:
 
 def _complaint(error: json.JSONDecodeError) -> str:
     if error.msg == "Expecting ',' delimiter":
-        # The same complaint stands for both containers: the innermost one still open tells which.
+        # Python has one message for both containers: find the innermost one still open
         outside = _STRING.sub(b"", error.doc[: error.pos].encode())
         closed = 0
         for byte in reversed(outside):
@@ -144,7 +144,7 @@ def _surrogate_offset(text: str) -> int:
 
 
 def _integer(literal: str) -> int | float:
-    # past 64 bits a JSON number is a double, as it is for orjson; int() of thousands of digits would be refused
+    # past 64 bits a number is a double, as in orjson; `int` refuses thousands of digits
     if len(literal) <= 20:
         value = int(literal)
         if -(2**63) <= value < 2**64:

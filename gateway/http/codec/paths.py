@@ -1,4 +1,4 @@
-"""URL paths of the interface to what they address. Pure. Only paths read before FastAPI's routing are resolved in full.
+"""Routes of the paths that are answered before FastAPI, and the restricted-API group of every path. Pure.
 
 Names may hold any character but "/", versions are digits only (H3, H10).
 """
@@ -35,7 +35,7 @@ _TAIL_GROUPS = {
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a path addresses before FastAPI sees it; `group` is its restricted-API group (H53)."""
+    """The endpoint, model and version of a path; `group` is its restricted-API group (H53)."""
 
     kind: str
     method: str
@@ -51,7 +51,7 @@ _FIXED_ROUTES = {
 
 
 def resolve(path: str) -> Route | None:
-    """The route of a (percent-decoded) path, or None for one that is FastAPI's to answer."""
+    """The route of a (percent-decoded) path, or None for one that FastAPI answers."""
     fixed = _FIXED_ROUTES.get(path)
     if fixed is not None:
         return fixed
@@ -69,7 +69,7 @@ def resolve(path: str) -> Route | None:
 
 
 def group_of(path: str) -> str:
-    """The restricted-API group of a path that is FastAPI's to answer; "" for none (H53)."""
+    """The restricted-API group of a path that FastAPI answers; "" for none (H53)."""
     fixed = _FIXED_GROUPS.get(path)
     if fixed is not None:
         return fixed
@@ -92,7 +92,7 @@ def group_of(path: str) -> str:
 
 
 def version_of(digits: str) -> int:
-    """The number of a URL's version that the handler has already accepted. Raises E6's `InvalidArgument`."""
+    """The number of a version in a URL, `LATEST_VERSION` for none. Raises E6's `InvalidArgument`."""
     if not digits:
         return LATEST_VERSION
     if len(digits) > _MAX_VERSION_DIGITS:

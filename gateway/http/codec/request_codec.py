@@ -1,8 +1,8 @@
-"""An infer body to an `InferenceRequest`: the v2 JSON, its binary extension and the raw form (H10-H14, H17, H20). Pure.
+"""Decodes infer bodies: the v2 JSON, its binary extension and the raw form (H10-H14, H17, H20). Pure.
 
-Binary requests of one signature repeat their JSON part byte for byte, so what it says is kept by its bytes (without the
-id, when it stands first as clients write it) and a repeated request costs a lookup and slices of the body. Body size
-and compression are the fast path's; whether tensors fit the model is `charonia.calls.admission`'s.
+A client's binary requests repeat their JSON part byte for byte, except for the id. So parsed templates are cached by
+their text, without an id that stands first, as clients write it. `bodies` bounds and decompresses bodies;
+`charonia.calls.admission` checks whether tensors fit the model.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .response_codec import ALL_BINARY, ReplyForm
 
 _CACHE_LIMIT = 1024
 _CACHED_HEADER_LIMIT = 4096
-"""At most 4 MiB of remembered headers; past the count the cache is emptied: hostile variety costs only time."""
+"""At most 4 MiB are cached. A full cache is emptied, so that hostile variety costs only time."""
 
 _COPIED_BYTES = 1024
-"""Up to here a copy of the tensor is cheaper than a view of the body, and lets go of it."""
+"""Up to this size a copy of the tensor is cheaper than a view, which would keep the body in memory."""
 
 _HEADER_LENGTH = re.compile(rb"[+-]?[0-9]{1,19}")
 _LEADING_ID = re.compile(rb'\{"id":\s?"([^"\\\x00-\x1f]*)",\s?')
 
 
 class RequestDecoder:
-    """Decodes infer bodies; one per front, it holds the remembered JSON parts."""
+    """Decodes infer bodies; one per front, with its cache of JSON parts."""
 
     def __init__(self, max_input_size_bytes: int) -> None:
         self._max_input_size_bytes = max_input_size_bytes
@@ -42,7 +42,7 @@ class RequestDecoder:
     def decode(
         self, model: str, version: int, body: bytes | memoryview, header_length: bytes | None, served: ServedVersion
     ) -> tuple[InferenceRequest, ReplyForm]:
-        """The request in `body` and how its answer is to be written. Tensors of a view are views of it.
+        """The request in `body` and the form of its answer. If `body` is a view, tensors are views of it.
 
         `version` is that of the URL (`LATEST_VERSION` for none), `header_length` the raw value of
         Inference-Header-Content-Length. Raises `InvalidArgument`, `InternalError` (E4) or `Unsupported`.
@@ -80,9 +80,9 @@ class RequestDecoder:
         if found is None:
             try:
                 found = self._remember(without_id)
-            except InternalError:  # so that offsets count in the text that was sent
+            except InternalError:  # parse the text as sent, so that the error's offset is right
                 found = self._parse(text, binary=True)
-        # a second "id" in the rest is a repeated key: the last one counts
+        # of a repeated "id" the last one counts
         request_id = found.id or request_id
         check_request_id(request_id)
         return assemble(found, request_id, model, version, body, json_size), found.reply
@@ -118,7 +118,7 @@ def raw_too_large(size_bytes: int, limit_bytes: int) -> str:
 
 
 def parse_header_length(value: bytes) -> int:
-    """The number in Inference-Header-Content-Length, of either sign. Raises H14's `InvalidArgument` for no number."""
+    """The number in Inference-Header-Content-Length, of either sign. Raises `InvalidArgument` otherwise (H14)."""
     if (not value.isdigit() or len(value) > 19) and _HEADER_LENGTH.fullmatch(value) is None:
         raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {value.decode('latin-1')}")
     return int(value)
@@ -127,7 +127,7 @@ def parse_header_length(value: bytes) -> int:
 def assemble(
     template: Template, request_id: str, model: str, version: int, body: bytes | memoryview, at: int
 ) -> InferenceRequest:
-    """The request of a template and the bytes behind its JSON part; tensors are views of `body`, or copies."""
+    """The request of a template and of the bytes of `body` from `at` on; tensors are views of `body`, or copies."""
     if len(body) - at != template.binary_bytes:
         _refuse_binary_size(template, model, len(body) - at)
     slots = template.inputs
@@ -182,8 +182,10 @@ def _refuse_binary_size(template: Template, model: str, available: int) -> None:
 def decode_raw(
     model: str, version: int, body: bytes, served: ServedVersion, max_input_size_bytes: int
 ) -> InferenceRequest:
-    """The request of a body that is the tensor alone (H17). Raises `InvalidArgument`; a length that does not fit the
-    derived shape is left to the length check of admission (T8)."""
+    """The request of a body that is the tensor alone (H17). Raises `InvalidArgument`.
+
+    Admission refuses a length that does not fit the derived shape (T8).
+    """
     prefix = "[request id: <id_unknown>] "
     inputs = list(served.interface.inputs.values())
     if len(body) > max_input_size_bytes:

@@ -1,6 +1,6 @@
-"""What the JSON part of an infer request says, as a `Template` (interface items H11-H13, H19, H20, E4). Pure.
+"""Reads the JSON part of an infer request into a `Template` (interface items H11-H13, H19, H20, E4). Pure.
 
-Bytes that follow the JSON part, and remembering templates, are `request_codec`'s.
+`request_codec` adds the binary tensors that follow it, and caches templates.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ _INT64_MIN = -(2**63)
 
 @dataclass(slots=True)
 class InputSlot:
-    """One input as the JSON part describes it: `data` from JSON, or `size_bytes` of the bytes that follow.
-
-    One in shared memory has no data here (H49).
-    """
+    """One input of the JSON part: `data` from JSON, `size_bytes` of binary data, or `part` of shared memory (H49)."""
 
     name: str
     datatype: DataType
@@ -53,7 +50,7 @@ class InputSlot:
 
 @dataclass(slots=True)
 class Template:
-    """Everything the JSON part of a request says. `binary_bytes` is what must follow it."""
+    """The JSON part of a request. `binary_bytes` is the size of the binary part that must follow it."""
 
     inputs: list[InputSlot] = field(default_factory=list)
     binary_bytes: int = 0
@@ -71,12 +68,12 @@ class Template:
 
     @property
     def repeats(self) -> bool:
-        """Whether the text may come again: tensors written out in it hardly do."""
+        """Whether other requests may have the same text; hardly any with tensors in it."""
         return all(slot.data is None or slot.part is not None for slot in self.inputs)
 
 
 def parse_template(document: Any, *, binary: bool, max_input_size_bytes: int) -> Template:
-    """What an infer object says. `binary`: bytes may follow it (H14). Raises as `RequestDecoder.decode`."""
+    """The template of an infer object; `binary` if binary data may follow (H14). Raises as `RequestDecoder.decode`."""
     template = Template()
     if isinstance(document, dict):
         if "id" in document:
@@ -97,7 +94,7 @@ def parse_template(document: Any, *, binary: bool, max_input_size_bytes: int) ->
 
 
 def read_parameters(template: Template, members: dict[str, Any]) -> None:
-    """Take in parameters of the request (H20). Raises as `RequestDecoder.decode`."""
+    """Read parameters of the request into `template` (H20). Raises as `RequestDecoder.decode`."""
     for key, value in members.items():
         match key:
             case "sequence_id":
@@ -164,7 +161,7 @@ def _input(item: Any, binary: bool, max_input_size_bytes: int) -> InputSlot:
 
 
 def _check_fields(item: Any) -> None:
-    """Raise unless an input says in exactly one way where its data is (H13)."""
+    """Raises unless an input names exactly one place of its data (H13)."""
     if not isinstance(item, dict):
         return
     parameters = item.get("parameters")
@@ -204,7 +201,7 @@ def _shape(name: str, dims: list[Any]) -> tuple[int, ...]:
 
 
 def _outputs(template: Template, items: list[Any]) -> dict[str, RegionPart]:
-    """Take in the requested outputs; those that are to be written to shared memory."""
+    """Read the requested outputs into `template`; returns the parts of shared memory to write to, by output."""
     written: dict[str, RegionPart] = {}
     names: dict[str, None] = {}
     reply = template.reply

@@ -1,7 +1,6 @@
-"""An `InferenceResponse` to an infer reply: v2 JSON with flat data, or JSON and binary outputs (H15, H16, H23). Pure.
+"""Encodes infer replies: v2 JSON with flat data, or JSON and binary outputs (H15, H16, H23). Pure.
 
-Binary replies of one signature have the same JSON part, so it is kept and a repeated reply costs a lookup and a join.
-Here are also the heads of HTTP/1.1 responses, as bytes.
+Binary replies with equal outputs have the same JSON part, which is cached. Also: the heads of HTTP/1.1 responses.
 """
 
 from __future__ import annotations
@@ -26,20 +25,19 @@ OCTET_CONTENT_TYPE = (b"content-type", b"application/octet-stream")
 HEADER_LENGTH = b"inference-header-content-length"
 
 _LARGE_BYTES = 65_536
-"""Up to here copying a tensor costs less than sending it by itself."""
+"""Up to this size copying a tensor costs less than sending it by itself."""
 
 _CACHE_LIMIT = 1024
-"""Distinct reply signatures remembered; past it the cache is emptied."""
+"""Cached JSON parts; a full cache is emptied."""
 
 
 @dataclass(slots=True)
 class ReplyForm:
     """How a request wants its outputs written (H12, H13, H19).
 
-    `listed` maps each output named in the request to whether it is binary; `binary_by_default` counts for outputs that
-    are not listed; `classes` maps outputs to the number of best classes wanted; of those `in_regions` only shape and
-    type are written (H49). `all_binary` is derived by `settle`.
-    `delivery` holds what the request's parameters say about delivery (`gateway.requests.preferences`).
+    `listed` maps each output named in the request to whether it is binary, `binary_by_default` holds for the others.
+    `classes` maps outputs to the number of best classes wanted. Of outputs `in_regions` only shape and type are written
+    (H49). `all_binary` is set by `settle`. `delivery` are the parameters of `gateway.requests.preferences`.
     """
 
     binary_by_default: bool = False
@@ -50,7 +48,7 @@ class ReplyForm:
     delivery: Parameters = field(default_factory=dict)
 
     def settle(self) -> None:
-        """Note whether the answer is binary throughout: the form that is fast."""
+        """Set `all_binary`: the whole answer is binary, the form with a fast path."""
         binary = all(self.listed.values()) if self.listed else self.binary_by_default
         self.all_binary = binary and not self.classes and not self.in_regions
 
@@ -58,7 +56,7 @@ class ReplyForm:
         return self.listed.get(name, self.binary_by_default)
 
     def note(self, *, batching: bool) -> dict[str, Any]:
-        """What a job keeps of it, plain: `DeliveryOptions.form`. `batching` is the model's, for classification."""
+        """The form as plain values, for a job's record (`DeliveryOptions.form`). `batching` is the model's."""
         note: dict[str, Any] = {}
         if self.binary_by_default:
             note["binary"] = True
@@ -71,7 +69,7 @@ class ReplyForm:
 
     @staticmethod
     def of_note(note: Mapping[str, Any], binary: bool | None) -> ReplyForm:
-        """The form of a note, of any front; `binary` overrides how outputs are written, None leaves it."""
+        """The form of a `note` that either front wrote; `binary` overrides how outputs are written, unless None."""
         form = ReplyForm(bool(note.get("binary", False)), dict(note.get("listed", {})), dict(note.get("classes", {})))
         if binary is not None:
             form.binary_by_default = binary
@@ -86,7 +84,7 @@ ALL_BINARY = ReplyForm(binary_by_default=True, all_binary=True)
 
 @dataclass(frozen=True, slots=True)
 class LargeReply:
-    """A reply's body in parts, of which some are tensors where they lie: joining them would copy them."""
+    """A reply's body in parts, some of them large tensors: joining would copy them."""
 
     parts: tuple[Buffer, ...]
 
@@ -104,7 +102,7 @@ class _Signature:
 
 
 class ResponseEncoder:
-    """Encodes infer replies; one per front, it holds the remembered JSON parts."""
+    """Encodes infer replies; one per front, with its cache of JSON parts."""
 
     def __init__(self) -> None:
         self._signatures: dict[tuple[object, ...], _Signature] = {}
@@ -112,10 +110,10 @@ class ResponseEncoder:
     def encode(
         self, response: InferenceResponse, form: ReplyForm, served: ServedVersion | None = None
     ) -> tuple[Headers, bytes]:
-        """Headers (Content-Length not among them) and body of a successful reply. `response.outputs` are all written.
+        """Headers, without Content-Length, and body of a successful reply with all of `response.outputs`.
 
-        The headers are shared, not to be changed. Raises `InvalidArgument` for what JSON cannot carry (T4) and for
-        classification of an unfit output (H19).
+        The headers are shared: do not change them. Raises `InvalidArgument` for outputs that JSON cannot carry (T4) and
+        for classification of an output that does not allow it (H19).
         """
         if form.all_binary and not response.parameters:
             headers, binary = self._binary_parts(response)
@@ -133,7 +131,7 @@ class ResponseEncoder:
                 parts.append(bytes(tensor.data))
             else:
                 rendered.append(_describe(tensor, b',"data":' + render_elements(tensor)))
-        # a raw request's answer is binary even when it has no outputs at all
+        # a raw request's answer is binary even without outputs
         is_binary = bool(parts) or form.all_binary
         text = _document(response, rendered)
         if not is_binary:
@@ -143,7 +141,7 @@ class ResponseEncoder:
     def reply(
         self, response: InferenceResponse, form: ReplyForm, served: ServedVersion
     ) -> tuple[Headers, bytes | LargeReply]:
-        """As `encode`; large tensors are not copied."""
+        """As `encode`, without copying large tensors."""
         if not form.all_binary or response.parameters:
             return self.encode(response, form, served)
         headers, parts = self._binary_parts(response)
@@ -155,33 +153,20 @@ class ResponseEncoder:
         outputs = response.outputs
         if len(outputs) == 1:
             tensor = outputs[0]
-            data = tensor.data
+            data: tuple[Buffer, ...] = (tensor.data,)
             key: tuple[object, ...] = (
-                response.model,
-                response.version,
-                tensor.name,
-                tensor.datatype.number,
-                tensor.shape,
-                len(data),
+                *(response.model, response.version, tensor.name, tensor.datatype.number, tensor.shape),
+                len(tensor.data),
             )
-            known = self._signatures.get(key) or self._remember(key, response)
-            if not response.id:
-                return known.headers, (known.json, data)
-            text = b'{"id":%b,%b' % (quote(response.id), known.json[1:])
-            return [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))], (text, data)
-        key = (
-            response.model,
-            response.version,
-            *[(t.name, t.datatype.number, t.shape, len(t.data)) for t in outputs],
-        )
+        else:
+            data = tuple([t.data for t in outputs])
+            described = [(t.name, t.datatype.number, t.shape, len(t.data)) for t in outputs]
+            key = (response.model, response.version, *described)
         known = self._signatures.get(key) or self._remember(key, response)
         if not response.id:
-            return known.headers, (known.json, *[t.data for t in outputs])
+            return known.headers, (known.json, *data)
         text = b'{"id":%b,%b' % (quote(response.id), known.json[1:])
-        return (
-            [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))],
-            (text, *[t.data for t in outputs]),
-        )
+        return [OCTET_CONTENT_TYPE, (HEADER_LENGTH, b"%d" % len(text))], (text, *data)
 
     def _remember(self, key: tuple[object, ...], response: InferenceResponse) -> _Signature:
         rendered = [_describe(t, b',"parameters":{"binary_data_size":%d}' % len(t.data)) for t in response.outputs]

@@ -1,8 +1,8 @@
 """`ClusterLog`: the port over a Redis Cluster, as one `RedisLog` for each primary.
 
-Everything about a model lies in one slot (`charonia.keys`), so a method that concerns one model goes as it is to the
-server that holds it. What a server refuses because a slot moves or has moved was not done there: it is asked again,
-elsewhere, once the move is over. Where slots are is `topology`'s, following streams `cluster_reader`'s.
+All keys of a model are in one slot (`charonia.keys`), so a method about one model goes to the server of that slot.
+What a server refuses because a slot is moving was not done: it is repeated elsewhere after the move. `topology` knows
+the slots, `cluster_reader` follows streams.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 _ELSEWHERE = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
 _PATIENCE_S = 10.0
-"""How long a call waits for a slot that moves; a failover takes the cluster's `cluster-node-timeout` and a little."""
+"""How long a call waits for a moving slot; a failover takes the cluster's `cluster-node-timeout` and a little more."""
 _WAIT_S = 0.03
 
 
 class _Node(RedisLog):
     """One primary's part of the log.
 
-    What follows an acceptance is done by the whole: refused here because the slot moved, the acceptance itself would be
-    made a second time.
+    `ClusterLog` does what follows an acceptance: if that were refused here because the slot moved, the acceptance
+    itself would be repeated.
     """
 
     def __init__(self, address: Address, durability: str, epoch: Epoch, whole: ClusterLog) -> None:
@@ -54,7 +54,7 @@ class _Node(RedisLog):
 
 
 def _of_model(name: str) -> Any:
-    """The method of the port with this name, whose first argument is a model."""
+    """The port's method of this name, whose first argument is a model."""
 
     async def call(self: ClusterLog, model: str, *arguments: Any, **named: Any) -> Any:
         return await self.at(keys.counters(model), lambda log: getattr(log, name)(model, *arguments, **named))
@@ -64,7 +64,7 @@ def _of_model(name: str) -> Any:
 
 
 def _of_key(name: str) -> Any:
-    """The method of the port with this name, whose first argument is a key."""
+    """The port's method of this name, whose first argument is a key."""
 
     async def call(self: ClusterLog, key: bytes, *arguments: Any, **named: Any) -> Any:
         return await self.at(key, lambda log: getattr(log, name)(key, *arguments, **named))
@@ -74,7 +74,7 @@ def _of_key(name: str) -> Any:
 
 
 class ClusterWaves:
-    """`Waves` on a cluster: what one server refuses because a slot moves is asked again elsewhere."""
+    """`Waves` on a cluster: what one server refuses because a slot is moving is repeated elsewhere."""
 
     def __init__(self, log: ClusterLog) -> None:
         self._log = log
@@ -149,14 +149,14 @@ class ClusterWaves:
 
 
 class ClusterLog:
-    """`EventLog` on a Redis Cluster of Redis or Valkey >= 7.0. Raises `StartupError` for a URL that names none.
-    Whether
-       servers are reached is told by its readers.
+    """`EventLog` on a Redis Cluster of Redis or Valkey >= 7.0. Raises `StartupError` for a URL without a cluster.
+
+    Its readers report whether the servers can be reached.
     """
 
     def __init__(self, url: str, *, durability: str = "memory") -> None:
         self.blobs: BlobServer | None = None
-        """Where the payloads of work at the level `memory` are, when they are not here."""
+        """Holds the payloads of work at the level `memory`, if set."""
         self._address = parse_address(url)
         if not self._address.nodes:
             raise StartupError("the event log URL names no Redis Cluster")
@@ -211,7 +211,7 @@ class ClusterLog:
         return None if place is None else self._node(place)
 
     def _moved(self) -> None:
-        """The topology changed: connect to who is new, leave who holds nothing any more."""
+        """The topology changed: connect to new primaries, disconnect from those without slots."""
         if self._closed:
             return
         wanted = self._topology.places
@@ -222,7 +222,7 @@ class ClusterLog:
             self.tasks.spawn(self._nodes.pop(place).close())
 
     async def at(self, key: bytes, call: Callable[[_Node], Awaitable[T]]) -> T:
-        """Do something where a key is."""
+        """Run an operation on the server that holds a key."""
         slot = slot_of(key)
         give_up_s = 0.0
         while True:
@@ -332,8 +332,8 @@ class ClusterLog:
         facts: Sequence[Reply] = (),
         **more: Any,
     ) -> list[bool]:
-        # Endpoints have slots of their own: what would be one write is three, in the order that the port promises. The
-        # facts are not in the settlement's, though their slot may be: refused after it, they would have it made again.
+        # Endpoints have their own slots, so one write becomes three, in the order that the port promises. Facts are
+        # written separately, though they may share the slot: refused after the settlement, they would have it repeated.
         if replies:
             await asyncio.gather(*(self.append(reply.stream, reply.fields) for reply in replies))
         won = await self.at(keys.counters(model), lambda log: log.settle(model, requests, statistics, (), **more))
@@ -342,7 +342,7 @@ class ClusterLog:
         return won
 
     def settle_now(self, *_settlement: Any, **_journal: Any) -> bool:
-        """Endpoints have slots of their own: `settle` waits for one after the other."""
+        """Endpoints have their own slots: `settle` awaits one after the other."""
         return False
 
     async def alive(self, role: str, incarnations: Sequence[str]) -> list[bool]:
@@ -371,7 +371,7 @@ class ClusterLog:
 
 
 def open_log(url: str, *, durability: str = "memory") -> RedisLog | ClusterLog:
-    """The log at a URL, not opened yet. Raises `StartupError` for a URL or a level that cannot be read."""
+    """The log at a URL, not opened yet. Raises `StartupError` for an invalid URL or durability level."""
     if parse_address(url).nodes:
         return ClusterLog(url, durability=durability)
     return RedisLog(url, durability=durability)

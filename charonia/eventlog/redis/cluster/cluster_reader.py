@@ -1,7 +1,7 @@
-"""`ClusterReader`: follows streams of a Redis Cluster with one `RedisReader` for each slot that has any.
+"""`ClusterReader`: follows streams of a Redis Cluster with one `RedisReader` for each slot in use.
 
-One command may name streams of one slot only, and a blocked read holds its connection. When a slot moves, a reader at
-its new place goes on where the former one was.
+A command may name streams of one slot only, and a blocking read occupies its connection. When a slot moves, a reader at
+its new server continues where the old one stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Node(Protocol):
 
 
 class _SlotReader:
-    """What follows the streams of one slot, and where; it has no reader until some server holds the slot."""
+    """The streams of one slot and their server; without a reader while no server holds the slot."""
 
     __slots__ = ("moving", "node", "reader", "streams", "up")
 
@@ -36,11 +36,11 @@ class _SlotReader:
         self.streams: dict[bytes, tuple[bytes, bool, OnEntries | None]] = {}
         self.up = False
         self.moving = False
-        """It was refused because the slot is elsewhere: no reason to say that the log is lost."""
+        """The read was refused because the slot has moved, which does not mean that the log is lost."""
 
 
 class ClusterReader:
-    """`StreamReader` on a Redis Cluster. `holder(slot)` is the server that holds a slot, None while none does."""
+    """`StreamReader` on a Redis Cluster. `holder(slot)` returns the server that holds a slot, None while none does."""
 
     def __init__(self, topology: Topology, holder: Callable[[int], Node | None]) -> None:
         self._topology = topology
@@ -94,7 +94,7 @@ class ClusterReader:
             self._place(slot)
 
     def _place(self, slot: int) -> None:
-        """Read a slot where it is now."""
+        """Read a slot at its current server."""
         of_slot = self._slots[slot]
         node = self._holder(slot)
         if self._closed or not self._started or node is None or node is of_slot.node:
@@ -132,7 +132,7 @@ class ClusterReader:
             self._tell()
 
     def _tell(self) -> None:
-        """The log is there when every slot is."""
+        """The log is available when every slot is."""
         up = all(of_slot.up for of_slot in self._slots.values())
         if up != self._told and self._on_state is not None and not self._closed and (up or self._told is not None):
             self._told = up

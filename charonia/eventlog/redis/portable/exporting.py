@@ -1,6 +1,6 @@
 """Reads every key of a log into frames of a state file, with a bounded part of the log in memory.
 
-Nothing may write meanwhile: keys are read one after the other. Heartbeats are no state and stay out.
+No other process may write meanwhile: keys are read one by one. Heartbeats are not part of the state.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from charonia.eventlog.redis.server.transport import Argument, pack
 from .state_file import TYPES, StateWriter
 
 Progress = Callable[[int, int], None]
-"""Is given how many keys are done, and how many there are."""
+"""Called with the number of finished keys, and of all keys."""
 
 PIECE_BYTES = 1024 * 1024
-"""About how much of a large key is read at once."""
+"""Approximate size of the pieces in which a large key is read."""
 _SMALL_BYTES = 32 * 1024
 _PAGE = 500
-"""Keys at a time; with what small ones hold, at most 16 MB of a log are in memory."""
+"""Keys at a time; at most 16 MB of a log are in memory."""
 _FIRST_COUNT = 16
 _MAX_COUNT = 5000
 _ALIVE = b"alive:"
@@ -35,7 +35,7 @@ _DELETED: list[bytes] = []
 async def export_keys(
     connection: Connection, writer: StateWriter, left_out: Callable[[bytes], bool], progress: Progress
 ) -> None:
-    """Write every key but those `left_out`. Raises `InvalidArgument` for what no log has."""
+    """Write every key but those `left_out`. Raises `InvalidArgument` for a key type that a log does not have."""
     total, done = await connection.execute("DBSIZE"), 0
     cursor, streams = b"0", set[bytes]()
     while True:
@@ -68,7 +68,7 @@ async def living(connection: Connection) -> list[str]:
 
 
 async def _page(names: Sequence[bytes], connection: Connection, writer: StateWriter, streams: set[bytes]) -> None:
-    """Keys that a SCAN named together. It may name a key again: only a `streams` entry cannot be written twice."""
+    """Keys that SCAN returned together. It may return a key again: only a `streams` entry must not be written twice."""
     about = await _all(
         connection,
         [command for name in names for command in (("TYPE", name), ("PEXPIRETIME", name), ("MEMORY", "USAGE", name))],
@@ -77,7 +77,7 @@ async def _page(names: Sequence[bytes], connection: Connection, writer: StateWri
     for name, kind, expires_ms, size in zip(names, about[::3], about[1::3], about[2::3], strict=True):
         word = kind.decode()
         if word == "none":
-            continue  # it expired meanwhile
+            continue  # it has expired
         if word not in TYPES:
             raise InvalidArgument(f"the key '{name.decode(errors='replace')}' is a {word}: no log of charonia has such")
         key = (name, word, max(0, expires_ms))
@@ -96,7 +96,7 @@ async def _page(names: Sequence[bytes], connection: Connection, writer: StateWri
 
 
 async def _all(connection: Connection, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-    """The replies to commands, which are sent together. Raises `InvalidArgument` for one that is refused."""
+    """The replies to commands, sent together. Raises `InvalidArgument` if one is refused."""
     if not commands:
         return []
     replies = await connection.execute_all([pack(command) for command in commands], len(commands))
@@ -115,7 +115,7 @@ _WHOLE: dict[str, Callable[[bytes], tuple[Argument, ...]]] = {
 
 
 class _Frames:
-    """The frames of one key: the first says which, the others go on with it."""
+    """The frames of one key: the first names it, the others continue it."""
 
     def __init__(self, writer: StateWriter, key: tuple[bytes, str, int]) -> None:
         self._writer, self._key, self._begun = writer, key, False
@@ -145,7 +145,7 @@ async def _collection(connection: Connection, writer: StateWriter, key: tuple[by
 
 
 def _next_count(count: int, size_bytes: int) -> int:
-    """How many items to ask for next, so that they come to about a piece."""
+    """Number of items to ask for next, so that they amount to about one piece."""
     return max(1, min(_MAX_COUNT, count * 2, count * PIECE_BYTES // max(1, size_bytes)))
 
 
@@ -209,7 +209,7 @@ async def _pending(connection: Connection, name: bytes, group: bytes) -> Any:
 
 
 async def _deleted_but_pending(connection: Connection, name: bytes, groups: Sequence[dict[str, Any]]) -> set[bytes]:
-    """The ids that consumers still hold, of entries that are gone."""
+    """Ids of deleted entries that are still pending for consumers."""
     found: set[bytes] = set()
     for group in groups:
         async for pending in _pending(connection, name, group["name"]):

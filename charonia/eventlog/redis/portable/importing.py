@@ -1,4 +1,4 @@
-"""Writes the keys of a state file into an empty log, many commands at once and a bounded part of the file in memory."""
+"""Writes the keys of a state file into an empty log, in batches of commands, with part of the file in memory."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .state_file import Summary, frames
 _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH = 1000
 _ARGUMENTS = 2000
-"""At most so many items of a key in one command."""
+"""Max items of a key in one command."""
 _NEVER_READ = b"charonia-import"
-"""A group that only makes the stream."""
+"""A consumer group that only creates the stream."""
 
 
 async def import_keys(
     connection: Connection, path: Path, summary: Summary, progress: Progress
 ) -> tuple[int, dict[str, bytes]]:
-    """Write every key of a checked file; how many, and the files that were in it. Raises `InvalidArgument`.
+    """Write every key of a checked file; returns their number, and the files in it. Raises `InvalidArgument`.
 
-    Keys whose time is over are not written.
+    Expired keys are not written.
     """
     sink, done, written, lasting = _Sink(connection, path), 0, 0, 0
     key: _Key | None = None
@@ -64,7 +64,7 @@ async def import_keys(
 
 
 class _Sink:
-    """Sends commands in batches and refuses to go on after an error."""
+    """Sends commands in batches, and refuses further ones after an error."""
 
     def __init__(self, connection: Connection, path: Path) -> None:
         self._connection, self._path = connection, path
@@ -139,7 +139,7 @@ class _Key:
             yield (command, self._name, *content[at : at + _ARGUMENTS])
 
     def _stream_end(self, end: dict[str, Any]) -> Iterable[tuple[Argument, ...]]:
-        """Ids and counts as they were; then the groups, whose last ids may not lie behind the stream's."""
+        """Restore ids and counts, then the groups, whose last ids must not be behind the stream's."""
         name = self._name
         last: tuple[Argument, ...] = ("XSETID", name, end["last"], "ENTRIESADDED", end["added"])
         yield (*last, "MAXDELETEDID", end["deleted"])
@@ -154,11 +154,11 @@ class _Key:
         if self._deleted:
             for at in range(0, len(self._deleted), _ARGUMENTS):
                 yield ("XDEL", name, *self._deleted[at : at + _ARGUMENTS])
-            yield (*last, "MAXDELETEDID", end["deleted"])  # deleting the placeholders has moved it, and what was read
+            yield (*last, "MAXDELETEDID", end["deleted"])  # deleting the placeholders has changed these
             for group in end["groups"]:
                 yield ("XGROUP", "SETID", name, group["name"], group["last"], *_read(group))
 
 
 def _read(group: dict[str, Any]) -> tuple[Argument, ...]:
-    """How many entries a group has read, where that is known."""
+    """The number of entries that a group has read, if known."""
     return () if group["read"] is None else ("ENTRIESREAD", group["read"])

@@ -29,7 +29,7 @@ _CLUSTER_OVER_TLS = "rediss+cluster://"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`path` is set for a Unix socket, `host` for TCP, `sentinels` and `service` when those have to be asked.
+    """A parsed log URL. `path` is set for a Unix socket, `host` for TCP, `sentinels` and `service` for Sentinel.
 
     `text` is for messages: it never holds a password.
     """
@@ -43,19 +43,19 @@ class Address:
     password: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
     tls_options: Mapping[str, str] = field(default_factory=dict)
-    """Of the URL: what `tls` was made of, for those who make their own."""
+    """The URL's TLS options, from which `tls` was made, for code that makes its own context."""
     sentinels: tuple[tuple[str, int], ...] = ()
     service: str = ""
     sentinel_username: str = ""
     sentinel_password: str = field(default="", repr=False)
     nodes: tuple[tuple[str, int], ...] = ()
-    """Servers of a Redis Cluster; those that are not named here are found through them."""
+    """Some servers of a Redis Cluster; the others are found through them."""
     in_cluster: bool = False
-    """It is one server of a cluster and holds some of the keys."""
+    """It is one server of a cluster, and holds some of the keys."""
 
 
 def parse_address(url: str) -> Address:
-    """Raises `StartupError` with a sentence for a URL that cannot be used."""
+    """Parse a URL. Raises `StartupError` with a sentence for an invalid one."""
     if url.startswith((_SENTINEL, _SENTINEL_OVER_TLS)):
         return _sentinel_address(url)
     if url.startswith((_CLUSTER, _CLUSTER_OVER_TLS)):
@@ -86,10 +86,10 @@ def parse_address(url: str) -> Address:
 
 
 def _split(url: str) -> tuple[SplitResult, str]:
-    """The parts of a URL of several hosts, and those hosts, of which the parts know nothing.
+    """The parts of a URL with several hosts, and the list of hosts, which is removed from the parts.
 
-    urlsplit takes an address in brackets for all of the hosts, and others beside it for a mistake (Python from 3.11.12
-    on, and 3.11.2 as Debian mends it).
+    urlsplit takes a bracketed address for all hosts, and refuses others beside it (Python from 3.11.12 on, and 3.11.2
+    in Debian).
     """
     scheme, _, rest = url.partition("://")
     end = min((rest + sign).index(sign) for sign in "/?#")
@@ -152,7 +152,7 @@ def _host(text: str, port: int = _SENTINEL_PORT) -> tuple[str, int]:
 
 
 def with_password(url: str, file: str, option: str = "--log-password-file") -> str:
-    """The URL with the password that a file holds, so that it stands in no process list. Raises `StartupError`."""
+    """The URL with the password from a file, so that no process list shows it. Raises `StartupError`."""
     if not file:
         return url
     try:

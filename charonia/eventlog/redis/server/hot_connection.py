@@ -1,7 +1,7 @@
-"""The hot connection: it signs in, fails fast while the server is away and comes back by itself.
+"""The hot connection: authenticates, fails fast while the server cannot be reached, and reconnects by itself.
 
-Writing and matching replies is `transport`'s, what commands mean is `log`'s, what a blocked read is, `reader`'s. A
-command whose reply was lost is never sent again: its outcome is unknown to the caller.
+`transport` writes commands and matches replies, `log` defines commands, `reader` holds blocking reads. A command whose
+reply was lost is never sent again: its outcome is unknown to the caller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
 _FIRST_CONNECT_TIMEOUT_S = 15.0
-"""Who begins ends with an error without the log: a machine that is busy with starting takes seconds over TLS."""
+"""A process that starts without the log ends with an error; a busy machine takes seconds to connect over TLS."""
 _FIRST_ANSWER_S = 5.0
 _STALL_TIMEOUT_S = 15.0
 _FIRST_DELAY_S = 0.02
@@ -35,12 +35,12 @@ _LOADING_DELAY_S = 0.05
 
 
 class Connection:
-    """A connection that stays: `open` once, then it is there again by itself whenever it is lost.
+    """A connection that reconnects by itself: call `open` once.
 
-    `prepare` are commands sent right after signing in, in the same write. So are those that `ask` returns; their
-    replies, refusals among them, go to `on_answers` before anything else is sent, and what it raises breaks the attempt
-    off. `on_state(up)` is called in the event loop. `watch`: a server that leaves commands unanswered for 15 s counts
-    as lost (not for connections that block). `primary` says where the server is when the address names sentinels.
+    `prepare` are commands sent together with the authentication, as are those that `ask` returns; the latter's replies,
+    refusals included, go to `on_answers` before anything else is sent, and an error raised there ends the attempt.
+    `on_state(up)` is called in the event loop. `watch`: a server that leaves commands unanswered for 15 s counts as
+    lost (not for blocking connections). `primary` finds the server if the address has sentinels.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Connection:
         self._up(wire)
 
     def start(self) -> None:
-        """Connect as soon as it can be done, without waiting for it."""
+        """Connect in the background, as soon as possible."""
         if self.primary is not None:
             self.primary.watch(self._moved)
         if self._coming_back is None and self._wire is None:
             self._coming_back = asyncio.get_running_loop().create_task(self._come_back())
 
     async def close(self) -> None:
-        """End the connection; what was written before still goes out."""
+        """Close the connection; what was written before is still sent."""
         self._closed = True
         if self.primary is not None:
             await self.primary.unwatch(self._moved)
@@ -108,12 +108,12 @@ class Connection:
             wire.abort()
 
     def drop(self) -> None:
-        """Give the transport up and connect again."""
+        """Drop the transport and connect again."""
         if self._wire is not None:
             self._wire.abort()
 
     def _moved(self, place: tuple[str, int]) -> None:
-        """The sentinels name another primary: a former one may take writes for a while yet, and lose them."""
+        """The sentinels name another primary: the old one may accept writes for a while and lose them."""
         if self._wire is not None and place != self._place:
             _logger.warning("the primary of the event log moved from %s:%d to %s:%d", *self._place, *place)
             self._wire.abort()
@@ -121,14 +121,14 @@ class Connection:
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def call(self, pieces: Sequence[Buffer]) -> asyncio.Future[Any]:
-        """One packed command; the future has its reply. Raises `LogUnavailable` at once while the server is away."""
+        """Send one packed command; the future gets its reply. Raises `LogUnavailable` without a connection."""
         wire = self._wire
         if wire is None:
             raise self._away()
         return wire.call(pieces)
 
     def batch(self, pieces: Sequence[Buffer], count: int, done: Done, *, lazy: bool = False) -> None:
-        """`count` packed commands; `done` is called with their replies. Raises `LogUnavailable` like `call`.
+        """Send `count` packed commands; `done` is called with their replies. Raises as `call`.
 
         Lazy ones share the next write, within 20 ms.
         """
@@ -139,12 +139,12 @@ class Connection:
 
     @property
     def takes_writes(self) -> bool:
-        """Whether the server is there and takes more just now."""
+        """Whether the server is connected and accepts more now."""
         wire = self._wire
         return wire is not None and not wire.paused and not wire.closed.done()
 
     def batch_now(self, pieces: Sequence[Buffer], count: int, done: Done) -> bool:
-        """`batch`, written before this returns; False when the server is away or takes no more just now."""
+        """As `batch`, written before this returns; False if the server is not connected or accepts no more now."""
         wire = self._wire
         if wire is None or wire.paused or wire.closed.done():
             return False
@@ -152,7 +152,7 @@ class Connection:
         return True
 
     def batch_soon(self, pieces: Sequence[Buffer], count: int, done: Done) -> bool:
-        """`batch_now` that waits for the end of the tick; False when the server is away or takes no more just now."""
+        """As `batch_now`, written at the end of the tick; False if the server is not connected or accepts no more."""
         wire = self._wire
         if wire is None or wire.paused or wire.closed.done():
             return False
@@ -160,18 +160,18 @@ class Connection:
         return True
 
     async def drained(self) -> None:
-        """Wait while the server takes no more; for `batch`, which does not."""
+        """Wait until the server accepts more; for callers of `batch`, which does not wait."""
         if self._wire is not None and self._wire.paused:
             await self._wire.drained()
 
     async def execute(self, *command: Argument) -> Any:
-        """One small command and its reply, waiting while the server takes no more."""
+        """Send one small command, waiting while the server accepts no more; returns the reply."""
         if self._wire is not None and self._wire.paused:
             await self._wire.drained()
         return await self.call((pack(command),))
 
     async def execute_lazily(self, *command: Argument) -> Any:
-        """One small command that is not urgent: it shares the next write, within 20 ms."""
+        """Send one small command that is not urgent: it shares the next write, within 20 ms."""
         wire = self._wire
         if wire is None:
             raise self._away()
@@ -183,7 +183,7 @@ class Connection:
         return await self.call(pieces)
 
     async def execute_all(self, pieces: Sequence[Buffer], count: int) -> list[Any]:
-        """`count` packed commands and their replies, errors among them as `hiredis.ReplyError`."""
+        """The replies to `count` packed commands, errors among them as `hiredis.ReplyError`."""
         if self._wire is not None and self._wire.paused:
             await self._wire.drained()
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
@@ -213,7 +213,7 @@ class Connection:
         commands: list[Sequence[Argument]] = []
         if address.database:
             commands.append(("SELECT", address.database))
-        # a server that still reads its own log back lets us in but serves no data yet: this command finds out
+        # a server that loads its log accepts connections but serves no data yet: this command detects it
         commands.append(("DBSIZE",) if address.in_cluster else ("EXISTS", "ctl"))
         if self.primary is not None:
             commands.append(("ROLE",))
@@ -229,7 +229,7 @@ class Connection:
                     if self.primary is not None:
                         self._place = await self.primary.find(answer_s)
                     await loop.create_connection(lambda: wire, *self._place, ssl=address.tls)
-                # first by itself: who is not let in is cut off for a command as long as a script, and hears no reason
+                # first by itself: before that the server drops connections that send long scripts, without a reason
                 hello = _accepted(await _told(wire, [self._hello()]))[0]
                 replies = await _told(wire, commands)
             _accepted(replies[:wanted])
@@ -271,7 +271,7 @@ class Connection:
             return
         _logger.warning("lost the event log at %s: %s", self.address.text, error or "closed by the server")
         if asyncio.get_running_loop().time() - self._up_since_s > _LONGEST_DELAY_S:
-            self._delay_s = 0.0  # else it is up and down again and again: go on slowing down
+            self._delay_s = 0.0  # otherwise it reconnects and fails repeatedly: keep slowing down
         self._slow_down()
         self._coming_back = None
         self.start()
@@ -285,7 +285,7 @@ class Connection:
     async def _come_back(self) -> None:
         failures = 0
         while True:
-            # jitter over the whole delay: processes that lost the server together must not return together
+            # jitter over the whole delay: processes that lost the server together must not reconnect together
             await asyncio.sleep(random.uniform(0, self._delay_s))
             try:
                 wire = await self._connect(_CONNECT_TIMEOUT_S, ANSWER_S)
@@ -304,7 +304,7 @@ class Connection:
         self._up(wire)
 
     def _look(self, wire: Wire, waited: bool) -> None:
-        """Once per stall time-out: commands that waited through a whole one without any reply are given up."""
+        """Called once per stall time-out: drops the connection if commands waited a whole one without any reply."""
         waits = wire.waits()
         if waits and waited and not wire.received:
             _logger.error("the event log at %s does not answer", self.address.text)
@@ -330,7 +330,7 @@ async def _told(wire: Wire, commands: Sequence[Sequence[Argument]]) -> list[Any]
 
 
 def _accepted(replies: list[Any]) -> list[Any]:
-    """Raises `Refused` for the first error among them."""
+    """Raises `Refused` for the first error among the replies."""
     for reply in replies:
         if isinstance(reply, hiredis.ReplyError):
             raise Refused(str(reply))

@@ -1,9 +1,8 @@
-"""Whether a server of the log is safe to use where others can reach it: `--require-secure-log`.
+"""Checks whether a log server is safe to use on a shared network: `--require-secure-log`.
 
-Who can write to the log decides about everybody's requests. So a network connection has to be encrypted, to a server
-whose certificate is verified, by a user who is not the one that every Redis has; and a server must not answer callers
-without a password. Who may reach its port, and what each user may do, is for the network and for
-`infra/redis/users.acl.template`.
+A process that can write to the log controls all requests. So a network connection must be encrypted, to a server with a
+verified certificate, by a user other than Redis' default one; and the server must not answer callers without a
+password. Network rules and `infra/redis/users.acl.template` restrict access to its port and its users' rights.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ _ANSWER_S = 5.0
 
 
 async def check_secure(url: str, what: str = "the event log") -> None:
-    """Raises `StartupError` with what is not safe about the server at this URL, `what` in words.
+    """Raises `StartupError` with what is unsafe about the server at this URL; `what` names it in words.
 
-    A Unix socket is guarded by the rights of its directory. A server that cannot be reached is said by who needs it.
+    The directory's permissions protect a Unix socket. A server that cannot be reached is reported by the part that
+    needs it.
     """
     address = parse_address(url)
     if address.path:
@@ -43,7 +43,7 @@ async def check_secure(url: str, what: str = "the event log") -> None:
 
 
 def _fault(address: Address) -> str:
-    """What the address alone says, "" for nothing."""
+    """The fault of the address alone, "" for none."""
     if address.tls is None:
         return "the connection is not encrypted; use rediss:// (or rediss+sentinel://, rediss+cluster://)"
     if address.tls.verify_mode is not ssl.CERT_REQUIRED or not address.tls.check_hostname:
@@ -54,7 +54,7 @@ def _fault(address: Address) -> str:
 
 
 async def _places(address: Address) -> tuple[tuple[str, int], ...]:
-    """All servers that are known to belong to the address."""
+    """All known servers of the address."""
     if address.sentinels:
         with contextlib.suppress(ConnectionError):
             return (*address.sentinels, await Primary(address).find())
@@ -63,7 +63,7 @@ async def _places(address: Address) -> tuple[tuple[str, int], ...]:
 
 
 async def _answers_anybody(host: str, port: int, tls: ssl.SSLContext | None) -> bool:
-    """Whether the server does what a caller asks who has not signed in."""
+    """Whether the server serves a caller that has not authenticated."""
     try:
         async with asyncio.timeout(_ANSWER_S):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)

@@ -1,7 +1,7 @@
-"""Where the primary of a replicated log is: asks the sentinels of the address, and notices when it moves.
+"""Finds the primary of a replicated log through the sentinels of the address, and notices when it changes.
 
-Discovery is redis-py's; it is imported only for an address with sentinels. Connecting, and leaving a primary that is
-none any more, is `hot_connection`'s.
+redis-py does the discovery; it is imported only for an address with sentinels. `hot_connection` connects, and leaves a
+former primary.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ Place = tuple[str, int]
 
 
 class Primary:
-    """The primary of one service. Watchers are told its place when it is another one than before."""
+    """The primary of one service. Watchers are called when its place changes."""
 
     def __init__(self, address: Address) -> None:
-        import redis.asyncio.sentinel  # noqa: F401, slow to import: not while a caller waits with a time-out
 
         self._address = address
         self._asked_first = address.sentinels
@@ -38,10 +37,9 @@ class Primary:
         self._watching: asyncio.Task[None] | None = None
 
     async def find(self, answer_s: float = ANSWER_S) -> Place:
-        """Host and port of the primary. Raises `ConnectionError` when no sentinel names one within `answer_s`.
+        """Host and port of the primary. Raises `ConnectionError` if no sentinel names one within `answer_s`.
 
-        Connections to sentinels are those of one call: many connect at once, and one that is done must close what is
-        its own and nothing of the others.
+        Each call has its own connections to sentinels: many callers connect at once, and each must close only its own.
         """
         sentinel = self._sentinels(answer_s)
         try:
@@ -55,22 +53,22 @@ class Primary:
         try:
             place: tuple[Any, Any] = await sentinel.discover_master(self._address.service)
         except redis.RedisError as error:
-            reason = str(error).partition(" : <")[0]  # what follows are representations of its objects
+            reason = str(error).partition(" : <")[0]  # the rest are representations of its objects
             raise ConnectionError(f"no sentinel names a primary of '{self._address.service}': {reason}") from None
-        # the one that answered comes first; those before it made us wait
+        # the sentinel that answered comes first; those before it were slow
         known = [one.connection_pool.connection_kwargs for one in sentinel.sentinels]
         self._asked_first = tuple((ways["host"], ways["port"]) for ways in known)
         return str(place[0]), int(place[1])
 
     def watch(self, moved: Callable[[Place], None]) -> None:
-        """Call `moved` with the primary's place about twice a second."""
+        """Call `moved` with the primary's place, about twice a second."""
         if moved not in self._watchers:
             self._watchers.append(moved)
         if self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._look(), name="watch of the log's primary")
 
     async def unwatch(self, moved: Callable[[Place], None]) -> None:
-        """The last one to go ends the watch."""
+        """The last watcher ends the watch."""
         if moved in self._watchers:
             self._watchers.remove(moved)
         if self._watchers or self._watching is None:
@@ -80,15 +78,15 @@ class Primary:
         await asyncio.gather(watching, return_exceptions=True)
 
     async def _look(self) -> None:
-        """A primary that hangs answers nothing and closes nothing: only the sentinels tell that it was replaced."""
+        """A primary that hangs answers nothing and closes nothing: only the sentinels report its replacement."""
         sentinel, myself = self._sentinels(ANSWER_S), asyncio.current_task()
         try:
-            while self._watching is myself:  # what is thrown in here to end it may get lost where others' code waits
+            while self._watching is myself:  # a cancellation of this task may get lost in the library's waits
                 await asyncio.sleep(_INTERVAL_S)
                 try:
                     place = await self._named_by(sentinel)
                 except OSError:
-                    continue  # a failover under way; connections stay until there is somewhere to go
+                    continue  # a failover is running; connections stay until there is a new primary
                 except Exception:
                     _logger.exception("the sentinels could not be asked")
                     continue
@@ -104,12 +102,12 @@ class Primary:
         from redis.backoff import NoBackoff
 
         address = self._address
-        # one that is gone is not tried again: the next one is asked
+        # an unreachable one is not tried again: the next one is asked
         ways: dict[str, Any] = {
             "socket_timeout": answer_s,
             "socket_connect_timeout": answer_s,
             "retry": Retry(NoBackoff(), 0),
-            # redis-py's own would read all certificates of the machine again, which takes longer than asking
+            # redis-py would read all certificates of the machine for each, which takes longer than asking
             "connection_class": Connection if address.tls is None else over_tls(SSLConnection, address),
         }
         if address.sentinel_password:
@@ -121,7 +119,7 @@ class Primary:
 
 
 async def _close(sentinel: Sentinel) -> None:
-    """To the end, also for who is cancelled meanwhile: a close that is given up leaves connections open."""
+    """Finish closing even if cancelled meanwhile: an abandoned close leaves connections open."""
     closing = asyncio.ensure_future(asyncio.gather(sentinel.aclose(), return_exceptions=True))
     try:
         await asyncio.wait([closing])

@@ -1,6 +1,6 @@
-"""Which server of a Redis Cluster holds which slot, and when that changes.
+"""The servers of a Redis Cluster by slot, and changes of them.
 
-Discovery speaks through redis-py, to whichever known server answers. Sending commands there is `cluster_log`'s.
+redis-py does the discovery, at any known server that answers. `cluster_log` sends commands.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INTERVAL_S = 1.0
 _SOON_S = 0.02
 _ANSWER_S = 1.0
 _FIRST_ANSWER_S = 5.0
-"""As long as for a log of one server: who begins knows no slots, and ends with an error without them."""
+"""As for a log of one server: a process that starts knows no slots, and ends with an error without them."""
 
 
 def slot_of(key: bytes) -> int:
@@ -55,9 +55,9 @@ class Topology:
         self.listeners: list[Callable[[], None]] = []
 
     async def open(self) -> None:
-        """Learn it for the first time. Raises `StartupError`."""
+        """Read the topology for the first time. Raises `StartupError`."""
         found = await self._look(_FIRST_ANSWER_S)
-        await self._forget()  # servers asked from now on may not take as long
+        await self._forget()  # servers asked from now on have a shorter time limit
         if not found:
             raise StartupError(f"the event log at {self._address.text} cannot be reached: no server names its slots")
         self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch of the log's slots")
@@ -83,7 +83,7 @@ class Topology:
         return list(dict.fromkeys(place for _, place in self._ranges))
 
     async def refresh(self) -> None:
-        """Ask again, once for all callers that want that at the same time."""
+        """Read the topology again, once for all concurrent callers."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look_soon())
         await asyncio.shield(self._looking)
@@ -98,11 +98,11 @@ class Topology:
             await self.refresh()
 
     async def _look(self, answer_s: float = _ANSWER_S) -> bool:
-        """Ask servers one after the other until one answers; whether one did."""
+        """Ask servers one after the other until one answers; returns whether one did."""
         for place in list(self._known):
             try:
                 answer = await self._client(place, answer_s).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
-            except Exception as error:  # whatever redis-py makes of a server that is away, starts or is none
+            except Exception as error:  # redis-py raises various errors for a server that is no member
                 _logger.debug("%s:%d does not name the slots: %s", *place, error)
                 await self._forget()
                 continue
@@ -155,7 +155,7 @@ class Topology:
         found.sort()
         starts = [first for first, _, _ in found]
         ranges = [(last, place) for _, last, place in found]
-        # who answered is asked first the next time; those of the URL stay known for ever
+        # the server that answered is asked first the next time; those of the URL stay known
         self._known = list(dict.fromkeys([asked, *[p for _, p in ranges], *replicas, *self._address.nodes]))
         if (starts, ranges) != (self._starts, self._ranges):
             self._starts, self._ranges = starts, ranges
@@ -164,13 +164,13 @@ class Topology:
 
 
 def _place(server: list[Any], asked: Place) -> Place:
-    """A server may not know its own address: then it is where it was asked."""
+    """The address of a server; one that does not know its own has the address at which it was asked."""
     host = server[0].decode() if isinstance(server[0], bytes) else str(server[0] or "")
     return (host or asked[0], int(server[1]))
 
 
 def over_tls(connection: Any, address: Address) -> Any:
-    """redis-py's TLS connection with the context that the URL describes."""
+    """redis-py's TLS connection with the context of the URL."""
 
     class OverTls(connection):  # type: ignore[misc]
         def _connection_arguments(self) -> Any:

@@ -1,7 +1,7 @@
-"""One transport to the server: what is written in an event loop tick leaves in one write, replies are matched in order.
+"""One transport to the server: commands of an event loop tick leave in one write, replies are matched in order.
 
-It begins when the transport is there and ends with it; signing in and coming back are `hot_connection`'s. Large
-arguments of a command are handed on as they are, so that they are copied only by the transport.
+It lives as long as its socket; `hot_connection` authenticates and reconnects. Large arguments are passed on without
+copying, so that only the transport copies them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAZY_S = 0.02
 _NOTHING = object()
 
 Done = Callable[[list[Any] | None], None]
-"""Gets all replies of a batch (`hiredis.ReplyError` among them), or None when those are lost."""
+"""Called with all replies of a batch (`hiredis.ReplyError` among them), or None if they are lost."""
 
 
 _REASONS = {
@@ -39,7 +39,7 @@ _REASONS = {
 
 
 class Refused(LogUnavailable):
-    """The server answered a command with an error, so it has done nothing; `reply` is its text."""
+    """The server answered a command with an error, so nothing was done; `reply` is its text."""
 
     def __init__(self, reply: str) -> None:
         why = next((words for prefix, words in _REASONS.items() if reply.startswith(prefix)), "refused a command")
@@ -52,7 +52,7 @@ class Refused(LogUnavailable):
 
 
 class _Batch:
-    """Several commands whose replies are wanted together."""
+    """Several commands whose replies are collected together."""
 
     __slots__ = ("count", "done", "replies")
 
@@ -63,7 +63,7 @@ class _Batch:
 
 
 class Wire(asyncio.Protocol):
-    """One transport's life. `where` is for messages, `on_lost` is told once that it is over."""
+    """The protocol of one transport. `where` is for messages; `on_lost` is called when it has ended."""
 
     def __init__(self, where: str, on_lost: Callable[[Wire, Exception | None], None]) -> None:
         self._where = where
@@ -83,7 +83,7 @@ class Wire(asyncio.Protocol):
     # -- sending ------------------------------------------------------------------------------------------------------
 
     def call(self, pieces: Sequence[Buffer], *, lazy: bool = False) -> asyncio.Future[Any]:
-        """One command. A lazy one goes out with the next write, after 20 ms at most: each write wakes two processes."""
+        """Send one command. A lazy one leaves with the next write, within 20 ms: each write wakes two processes."""
         self._write(pieces, lazy)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters.append(future)
@@ -94,14 +94,14 @@ class Wire(asyncio.Protocol):
         self._waiters.extend([_Batch(count, done)] * count)
 
     def batch_now(self, pieces: Sequence[Buffer], count: int, done: Done) -> None:
-        """`batch` without waiting for the end of the tick, with what waits for it."""
+        """As `batch`, without waiting for the end of the tick, together with what waits for it."""
         self._write(pieces, scheduled=True)
         self._waiters.extend([_Batch(count, done)] * count)
         self._flush()
 
     def _write(self, pieces: Sequence[Buffer], lazy: bool = False, *, scheduled: bool = False) -> None:
         if self.closed.done():
-            raise lost()  # no answer would ever come
+            raise lost()  # no reply would ever come
         if not self._flushing and not scheduled:
             if not lazy:
                 self._flushing = True
@@ -131,7 +131,7 @@ class Wire(asyncio.Protocol):
         return self._drained is not None
 
     async def drained(self) -> None:
-        """Wait until the server has taken what was written."""
+        """Wait until the server has accepted what was written."""
         while self._drained is not None:
             await asyncio.shield(self._drained)
 
@@ -216,7 +216,7 @@ def _tune(sock: Any) -> None:
     if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # a peer that vanished without a word is noticed within seconds, also under a blocked read
+    # a peer that vanished silently is noticed within seconds, also during a blocking read
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, option):
@@ -226,11 +226,11 @@ def _tune(sock: Any) -> None:
 Argument = Buffer | str | int
 
 LARGE_BYTES = 32_768
-"""From here on an argument is worth a piece of its own; below it, joining all pieces into one write is cheaper."""
+"""Arguments of at least this size are written as separate pieces; smaller ones are cheaper to join."""
 
 
 def pack(command: Sequence[Argument]) -> bytes:
-    """One command of small arguments."""
+    """One packed command with small arguments."""
     try:
         packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
     except TypeError:  # a bytearray
@@ -239,7 +239,7 @@ def pack(command: Sequence[Argument]) -> bytes:
 
 
 def pack_pieces(command: Sequence[Argument]) -> list[Buffer]:
-    """One command as pieces to be written one after the other; arguments of `LARGE_BYTES` and more stay uncopied."""
+    """One command as pieces to be written in order; arguments of at least `LARGE_BYTES` are not copied."""
     pieces: list[Buffer] = []
     head = bytearray(b"*%d\r\n" % len(command))
     for argument in command:

@@ -1,7 +1,7 @@
 """The headers of a call and of its answer: gRPC over HTTP/2 (its protocol document), HPACK (RFC 7541). Pure.
 
-Clients are told to keep no dynamic table (SETTINGS_HEADER_TABLE_SIZE of 0). From then on a header block means the same
-whenever it comes, so those that were read once are remembered: a client's calls look alike.
+The server disables the client's dynamic table (SETTINGS_HEADER_TABLE_SIZE of 0). From then on equal header blocks have
+equal meaning, so decoded blocks are cached: a client's calls have the same headers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gateway.grpc.statuses import Status
 
 from .http2_frames import ConnectionFault, ErrorCode
 
-MOST_HEADER_BYTES = 64 * 1024
-"""Of all names and values of a call, and of what they are compressed to."""
+MAX_HEADER_BYTES = 64 * 1024
+"""Names and values of a call in total, and the size of its compressed block."""
 
 _REMEMBERED = 512
 _REMEMBERED_BYTES = 1024
 _REMEMBERED_FIELDS = 40
-"""One byte of a block may be a header, which takes hundreds in memory."""
+"""One byte of a block may be a header, which takes hundreds of bytes in memory."""
 _SIZE_UPDATE = 0x20
-_MOST_SIZE_UPDATES = 2
-"""At the start of a block (RFC 7541, 4.2): the least and the last size since the block before."""
+_MAX_SIZE_UPDATES = 2
+"""At the beginning of a block (RFC 7541, 4.2): the smallest and the final size since the last block."""
 
 TRACEPARENT = "traceparent"
 """Differs from call to call (W3C Trace Context)."""
@@ -38,8 +38,8 @@ _OF_CONNECTIONS = frozenset({"connection", "proxy-connection", "keep-alive", "tr
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _PSEUDO = frozenset({":method", ":scheme", ":path", ":authority"})
 
-# A client that allows the table less than the 4096 bytes it has at first must be told so before the next header (RFC
-# 7541, 4.2), and some end the connection otherwise. Ours has none; to say so in each answer needs no state.
+# A client that allows a table smaller than the initial 4096 bytes must be told so before the next header (RFC 7541,
+# 4.2); some end the connection otherwise. This encoder uses no table, and says so in each answer.
 _NO_TABLE = bytes((_SIZE_UPDATE,))
 _OK = _NO_TABLE + b"\x88"  # ":status: 200", index 8 of the static table
 _NAME_STATUS = b"\x08"  # literal, not indexed, with the name of index 8
@@ -49,10 +49,10 @@ _GRPC = "application/grpc"
 
 @dataclass(frozen=True, slots=True)
 class CallHeaders:
-    """What the headers of a call say. `malformed` has its reason where they break HTTP/2's rules (8.1.1 there).
+    """The decoded headers of a call. `malformed` is the violation of HTTP/2's rules, if any (RFC 9113, section 8.1.1).
 
-    `http_status` is other than 200 where the request is not one of gRPC; `refusal` is a status and its details where
-    it is one that cannot be served whatever the method.
+    `http_status` is not 200 if the request is not gRPC; `refusal` is a status and its details if the call cannot be
+    served whatever its method.
     """
 
     path: str = ""
@@ -67,7 +67,7 @@ class CallHeaders:
 
 Fields = list[tuple[bytes, bytes]]
 Meaning = Callable[[dict[str, str], list[tuple[str, str]], Fields], CallHeaders]
-"""Of pseudo-headers, the other headers as text, and all of them as they came."""
+"""Interprets pseudo-headers, the other headers as text, and all headers as received."""
 
 
 class HeaderReader:
@@ -76,17 +76,17 @@ class HeaderReader:
     _known: dict[bytes, CallHeaders]
 
     def __init__(self, known: dict[bytes, CallHeaders], of: Meaning | None = None) -> None:
-        """`known` is shared by the connections of a front; `of` says what headers mean that are not those of gRPC."""
+        """`known` is shared by the connections of a front; `of` interprets headers that are not gRPC's."""
         self._known = known
         self._of = of or _of_grpc
-        self._decoder = Decoder(max_header_list_size=MOST_HEADER_BYTES)
+        self._decoder = Decoder(max_header_list_size=MAX_HEADER_BYTES)
         self.decoded_fields = 0
-        """Of the block that was read last; none where it was known."""
+        """Number of headers in the last block; 0 if it was cached."""
         self.is_free = not self._decoder.header_table_size
-        """Whether a block means the same whenever it comes: the client keeps no table."""
+        """Whether blocks are independent of earlier ones: the client uses no table."""
 
     def read(self, block: bytes) -> CallHeaders:
-        """The headers of a call. Raises `ConnectionFault` when the block cannot be decoded: nothing after it can."""
+        """The headers of a call. Raises `ConnectionFault` if the block, and so any later one, cannot be decoded."""
         is_free = self.is_free
         if is_free and (found := self._known.get(block)) is not None:
             self.decoded_fields = 0
@@ -102,21 +102,21 @@ class HeaderReader:
         return headers
 
     def skip(self, block: bytes) -> bool:
-        """Headers that begin no call: the state of the decoder counts, and whether they would. Raises as `read`."""
+        """Decode headers that begin no call; returns whether they would be valid. Raises as `read`."""
         return any(name.startswith(b":") for name, _ in self._decode(block))
 
     def _decode(self, block: bytes) -> Fields:
-        if len(block) > MOST_HEADER_BYTES:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MOST_HEADER_BYTES} bytes")
-        if _size_updates(block) > _MOST_SIZE_UPDATES:
+        if len(block) > MAX_HEADER_BYTES:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MAX_HEADER_BYTES} bytes")
+        if _size_updates(block) > _MAX_SIZE_UPDATES:
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "headers begin with too many sizes of the table")
         try:
             fields = [(bytes(name), bytes(value)) for name, value in self._decoder.decode(block, raw=True)]
         except OversizedHeaderListError:
             raise ConnectionFault(
-                ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MOST_HEADER_BYTES} bytes"
+                ErrorCode.ENHANCE_YOUR_CALM, f"headers of more than {MAX_HEADER_BYTES} bytes"
             ) from None
-        except HPACKError:  # its text may name a place in memory, which is no client's to know
+        except HPACKError:  # its text may contain a memory address
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "headers cannot be decoded") from None
         self.decoded_fields = len(fields)
         self.is_free = not self._decoder.header_table_size
@@ -124,9 +124,9 @@ class HeaderReader:
 
 
 def _size_updates(block: bytes) -> int:
-    """How many updates of the table's size a block begins with. Each costs its decoding, and none says anything."""
+    """Number of table size updates that a block begins with: each costs decoding time."""
     count = at = 0
-    while at < len(block) and block[at] & 0xE0 == _SIZE_UPDATE and count <= _MOST_SIZE_UPDATES:
+    while at < len(block) and block[at] & 0xE0 == _SIZE_UPDATE and count <= _MAX_SIZE_UPDATES:
         count += 1
         goes_on = block[at] & 0x1F == 0x1F
         at += 1
@@ -137,7 +137,7 @@ def _size_updates(block: bytes) -> int:
 
 
 def call_headers(fields: Fields, of: Meaning | None = None) -> CallHeaders:
-    """What decoded headers say."""
+    """The meaning of decoded headers."""
     pseudo: dict[str, str] = {}
     words: list[tuple[str, str]] = []
     for raw_name, raw_value in fields:
@@ -212,7 +212,7 @@ def _binary(word: str) -> bytes | None:
 
 
 def _length(size: int) -> bytes:
-    """The length of a string that is not Huffman-coded: an integer of a seven-bit prefix (RFC 7541, 5.1)."""
+    """The length of a string that is not Huffman-coded: an integer with a seven-bit prefix (RFC 7541, 5.1)."""
     if size < 127:
         return bytes((size,))
     rest, parts = size - 127, bytearray((127,))
@@ -224,7 +224,7 @@ def _length(size: int) -> bytes:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header as a literal that enters no table (RFC 7541, 6.2.2)."""
+    """A header as a literal without indexing (RFC 7541, 6.2.2)."""
     return b"\x00" + _length(len(name)) + name + _length(len(value)) + value
 
 
@@ -232,13 +232,13 @@ _CONTENT_TYPE = _NAME_CONTENT_TYPE + _length(len(_GRPC)) + _GRPC.encode()
 
 
 def answer_block(encoding: str = "") -> bytes:
-    """The headers before the first message of an answer; `encoding` of its messages, where they are compressed."""
+    """The headers of an answer; `encoding` of its messages if they are compressed."""
     block = _OK + _CONTENT_TYPE + literal(b"grpc-accept-encoding", b"identity, deflate, gzip")
     return block + literal(b"grpc-encoding", encoding.encode()) if encoding else block
 
 
 def status_block(status: Status, details: str, metadata: Iterable[tuple[str, str]] = (), *, alone: bool) -> bytes:
-    """The end of a call; `alone` when nothing was answered before it."""
+    """The trailers of a call; `alone` if there were no headers before."""
     block = _OK + _CONTENT_TYPE if alone else b""
     block += literal(b"grpc-status", str(int(status)).encode())
     if details:
@@ -249,12 +249,12 @@ def status_block(status: Status, details: str, metadata: Iterable[tuple[str, str
 
 
 def http_block(status: int) -> bytes:
-    """The status of an answer of HTTP, as to what is no call of gRPC."""
+    """The status of an HTTP answer to a request that is not gRPC."""
     return _NO_TABLE + _NAME_STATUS + _length(3) + str(status).encode()
 
 
 def percent_encoded(text: str) -> bytes:
-    """A status message on the wire: everything but printable ASCII without '%' as %XX of its UTF-8."""
+    """A status message on the wire: percent-encoded UTF-8, except printable ASCII without '%'."""
     if text.isascii() and text.isprintable() and "%" not in text:
         return text.encode()
     return b"".join(

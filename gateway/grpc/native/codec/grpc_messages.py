@@ -1,4 +1,4 @@
-"""Length-prefixed messages of gRPC within the data of a stream, and their compression (G29). Pure."""
+"""Length-prefixed gRPC messages in the data of a stream, and their compression (G29). Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gateway.grpc.statuses import Status
 
 PREFIX_BYTES = 5
 PREFIX = Struct(">BL")
-"""Compressed or not, length in bytes."""
+"""Whether compressed, length in bytes."""
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}
 _STEP_BYTES = 1 << 20
-"""What is decompressed in one go."""
+"""Output of one decompression step."""
 _PIECE_BYTES = 1 << 18
-"""Of what is compressed: zlib copies what it has not used yet with every step."""
+"""Input of one decompression step: zlib copies the unused rest with every step."""
 LARGE_MESSAGE_BYTES = 1 << 16
-"""From here on a message is received into memory that was made for it."""
+"""Messages of at least this size are received into their own memory."""
 
-Room = Callable[[int, memoryview], memoryview | None]
-"""Memory for a message of so many bytes that begins with these; None where there is none."""
+AllocateMessage = Callable[[int, memoryview], memoryview | None]
+"""Memory for a message of this size that begins with these bytes; None where there is none."""
 
 
 class MessageFault(Exception):
@@ -34,9 +34,7 @@ class MessageFault(Exception):
 
 
 class Packed:
-    """A compressed message that came whole. It stays one until it is wanted: many may wait, and each may become a
-    thousand times its size.
-    """
+    """A complete compressed message, decompressed when needed: many may wait, and each may grow a thousandfold."""
 
     __slots__ = ("_data", "_encoding", "_limit_bytes")
 
@@ -49,51 +47,61 @@ class Packed:
         return len(self._data)
 
     def unpacked(self) -> bytes:
-        """The message. Raises `MessageFault`."""
+        """The decompressed message. Raises `MessageFault`."""
         return decompressed(self._encoding, self._data, self._limit_bytes)
 
 
 class Assembler:
-    """Puts messages together from the data of one stream. `limit_bytes` bounds what a compressed one may become.
+    """Assembles messages from the data of one stream. `limit_bytes` bounds the decompressed size.
 
-    With `room` a large message is a view of memory; one that is not compressed is put where `room` says, in one copy.
+    With `allocate` a large message is a view of memory. An uncompressed one is copied once, into the allocated view.
     """
 
-    __slots__ = ("_come", "_encoding", "_flag", "_into", "_largest_bytes", "_left", "_limit_bytes", "_prefix", "_room")
+    __slots__ = (
+        "_allocate",
+        "_come",
+        "_encoding",
+        "_flag",
+        "_into",
+        "_largest_bytes",
+        "_left",
+        "_limit_bytes",
+        "_prefix",
+    )
 
     def __init__(
         self,
         encoding: str,
         limit_bytes: int,
-        room: Room | None = None,
+        allocate: AllocateMessage | None = None,
         largest_bytes: int = LARGEST_MESSAGE_BYTES,
     ) -> None:
         self._encoding = encoding
         self._limit_bytes = min(limit_bytes, largest_bytes)
         self._largest_bytes = largest_bytes
-        self._room = room
+        self._allocate = allocate
         self._into: memoryview | None = None
-        """Where a large message goes."""
+        """The destination of a large message."""
         self._prefix = b""
-        """What there is of an incomplete prefix."""
+        """Bytes of an incomplete prefix."""
         self._flag = 0
         self._left = -1
-        """Bytes missing of a message; -1 between messages."""
+        """Missing bytes of a message; -1 between messages."""
         self._come = bytearray()
-        """What is here of any other. It grows in place: joining pieces in the end would copy them all at once."""
+        """Bytes of a message without destination. Grows in place: joining pieces at the end would stall the loop."""
 
     @property
     def is_between(self) -> bool:
-        """Whether no part of a message is here."""
+        """Whether no message is incomplete."""
         return self._left < 0 and not self._prefix
 
     @property
     def target(self) -> memoryview | None:
-        """Where the rest of a large message goes. Who writes there says how much with `wrote`."""
+        """The destination of the rest of a large message. After writing to it call `wrote`."""
         return None if self._into is None else self._into[len(self._into) - self._left :]
 
     def wrote(self, size_bytes: int) -> memoryview | None:
-        """The next bytes are in `target`; the message when it is whole with them."""
+        """The next bytes are in `target`; returns the message if it is complete."""
         self._left -= size_bytes
         if self._left:
             return None
@@ -101,7 +109,7 @@ class Assembler:
         return whole
 
     def feed(self, data: bytes | memoryview) -> list[bytes | memoryview | Packed]:
-        """The messages that are whole with this data. Raises `MessageFault`; nothing can be read after it."""
+        """The messages that this data completes. Raises `MessageFault`, after which nothing can be read."""
         view = memoryview(data)
         messages: list[bytes | memoryview | Packed] = []
         at = 0
@@ -136,23 +144,23 @@ class Assembler:
         self._prefix = b""
         if self._left > self._largest_bytes:
             raise MessageFault(Status.RESOURCE_EXHAUSTED, too_large(self._left, self._largest_bytes))
-        if self._room is not None and not self._flag and self._left >= LARGE_MESSAGE_BYTES:
-            self._into = self._room(self._left, come[: self._left])
+        if self._allocate is not None and not self._flag and self._left >= LARGE_MESSAGE_BYTES:
+            self._into = self._allocate(self._left, come[: self._left])
 
     def _read(self, flag: int, data: bytes | bytearray) -> bytes | memoryview | Packed:
         if not flag:
-            return memoryview(data) if self._room is not None and len(data) >= LARGE_MESSAGE_BYTES else bytes(data)
+            return memoryview(data) if self._allocate is not None and len(data) >= LARGE_MESSAGE_BYTES else bytes(data)
         if flag != 1 or self._encoding not in _WINDOW_BITS:
             raise MessageFault(Status.INTERNAL, "message is marked as compressed, but its call names no compression")
         if not data:
-            return b""  # as gRPC's own servers: there was nothing to compress
+            return b""  # as gRPC's own servers do for an empty message
         return Packed(self._encoding, data, self._limit_bytes)
 
 
 def decompressed(encoding: str, data: Buffer, limit_bytes: int) -> bytes:
-    """The message in `data`. Raises `MessageFault` for a broken one, or one that is larger than the limit.
+    """The decompressed message. Raises `MessageFault` for a broken one, or one above the limit.
 
-    It is bounded while it is decompressed, so that a small bomb never becomes a large buffer.
+    The size is bounded while decompressing, so that a decompression bomb never becomes a large buffer.
     """
     decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
     parts: list[bytes] = []
@@ -182,7 +190,7 @@ def decompressed(encoding: str, data: Buffer, limit_bytes: int) -> bytes:
 
 
 def framed(parts: Sequence[Buffer], level: int = 0) -> list[Buffer]:
-    """A message in parts, with its prefix; compressed by gzip where `level` is not 0 and that makes it smaller."""
+    """A message in parts, with its prefix; gzip-compressed if `level` is not 0 and that makes it smaller."""
     size = sum(map(len, parts))
     if level:
         encoder = zlib.compressobj(level, zlib.DEFLATED, _WINDOW_BITS["gzip"])

@@ -18,9 +18,11 @@ HEAD_BYTES = 9
 DEFAULT_WINDOW = 65_535
 DEFAULT_FRAME_BYTES = 16_384
 LARGEST_FRAME_BYTES = 0xFFFFFF
+MAX_FRAME_BYTES = 1 << 17
+"""The largest frame that the server accepts."""
 LARGEST_WINDOW = 0x7FFFFFFF
 LARGEST_ID = 0x7FFFFFFF
-_MOST_TEXT_BYTES = 1024
+_MAX_TEXT_BYTES = 1024
 
 (
     HEADER_TABLE_SIZE,
@@ -39,7 +41,7 @@ _TWO_WORDS = Struct(">LL")
 
 
 class ErrorCode(IntEnum):
-    """RFC 9113, section 7."""
+    """Error codes (RFC 9113, section 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -74,6 +76,14 @@ class StreamFault(Exception):
         self.code = code
 
 
+def checked_length(length: int) -> int:
+    """The length of a received frame. Raises `ConnectionFault` if it is too large."""
+    if length > MAX_FRAME_BYTES:
+        text = f"frame of {length} bytes, expected at most {MAX_FRAME_BYTES}"
+        raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, text)
+    return length
+
+
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
     size = len(payload)
     return HEAD.pack(size >> 8, size & 0xFF, kind, flags, stream_id) + payload
@@ -92,12 +102,12 @@ def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
 
 
 def goaway(last_stream_id: int, code: ErrorCode, text: str = "") -> bytes:
-    """`text` may quote what the client sent, and is cut: the frame has to be one that any client takes."""
-    return frame(GOAWAY, 0, 0, _TWO_WORDS.pack(last_stream_id, code) + text.encode()[:_MOST_TEXT_BYTES])
+    """`text` may quote the client and is cut, so that the frame fits every client's limit."""
+    return frame(GOAWAY, 0, 0, _TWO_WORDS.pack(last_stream_id, code) + text.encode()[:_MAX_TEXT_BYTES])
 
 
 def read_settings(payload: bytes) -> list[tuple[int, int]]:
-    """The settings of a frame, checked. Raises `ConnectionFault`."""
+    """The checked settings of a frame. Raises `ConnectionFault`."""
     if len(payload) % 6:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a size that is no multiple of six")
     values = list(_SETTING.iter_unpack(payload))
@@ -112,7 +122,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
 
 
 def read_word(payload: bytes, what: str) -> int:
-    """The 32 bits that are all of a frame. Raises `ConnectionFault`."""
+    """The single 32-bit number of a frame. Raises `ConnectionFault`."""
     if len(payload) != 4:
         raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"{what} of {len(payload)} bytes, expected 4")
     word: int = _WORD.unpack(payload)[0]
@@ -120,7 +130,7 @@ def read_word(payload: bytes, what: str) -> int:
 
 
 def without_padding(flags: int, payload: bytes, what: str) -> bytes:
-    """What a frame carries beside its padding and priority. Raises `ConnectionFault`."""
+    """The payload without padding and priority. Raises `ConnectionFault`."""
     start, end = 0, len(payload)
     if flags & PADDED:
         if not payload:

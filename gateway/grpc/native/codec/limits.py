@@ -1,4 +1,4 @@
-"""What a connection may do before it is closed: pings (G31), frames that cost more than they say. Pure.
+"""Limits of what a connection may do: pings (G31), and frames that are cheap to send and costly to handle. Pure.
 
 Times are those of the event loop, in seconds.
 """
@@ -9,19 +9,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MOST_STREAMS = 4096
-"""Calls at once on one connection; clients are told, and wait."""
+MAX_STREAMS = 4096
+"""Concurrent calls of one connection; announced to clients, whose further calls wait."""
 MANY_FIELDS = 100
-"""No client has so many headers. Each costs some microseconds, so calls with more of them spend patience for each."""
-MOST_BLOCKED_BYTES = 64 * 1024 * 1024
-"""Answers that wait for the client to open its windows; then further calls are refused."""
+"""Calls with more headers spend patience for each header, which costs microseconds: no ordinary client has so many."""
+MAX_BLOCKED_BYTES = 64 * 1024 * 1024
+"""Answers that wait for the client's windows; beyond it further calls are refused."""
 
 _TWO_HOURS_S = 7200.0
 
 
 class Patience:
-    """Frames that bring no call further spend it; it grows again with time. Not for what a client does in good faith:
-    a thousand calls cancelled at once, and five hundred a second from then on, are taken.
+    """A budget that frames spend which advance no call; it refills with time. It allows what well-behaved clients do:
+    cancel a thousand calls at once, and five hundred a second from then on.
     """
 
     MOST = 8192
@@ -36,7 +36,7 @@ class Patience:
         self._since_s = now_s
 
     def spend(self, cost: int, now_s: float) -> bool:
-        """False when there is none left."""
+        """False if none is left."""
         self._left = min(self.MOST, self._left + (now_s - self._since_s) * self.A_SECOND) - cost
         self._since_s = now_s
         return self._left >= 0
@@ -44,7 +44,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """How connections are kept and ended, in seconds; 0 for no limit where that is one (G31)."""
+    """How connections are kept alive and ended (G31). Times in seconds; 0 means no limit where there may be none."""
 
     time_s: float = 7200.0
     timeout_s: float = 20.0
@@ -57,7 +57,7 @@ class KeepAlive:
 
     @classmethod
     def of(cls, options: Mapping[str, int]) -> KeepAlive:
-        """From options by grpc's names, in ms."""
+        """From options with grpc's names, in ms."""
 
         def seconds(name: str, default: float) -> float:
             return options[name] / 1000 if name in options else default
@@ -75,7 +75,7 @@ class KeepAlive:
 
 
 class PingStrikes:
-    """The pings of a client, counted as gRPC proposal A8 says."""
+    """Counts a client's excessive pings (gRPC proposal A8)."""
 
     __slots__ = ("_keep_alive", "_last_s", "_strikes")
 
@@ -85,10 +85,10 @@ class PingStrikes:
         self._last_s = -math.inf
 
     def is_enough(self, now_s: float, *, has_calls: bool, sent_data: bool) -> bool:
-        """A ping came. Whether it is one too many.
+        """Whether this ping is one too many.
 
-        `sent_data`: headers or data went to the client since the one before. Then it may ping again, as it does to
-        measure the connection.
+        `sent_data`: headers or data were sent to the client since the ping before. Then it may ping again, as clients
+        do to measure the connection.
         """
         if sent_data:
             self._strikes = 0

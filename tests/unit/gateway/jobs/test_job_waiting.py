@@ -86,8 +86,8 @@ async def test_the_journal_wakes_before_the_slow_look(bench: Any, monkeypatch: p
 
 async def test_not_everybody_can_wait_at_once(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     watches = sys.modules["gateway.jobs.job_watches"]
-    monkeypatch.setattr(watches, "MOST_WAITING", 3)
-    monkeypatch.setattr(watches, "MOST_WAITING_OF_TENANT", 1)
+    monkeypatch.setattr(watches, "MAX_WAITING", 3)
+    monkeypatch.setattr(watches, "MAX_WAITING_OF_TENANT", 1)
     gateway = await bench.gateway()
     ours = (await gateway.submit_job(request_of(), options(tenant="acme"))).id
     theirs = (await gateway.submit_job(request_of(), options(tenant="other"))).id

@@ -32,7 +32,7 @@ async def bench() -> AsyncIterator[Any]:
 
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.jobs.job_watches, "_LOOK_S", 3600.0)
+    monkeypatch.setattr(gateway.jobs.job_watches, "_CHECK_INTERVAL_S", 3600.0)
 
 
 async def past(bench: Any, number: int = 1, **about: Any) -> str:
@@ -100,7 +100,7 @@ async def test_lists_show_no_job_past_its_deadline_as_waiting(bench: Any) -> Non
 
 
 async def test_what_nobody_asks_for_is_looked_for(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.jobs.job_watches, "_LOOK_S", 0.01)
+    monkeypatch.setattr(gateway.jobs.job_watches, "_CHECK_INTERVAL_S", 0.01)
     await past(bench, webhook={"url": "https://example.org/", "events": []})
     await past(bench, 2, unjournalled=True)
     own = await bench.gateway(webhook_allow=("example.org",))
@@ -123,4 +123,4 @@ async def test_many_models_are_looked_at_in_turn(bench: Any, monkeypatch: pytest
     for model in "abcde":
         await bench.log.accept_job(model, 0, 0, NewJob(b"j" * 16, 3, 1, 60, about=about), [b"r", b"..."], Limits())
     overdue = gateway.jobs.job_watches.OverdueJobs(bench.log, (await bench.gateway())._catalog)
-    assert [await overdue.look() for _ in range(3)] == [2, 2, 1]
+    assert [await overdue.check() for _ in range(3)] == [2, 2, 1]

@@ -295,7 +295,7 @@ def test_the_lease_grows_before_it_is_full(bench: LaneBench) -> None:
 
 def test_a_lease_that_ran_out_grows_too(bench: LaneBench) -> None:
     front = bench.front()
-    bench.waves.leases.were_ended()
+    bench.waves.leases.mark_ended()
     front.send(1)
     assert front.answers == ["left"]
     bench.settle()
@@ -540,7 +540,7 @@ def test_room_is_reserved_once_and_again_when_it_was_forgotten(bench: LaneBench)
     lease = bench.lease
     assert bench.run(bench.waves.leases.reserve(MODEL))
     assert bench.lease is lease
-    bench.waves.leases.were_ended()
+    bench.waves.leases.mark_ended()
     assert not bench.waves.leases.has(MODEL)
     assert bench.run(bench.waves.leases.reserve(MODEL))
     bench.waves.leases.drop()

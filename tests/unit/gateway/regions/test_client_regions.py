@@ -200,7 +200,7 @@ class TestUse:
             asked_for.append(size)
             return memoryview(room)[:size]
 
-        regions = ClientRegions(allowed=True, directory=str(tmp_path), room=give)
+        regions = ClientRegions(allowed=True, directory=str(tmp_path), allocate=give)
         values = np.random.default_rng(0).bytes(100_000)
         regions.register_system("r", objects.make(values), 0, len(values))
         asked = request({0: RegionPart("r", 0, 100_000), 1: RegionPart("r", 0, 100)})

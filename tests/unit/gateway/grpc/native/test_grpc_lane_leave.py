@@ -28,6 +28,6 @@ def test_it_is_the_message_without_the_length_before_it() -> None:
     assert parts is not None
     call.data, call.client_id = parts
 
-    signature.leave(call)
+    signature.leave_lane(call)
 
     assert served == [message]

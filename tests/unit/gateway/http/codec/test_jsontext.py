@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from charonia.errors import InternalError, InvalidArgument
-from gateway.http.codec.jsontext import MOST_DEPTH, parse_json, parse_members
+from gateway.http.codec.jsontext import MAX_DEPTH, parse_json, parse_members
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_text_may_nest_as_deep_as_it_likes(parse: Callable[[bytes], Any]) -> Non
     deep, closed = b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000
     value = parse(b'{"a": ' + deep + b', "b": ' + closed + b', "c\\"[": true}')
     assert value['c"['] is True
-    for _ in range(MOST_DEPTH - 1):
+    for _ in range(MAX_DEPTH - 1):
         (value["a"],) = value["a"]
         value["b"] = value["b"]["a"]
     assert (value["a"], value["b"]) == (0, 0)
-    around, after = b"[" * (MOST_DEPTH - 1), b"]" * (MOST_DEPTH - 1)
+    around, after = b"[" * (MAX_DEPTH - 1), b"]" * (MAX_DEPTH - 1)
     assert parse(around + b"[1,[2],{}]" + after) == parse(around + b"[1,0,0]" + after)
     with pytest.raises(InternalError):
         parse(b"[" * 100_000)

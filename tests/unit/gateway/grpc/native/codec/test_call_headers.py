@@ -9,7 +9,7 @@ import pytest
 from hpack import Decoder, Encoder
 
 from gateway.grpc.native.codec.call_headers import (
-    MOST_HEADER_BYTES,
+    MAX_HEADER_BYTES,
     CallHeaders,
     HeaderReader,
     answer_block,
@@ -194,9 +194,9 @@ class TestReading:
 
     def test_too_much(self) -> None:
         with pytest.raises(ConnectionFault):
-            HeaderReader({}).read(block((b"x", b"%" * MOST_HEADER_BYTES)))
+            HeaderReader({}).read(block((b"x", b"%" * MAX_HEADER_BYTES)))
         with pytest.raises(ConnectionFault) as caught:
-            HeaderReader({}).read(b"\x20" * (MOST_HEADER_BYTES + 1))
+            HeaderReader({}).read(b"\x20" * (MAX_HEADER_BYTES + 1))
         assert caught.value.code is ErrorCode.ENHANCE_YOUR_CALM
         with pytest.raises(ConnectionFault):  # indices are short, what they name is not
             HeaderReader({}).read(b"\x90" * 2000)
