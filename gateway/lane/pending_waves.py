@@ -287,8 +287,8 @@ class Waves:
             call.signature.fail(call, error)
 
     async def _expire_in_log(self, wave: PendingWave, call: Call) -> None:
-        """Settle a request of a wave as expired, for which the wave is burst; if it was settled before, its answer
-        comes.
+        """Burst the wave and settle one request of it as expired. Its caller gets the deadline error only if this
+        settlement is the first; otherwise its answer is on the way.
         """
         served = wave.door.served
         key = keys.statistics(served.model, served.version, served.content_hash)
