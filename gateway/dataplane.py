@@ -315,7 +315,8 @@ _STRETCH = 1.5
 _MAX_STRETCH = 8
 _MAX_STRETCH_QUICK = 16
 _ENOUGH = 8
-"""This many may leave as soon as nothing is in flight; fewer wait for the interval, which is then short."""
+"""An interval ends early once this many requests wait, and as many as were recently open at once. Fewer wait until its
+end, which comes soon if few are in flight."""
 
 
 class Coalescer(QueueEntrance):
@@ -406,7 +407,9 @@ class Coalescer(QueueEntrance):
             self._flush()
 
     def _flush_late(self) -> None:
-        """The interval has passed before as many requests arrived as were open at once: clients may be fewer now."""
+        """Flush at the end of the interval. Fewer requests arrived than were recently open at once, so lower
+        `_callers`.
+        """
         gone = self._callers - self.open_requests
         self._callers = max(self.open_requests, self._callers - 1 - max(self._callers // 8, gone // 2))
         self._flush()

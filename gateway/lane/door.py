@@ -79,7 +79,7 @@ class Signature(Protocol):
         """Answer one call by itself, with an error or with different outputs."""
 
     def fail(self, call: Call, error: CharoniaError) -> None:
-        """End a call with an error of this gateway; its outcome is unknown."""
+        """End a call with an error that this gateway raises itself: no response came for the call."""
 
     def leave_lane(self, call: Call) -> None:
         """Send a call the full way; nothing of it is in the log."""

@@ -36,9 +36,9 @@ _LONE = 1.5
 _HOLD_S = 0.002
 """The longest wait for clients that were just answered."""
 _EXPECTED = 0.9
-"""The share of the clients just answered that is waited for."""
+"""Waves wait until this share of the clients just answered has asked again."""
 _HOLDS = 0.5
-"""Waves wait for clients if at least this share of the recent waits succeeded."""
+"""Waves wait for clients if at least this share of the recent waits ended because the clients asked again in time."""
 _PROBES = 32
 """Otherwise every 32nd wave waits, to notice when waiting succeeds again."""
 _WEIGHT = 8

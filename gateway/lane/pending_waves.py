@@ -287,7 +287,9 @@ class Waves:
             call.signature.fail(call, error)
 
     async def _expire_in_log(self, wave: PendingWave, call: Call) -> None:
-        """Burst a wave to settle one of its requests as expired; if it was settled before, its answer comes."""
+        """Burst the wave and settle one request of it as expired. Its caller gets the deadline error only if this
+        settlement is the first; otherwise its answer is on the way.
+        """
         served = wave.door.served
         key = keys.statistics(served.model, served.version, served.content_hash)
         increments = {"fail_count": 1, "fail_ns": monotonic_ns() - wave.sent_ns, "fail_REJECTED": 1}
