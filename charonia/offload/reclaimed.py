@@ -6,6 +6,7 @@ loop. `mmap.close` lets go of the interpreter's lock, the end of an `mmap` witho
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 from queue import SimpleQueue
@@ -25,11 +26,12 @@ class ReclaimedMap(mmap.mmap):
     def __new__(cls, descriptor: int, size_bytes: int, *, flags: int = mmap.MAP_SHARED, prot: int) -> ReclaimedMap:
         """Raises as `mmap` does."""
         if size_bytes >= _MIN_BYTES and not _started:
-            _start()
+            with contextlib.suppress(RuntimeError):  # no thread can be had: each map is unmapped where it ends
+                _start()
         return super().__new__(cls, descriptor, size_bytes, flags=flags, prot=prot)
 
     def __del__(self) -> None:
-        if not self.closed and len(self) >= _MIN_BYTES:
+        if _started and not self.closed and len(self) >= _MIN_BYTES:
             _dropped.put(self)
 
 
@@ -43,4 +45,8 @@ def _start() -> None:
 
 def _reclaim() -> None:
     while True:
-        _dropped.get().close()
+        dropped = _dropped.get()
+        # its views end with it in the same garbage collection, which has given up the lock: the end of the map is theirs
+        with contextlib.suppress(BufferError):
+            dropped.close()
+        del dropped  # else the next one is waited for with its memory

@@ -231,9 +231,10 @@ class HttpLane:
         body_at = len(whole) - len(body)
         if context:
             at = _context_at(whole)
-            if whole[at : at + CONTEXT_BYTES] != context or whole[at - 15 : at - 12] not in (b"\r\nt", b"\r\nT"):
+            end = at + CONTEXT_BYTES
+            if end > body_at or whole[at:end] != context or whole[at - 15 : at - 12] not in (b"\r\nt", b"\r\nT"):
                 return
-            whole = whole[:at] + NO_CONTEXT + whole[at + CONTEXT_BYTES :]
+            whole = whole[:at] + NO_CONTEXT + whole[end:]
             size = len(whole), at
         layout = http_layout(whole, body_at, json_bytes, request)
         if layout is None:
@@ -272,7 +273,7 @@ class HttpLane:
         signature = connection.signature
         size: _Size = len(data)
         context = b""
-        if self._has_contexts and (at := _context_at(data)):
+        if self._has_contexts and len(data) <= _MAX_WHOLE_BYTES and (at := _context_at(data)):
             size, context = (len(data), at), data[at : at + CONTEXT_BYTES]
             data = data[:at] + NO_CONTEXT + data[at + CONTEXT_BYTES :]
         if signature is None or signature.size != size or not data.startswith(signature.head):
@@ -292,12 +293,12 @@ class HttpLane:
                 else:
                     return None
             call = HttpCall(connection, signature, *parts, context)
-        tracer = self._lane.tracer
-        if tracer.on and not tracer.passes_over(signature.model, is_sampled=bool(context) and is_sampled(context)):
-            return None
         door = signature.door
         if door.is_closed:  # since this connection's last request
             connection.signature = None
+            return None
+        tracer = self._lane.tracer
+        if tracer.on and not tracer.passes_over(signature.model, is_sampled=bool(context) and is_sampled(context)):
             return None
         connection.signature = signature
         door.waiting.append(call)

@@ -29,9 +29,9 @@ from gateway.lane.pending_waves import response_in
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
 
-from .codec.call_headers import TRACEPARENT, CallHeaders
+from .codec.call_headers import TRACEPARENT, CallHeaders, HeaderReader
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
-from .codec.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS
+from .codec.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS, ConnectionFault
 from .codec.limits import MAX_BLOCKED_BYTES, MAX_STREAMS
 from .outbox import ANSWER, DONE, ENDS, Outbox, Stream
 
@@ -279,7 +279,7 @@ class GrpcLane:
             return
         has_context = any(name == TRACEPARENT for name, _ in headers.metadata)
         if has_context:
-            without = _without_context(block, headers)
+            without = without_context(block, headers)
             if without is None or self._standing(without[1]) != standing:
                 return
             block, headers = without
@@ -456,7 +456,7 @@ class GrpcLane:
         return at
 
 
-def _without_context(block: bytes, headers: CallHeaders) -> tuple[bytes, CallHeaders] | None:
+def without_context(block: bytes, headers: CallHeaders) -> tuple[bytes, CallHeaders] | None:
     """A block with `NO_CONTEXT`, and its headers; None where bytes alone do not say where the trace context lies."""
     contexts = [value for name, value in headers.metadata if name == TRACEPARENT]
     others = str([item for item in headers.metadata if item[0] != TRACEPARENT])
@@ -466,7 +466,11 @@ def _without_context(block: bytes, headers: CallHeaders) -> tuple[bytes, CallHea
         return None
     no_context = TRACEPARENT, NO_CONTEXT.decode()
     metadata = tuple([no_context if item[0] == TRACEPARENT else item for item in headers.metadata])
-    return block[:at] + NO_CONTEXT + block[at + CONTEXT_BYTES :], replace(headers, metadata=metadata)
+    block, headers = block[:at] + NO_CONTEXT + block[at + CONTEXT_BYTES :], replace(headers, metadata=metadata)
+    try:  # the same bytes may lie in a compressed value
+        return (block, headers) if HeaderReader({}).read(block) == headers else None
+    except ConnectionFault:
+        return None
 
 
 def _is_sampled(headers: CallHeaders) -> bool:

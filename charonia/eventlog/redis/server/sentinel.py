@@ -30,6 +30,7 @@ class Primary:
     """The primary of one service. Watchers are called when its place changes."""
 
     def __init__(self, address: Address) -> None:
+        import redis.asyncio.sentinel  # noqa: F401, slow to import: not while a caller waits with a time-out
 
         self._address = address
         self._asked_first = address.sentinels

@@ -61,3 +61,13 @@ def test_a_map_that_is_closed_is_not_closed_again(closings: Queue[tuple[str, int
     memoryview(mapped(3 << 20)).release()
     assert closings.get(timeout=WITHIN_S) == ("charonia-reclaim", 3 << 20)
     assert closings.empty()
+
+
+def test_a_map_that_still_has_views_does_not_end_the_thread(closings: Queue[tuple[str, int]]) -> None:
+    """As in a garbage collection that finds both, when another finalizer gives up the interpreter's lock."""
+    first = mapped(2 << 20)
+    view = memoryview(first)
+    first.__del__()
+    mapped(4 << 20)
+    assert closings.get(timeout=WITHIN_S) == ("charonia-reclaim", 4 << 20)
+    assert bytes(view[:5]) == b"begin"
