@@ -46,7 +46,7 @@ def _start() -> None:
 def _reclaim() -> None:
     while True:
         dropped = _dropped.get()
-        # its views end with it in the same garbage collection, which has given up the lock: the end of the map is theirs
+        # its views end in the same garbage collection, which gave up the lock in between: the last of them unmaps it
         with contextlib.suppress(BufferError):
             dropped.close()
         del dropped  # else the next one is waited for with its memory

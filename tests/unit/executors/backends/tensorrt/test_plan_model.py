@@ -333,7 +333,7 @@ class TestFailures:
         assert model.memory() == expected
         a = numbers(2, 4)
         made.execute({"a": a, "b": a}, ["c"])
-        assert model.memory() == [*expected, MemoryUse("CPU_PINNED", 0, 3 * 2 * 4 * 4)]
+        assert model.memory() == [*expected, MemoryUse("CPU_PINNED", 0, 2 * 4 * 4)]
         made.close()
         await model.close()
 
