@@ -11,6 +11,7 @@ waits but for the outputs.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ from .device_link import Bytes, DeviceLink, on
 if TYPE_CHECKING:
     from protos.model_config_pb2 import ModelConfig
 
+_log = logging.getLogger(__name__)
+
 _POOL_SIZE = "pinned-memory-pool-byte-size"
 _WORDS = ("host", "pinned", "device")
 
@@ -44,6 +47,10 @@ async def with_wanted_memory(model: object, instance: Any, spec: InstanceSpec) -
     wants: Wants = getattr(model, "wants", "host")
     if wants == "host" or not isinstance(instance, BatchInstance):
         return instance
+    if hasattr(instance, "submit"):
+        _log.warning(
+            "instance %s runs one batch at a time: depth is for models that want their arrays on the host", spec.name
+        )
     try:
         return await asyncio.to_thread(ExchangingInstance, instance, wants, spec)
     except BaseException:
@@ -133,10 +140,12 @@ class ExchangingInstance:
 
     def close(self) -> None:
         """See `BatchInstance`."""
-        self._instance.close()
-        for link in self._links.values():
-            link.close()
-        self._links, self._link = {}, None
+        try:
+            self._instance.close()
+        finally:
+            for link in self._links.values():
+                link.close()
+            self._links, self._link = {}, None
 
     # -- executing -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from charonia.cuda.cuda_library import CudaError
@@ -36,8 +35,6 @@ class RecycledBlocks(Generic[B]):
         self._make = make
         self._current = current
         self._unused: list[B] = []
-        self._users: dict[int, weakref.ref[object]] = {}
-        """By the id of the block: without the weak reference, the end of its user would not be noticed."""
         self._is_closed = False
 
     def take(self, size_bytes: int) -> B | None:
@@ -48,23 +45,29 @@ class RecycledBlocks(Generic[B]):
             self._unused.remove(block)
             return block
         rounded = 1 << (max(_LEAST_BYTES, size_bytes) - 1).bit_length()
-        made = self._make(rounded)
+        made = self._tried(rounded)
         if made is None and self._unused:  # of other sizes
             self._free()
-            made = self._make(rounded)
-        return made if made is not None or rounded == size_bytes else self._make(size_bytes)
+            made = self._tried(rounded)
+        return made if made is not None else self._make(size_bytes)
+
+    def _tried(self, size_bytes: int) -> B | None:
+        try:
+            return self._make(size_bytes)
+        except CudaError:  # less may be had
+            return None
 
     def lend(self, block: B, user: object) -> None:
         """A block that was taken comes back at the end of `user`."""
-        self._users[id(block)] = weakref.ref(user, partial(self._come_back, block))
+        # it outlives this object, as a user may
+        weakref.finalize(user, self._come_back, block).atexit = False
 
     def close(self) -> None:
         """Free all blocks; those that are used still when their users end. The context is current."""
         self._is_closed = True
         self._free()
 
-    def _come_back(self, block: B, _user: object) -> None:
-        del self._users[id(block)]
+    def _come_back(self, block: B) -> None:
         self._unused.append(block)
         if self._is_closed:  # maybe only since a moment: another thread may have freed the rest meanwhile
             with suppress(CudaError), self._current():

@@ -160,14 +160,20 @@ def _check_cancellation(
 
 def _check_return(instance: SubmittingInstance, model: ReferenceModel, thread: ThreadPoolExecutor) -> None:
     """Of batches that take long enough to tell: `submit` returns before they are done."""
-    began = time.perf_counter()
-    future = _submitted(instance, thread, model.requests[0], model)
-    submitted = time.perf_counter()
-    _result_of(future)
-    took_s = time.perf_counter() - began
+
+    def measured() -> tuple[float, float]:
+        """Seconds of `submit`, and of the whole batch."""
+        began = time.perf_counter()
+        future = instance.submit(model.requests[0], tuple(model.interface.outputs))
+        submitted = time.perf_counter()
+        _result_of(future)
+        return submitted - began, time.perf_counter() - began
+
+    # of several, as other work on the machine holds threads up as well
+    submit_s, took_s = min((thread.submit(measured).result() for _ in range(_ROUNDS)), key=lambda one: one[0] / one[1])
     require(
-        took_s < _MEASURABLE_S or submitted - began < _MOST_OF_A_BATCH * took_s,
-        f"submit took {submitted - began:.2f} s of the {took_s:.2f} s of its batch; it must return without waiting",
+        took_s < _MEASURABLE_S or submit_s < _MOST_OF_A_BATCH * took_s,
+        f"submit took {submit_s:.2f} s of the {took_s:.2f} s of its batch; it must return without waiting",
     )
 
 

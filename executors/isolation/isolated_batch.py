@@ -26,6 +26,8 @@ from .shared_process import ModelProcess
 _CLOSE_S = 10.0
 _HEALTH_CEILING_S = 60.0
 _END_S = 30.0
+_GONE_S = 5.0
+"""On a busy machine it takes a while until the end of a process is seen."""
 
 
 class IsolatedBatches:
@@ -48,7 +50,7 @@ class IsolatedBatches:
         self.rows_fail_alone = made.rows_fail_alone
         self.batch_sizes = tuple(made.batch_sizes)
         self.number = made.number
-        self.parallel_parts: list[IsolatedBatches] = [self]
+        self._others: list[IsolatedBatches] = []
         self._process = process
         self._connection = connection
         self._within_s = -1.0
@@ -63,9 +65,14 @@ class IsolatedBatches:
         """The id of the model's process."""
         return self._process.pid
 
+    @property
+    def parallel_parts(self) -> list[IsolatedBatches]:
+        """This connection and the others. It is no attribute: shared memory would outlive `close` in a cycle."""
+        return [self, *self._others]
+
     def add_part(self, part: IsolatedBatches) -> None:
         """Add a connection of the same instance. It is closed with this one."""
-        self.parallel_parts.append(part)
+        self._others.append(part)
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array] | Outcome:
         """See `BatchInstance.execute`. Raises `InstanceDied` when the process has ended or was too slow."""
@@ -99,7 +106,7 @@ class IsolatedBatches:
         """Close the model's instance. A second call does nothing."""
         if self._connection.fileno() < 0:
             return
-        for part in self.parallel_parts[1:]:
+        for part in self._others:
             part.disconnect()
         if not self._process.ended.is_set():
             with contextlib.suppress(InstanceDied, CharoniaError, FrameError):
@@ -158,9 +165,9 @@ class IsolatedBatches:
     def _died(self) -> InstanceDied:
         """Wait until the process is gone. One that closed this connection alone is ended."""
         process = self._process
-        if not process.ended.wait(_END_S / 30):
+        if not process.ended.wait(_GONE_S):
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(process.kill_for, self, "it closed its connection")
+                self._loop.call_soon_threadsafe(process.kill, "it closed its connection")
             process.ended.wait(_END_S)
         process.executing.discard(self)
         if process.dead is None:

@@ -200,6 +200,8 @@ class Loader:
                 pool.sequences = await asyncio.to_thread(_sequences, interface, source, pool)
             batches = await asyncio.to_thread(_warmups, interface, source)
             warmed = await pool.warm_up(batches)
+            load_ns = monotonic_ns() - started
+            memory = await asyncio.to_thread(_memory_of, model, source.name) if isinstance(model, MeasuredModel) else {}
         except CharoniaError:
             await pool.close()
             raise
@@ -210,8 +212,6 @@ class Loader:
             await pool.close()
             _log.exception("loading %s version %d failed", directory.name, version)
             raise InternalError(f"{type(error).__name__}: {error}") from error
-        load_ns = monotonic_ns() - started
-        memory = await asyncio.to_thread(_memory_of, model, source.name) if isinstance(model, MeasuredModel) else {}
         return LoadedVersion(
             *(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s), memory=memory
         )

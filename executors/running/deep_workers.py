@@ -177,15 +177,21 @@ class DeepWorker(ThreadWorker):
             batch.settler.answer(batch, executed)  # the event loop is a wake-up away
         self._loop.call_soon_threadsafe(self._pool.finish, batch, executed)
         with self._state:
+            # nothing is under way in a dead instance then, and nothing begins
             is_last = self._is_dead and len(self._free) == self.depth - 1
-        if is_last:  # nothing is under way in the dead instance any more, and nothing begins
+            if not is_last:
+                self._give_back(turn)
+        if is_last:
             self._revive(turn)
-        with self._state:
-            if is_last:
+            with self._state:
                 self._is_dead = self._is_shared = False
-            self._free.append(turn)
-            self._waiting.under_way = self.depth - len(self._free)
-            self._state.notify_all()
+                self._give_back(turn)
+
+    def _give_back(self, turn: _ThreadedTurn) -> None:
+        """Have a turn free again; `_state` is held."""
+        self._free.append(turn)
+        self._waiting.under_way = self.depth - len(self._free)
+        self._state.notify_all()
 
     def _revive(self, turn: _ThreadedTurn) -> None:
         is_new = False
@@ -218,6 +224,7 @@ class DeepWorker(ThreadWorker):
             raise
         except InstanceDied as death:
             with self._state:
+                self._is_dead = self._takes_batches  # before its turn is free: none that begins now is to blame
                 others = sum(one.running is not None for one in self.turns) > 1
                 self._is_shared |= others and not death.blameless
                 death.shared |= self._is_shared

@@ -123,13 +123,11 @@ async def test_a_crash_and_a_hang_are_told_apart(tmp_path: Path) -> None:
         running = asyncio.create_task(run(crashed, {"x": bench_.x(1)}, ["y"]))
         while not crashed._process.executing:
             await asyncio.sleep(0)
-        os.kill(crashed.pid, signal.SIGSEGV)
-        os.kill(crashed.pid, signal.SIGCONT)
-        with pytest.raises(InstanceDied, match=r"'m' is not healthy.*ended by signal 11 \(SIGSEGV\)") as death:
+        os.kill(crashed.pid, signal.SIGKILL)  # any other signal would let it answer first
+        with pytest.raises(InstanceDied, match=r"'m' is not healthy.*ended by signal 9 \(SIGKILL\)") as death:
             await running
         assert not death.value.blameless
         assert not death.value.shared
-        assert "Segmentation fault" in death.value.stderr
         with pytest.raises(InstanceDied) as death:
             await run(crashed, {"x": bench_.x(1)}, ["y"])
         assert death.value.blameless, "it was dead before"
@@ -200,10 +198,9 @@ async def test_an_executor_outlives_its_models(tmp_path: Path) -> None:
         async with asyncio.timeout(60):
             while not instance._process.executing:
                 await asyncio.sleep(0.01)
-        os.kill(instance.pid, signal.SIGSEGV)
-        os.kill(instance.pid, signal.SIGCONT)
+        os.kill(instance.pid, signal.SIGKILL)  # any other signal would let it answer first
         died = await bench.finished("apart", batch_id, BatchDied)
-        assert "SIGSEGV" in died.reason
+        assert "SIGKILL" in died.reason
         assert np.allclose(await answered("within", "two"), given @ bench_.WEIGHTS, atol=1e-5)
         async with asyncio.timeout(60):
             while pool._workers[0]._instance in (None, instance):

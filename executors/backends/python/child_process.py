@@ -191,7 +191,7 @@ class ChildProcess(FrameCalls):
             self._board.close(died=not self._closing)
 
     def _ending(self, code: int) -> str:
-        if self._kill_reason:
+        if self._kill_reason and code == -signal.SIGKILL:  # else it had ended before
             return f"was killed: {self._kill_reason}"
         if code < 0:
             with contextlib.suppress(ValueError):

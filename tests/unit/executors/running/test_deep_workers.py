@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,6 +20,7 @@ from charonia.models.interface import InstanceGroup
 from charonia.models.sequence_batcher import SequenceBatching
 from charonia.wire import ResponseRecord, unpack_response
 from executors.batches.accounting import Executed
+from executors.running import deep_workers
 from executors.running.instance_pool import InstancePool
 from executors.running.rate_limiter import RateLimiter
 from executors.running.resource_grants import ResourceGrants
@@ -101,7 +103,7 @@ async def test_two_batches_are_under_way_and_end_in_any_order() -> None:
     assert (under.pool.slots, under.pool.instance_count) == (2, 1)
     first, second, third = (under.run(number) for number in (1, 2, 3))
     await asyncio.to_thread(device.until, 2)
-    assert [one for one, *_ in device.submitted] == [1, 2], "the third one waits in the queue"
+    assert sorted(one for one, *_ in device.submitted) == [1, 2], "the third one waits in the queue"
     device.finish(2)
     assert values(responses(await second)) == [4]
     await asyncio.to_thread(device.until, 2)
@@ -178,6 +180,7 @@ async def test_an_instance_that_dies_is_replaced_once_nothing_is_under_way(caplo
     runs = [under.run(1), under.run(2)]
     await asyncio.to_thread(first.until, 2)
     queued = under.run(3)
+    first.submitted.sort(key=lambda one: one[0])
     first.submitted[0][1].set_exception(InstanceDied("gone", "last words"))
     death = (await runs[0]).death
     assert death is not None
@@ -195,8 +198,20 @@ async def test_an_instance_that_dies_is_replaced_once_nothing_is_under_way(caplo
     assert "cannot be made again: no stream" in caplog.text
 
 
-async def test_one_that_dies_of_all_that_is_under_way(caplog: pytest.LogCaptureFixture) -> None:
+class Slow(threading.Condition):
+    """What another thread may do between two statements, it does."""
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("condition", [threading.Condition, Slow])
+async def test_one_that_dies_of_all_that_is_under_way(
+    condition: type[threading.Condition], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     first, other = Device(), Device()
+    monkeypatch.setattr(deep_workers.threading, "Condition", condition)
 
     async def create(_spec: InstanceSpec) -> Device:
         return other
