@@ -340,7 +340,7 @@ class ThreadWorker(Worker):
         instance, self._instance, self.interruptible = self._instance, None, None
         for turn in self.turns:
             turn.instance = None
-            turn.workspace = Workspace()  # the old one may hold memory that the instance lent
+            turn.workspace = Workspace()  # the old one may hold memory of the instance
         if instance is not None:
             try:
                 await asyncio.to_thread(instance.close)
