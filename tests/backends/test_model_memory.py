@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ async def test_trees(tmp_path: Path) -> None:
 
 async def test_a_model_in_another_process_says_it_too(tmp_path: Path) -> None:
     of = as_program(tmp_path)
-    model = IsolatedModel(of, sandboxed=True, ceiling_s=60)
+    model = IsolatedModel(replace(of, isolation="sandbox"), ceiling_s=60)
     instance: Any = await model.create_instance(spec(of))
     found = await asyncio.to_thread(model.memory)
     await asyncio.to_thread(instance.close)
