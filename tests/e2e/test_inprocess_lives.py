@@ -281,16 +281,17 @@ def program(tmp_path: Path, text: str, *words: str) -> subprocess.Popen[str]:
         "from charonia.composition.children import descendants\n"
         "def tell(what): print(what, *(pid for pid, _ in descendants(os.getpid())), flush=True)\n" + text
     )
-    return subprocess.Popen(
-        [sys.executable, str(path), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-        start_new_session=True,
-        # who runs the tests in the background of a script ignores Ctrl-C, and so would this
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    with (tmp_path / "errors").open("w") as errors:
+        return subprocess.Popen(
+            [sys.executable, str(path), *words],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=REPOSITORY,
+            start_new_session=True,
+            # who runs the tests in the background of a script ignores Ctrl-C, and so would this
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
 
 
 def told(process: subprocess.Popen[str], what: str) -> list[int]:
@@ -301,8 +302,13 @@ def told(process: subprocess.Popen[str], what: str) -> list[int]:
     return [int(pid) for pid in pids]
 
 
-def ended(process: subprocess.Popen[str], pids: list[int]) -> tuple[int, str, str]:
-    out, errors = process.communicate(timeout=120)
+def ended(process: subprocess.Popen[str], pids: list[int], tmp_path: Path) -> tuple[int, str, str]:
+    # not communicate(): it reads the descriptor, without the lines readline() took together with the first
+    assert process.stdout is not None
+    with process.stdout:
+        out = process.stdout.read()
+    process.wait(timeout=120)
+    errors = (tmp_path / "errors").read_text()
     until("everything has ended", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     return process.returncode, out, errors
 
@@ -329,7 +335,7 @@ def test_ctrl_c_while_a_program_waits_for_an_answer(models: Path, tmp_path: Path
     assert len(pids) >= 5
     until("it runs", entered.exists)
     os.killpg(process.pid, signal.SIGINT)
-    assert ended(process, pids) == (0, "True True\n", "")
+    assert ended(process, pids, tmp_path) == (0, "True True\n", "")
 
 
 def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
@@ -350,7 +356,7 @@ def test_ctrl_c_while_it_starts(tmp_path: Path) -> None:
     pids = [pid for pid, _ in descendants(process.pid)]
     os.killpg(process.pid, signal.SIGINT)
     assert told(process, "interrupted") == []
-    assert ended(process, pids) == (0, "", "")
+    assert ended(process, pids, tmp_path) == (0, "", "")
 
 
 @pytest.mark.parametrize("end", ["forgets", "fails", "is killed", "is forked"])
@@ -377,7 +383,7 @@ def test_a_program_that_does_not_stop_its_server(models: Path, tmp_path: Path, e
         "is killed": (-9, "", None),  # the heartbeat process reports a loss
         "is forked": (0, "7 True\n", ""),
     }
-    code, out, errors = ended(process, pids)
+    code, out, errors = ended(process, pids, tmp_path)
     assert (code, out, None if end == "is killed" else errors) == expected[end]
 
 
