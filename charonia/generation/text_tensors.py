@@ -37,7 +37,7 @@ INPUTS = (
 `temperature`, `top_p`, `top_k`, `min_p`, `max_tokens`, `min_tokens`, `stop` (a string or a list),
 `include_stop_str_in_output`, `stop_token_ids`, `ignore_eos`, `seed`, `presence_penalty`, `frequency_penalty`,
 `repetition_penalty`, `logit_bias` (token id to bias), `logprobs`, `prompt_logprobs`, `bad_words`,
-`skip_special_tokens`, and "structured_outputs" (`json`, `regex`, `choice`, `grammar` or `json_object`) and "lora_name"."""
+`skip_special_tokens`, "structured_outputs" (`json`, `regex`, `choice`, `grammar` or `json_object`) and "lora_name"."""
 
 OUTPUTS = (
     TextTensor("text_output", "BYTES", (-1,)),
