@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from .api_errors import ApiError
+from .forced_calls import FREE, ToolCalls, ToolChoice, ToolDelta, ToolReader, call_id, grammar_of, reader_of, tools_of
 from .sampling_fields import choices_of, flag, includes_usage, sampling_of, structure_of, text, whole
 from .text_answers import TextDelta, TextFold, TokenBytes, TokenLogprob, token_logprobs, usage
-from .tool_calls import ToolCalls, ToolChoice, ToolDelta, ToolReader, call_id, grammar_of, reader_of, tools_of
 
 MAX_MESSAGES = 2048
 MAX_TOP_LOGPROBS = 20
@@ -38,9 +38,8 @@ class ChatRequest:
     include_usage: bool = False
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] = field(default_factory=list)
-    tool_choice: ToolChoice = ToolChoice()
+    tool_choice: ToolChoice = FREE
     add_generation_prompt: bool = True
-    truncate: bool = False
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -252,9 +251,7 @@ class ChatAnswer:
                 message["tool_calls"] = calls
             logprobs = self._logprobs(choice.fold.tokens, choice.fold.logprobs)
             finish = self._finish(choice)
-            choices.append(
-                {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish}
-            )
+            choices.append({"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish})
         return {**self._head("chat.completion"), "choices": choices, "usage": self.usage()}
 
     # -- both ----------------------------------------------------------------------------------------------------------
@@ -289,7 +286,5 @@ class ChatAnswer:
 
 
 def _logprob(found: TokenLogprob) -> dict[str, Any]:
-    candidates = [
-        {"token": token, "logprob": logprob, "bytes": list(raw)} for token, raw, logprob in found.candidates
-    ]
+    candidates = [{"token": token, "logprob": logprob, "bytes": list(raw)} for token, raw, logprob in found.candidates]
     return {"token": found.token, "logprob": found.logprob, "bytes": list(found.raw), "top_logprobs": candidates}

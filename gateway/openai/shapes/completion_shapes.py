@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .api_errors import ApiError
-from .sampling_fields import MAX_CHOICES, choices_of, flag, includes_usage, sampling_of, structure_of, text, token_ids, whole
+from .sampling_fields import (
+    MAX_CHOICES,
+    choices_of,
+    flag,
+    includes_usage,
+    sampling_of,
+    structure_of,
+    text,
+    token_ids,
+    whole,
+)
 from .text_answers import TextDelta, TextFold, TokenBytes, token_logprobs, usage
 
 MAX_LOGPROBS = 20

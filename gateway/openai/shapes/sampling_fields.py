@@ -180,14 +180,18 @@ def structure_of(body: Mapping[str, Any]) -> dict[str, Any] | None:
             raise ApiError("'structured_outputs' must be an object", param="structured_outputs")
         kinds = {kind: given[kind] for kind in _STRUCTURES if given.get(kind) is not None}
         if len(kinds) != 1:
-            raise ApiError(f"'structured_outputs' must have one of {', '.join(_STRUCTURES)}", param="structured_outputs")
+            raise ApiError(
+                f"'structured_outputs' must have one of {', '.join(_STRUCTURES)}", param="structured_outputs"
+            )
         check_size(kinds, "structured_outputs")
         return kinds
     form = body.get("response_format")
     if form is None:
         return None
     if not isinstance(form, Mapping) or form.get("type") not in ("text", "json_object", "json_schema"):
-        raise ApiError("'response_format' must have a 'type' of text, json_object or json_schema", param="response_format")
+        raise ApiError(
+            "'response_format' must have a 'type' of text, json_object or json_schema", param="response_format"
+        )
     if form["type"] == "text":
         return None
     if form["type"] == "json_object":

@@ -49,6 +49,9 @@ class ToolChoice:
     name: str = ""
 
 
+FREE = ToolChoice()
+
+
 def tools_of(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], ToolChoice]:
     """The tools of a request and its choice among them. Raises `ApiError`."""
     given = body.get("tools")
@@ -78,7 +81,7 @@ def _choice(given: Any, tools: list[dict[str, Any]]) -> ToolChoice:
     if given is None:
         return ToolChoice("auto" if tools else "none")
     if given == "none" or (given == "auto" and not tools):
-        return ToolChoice()
+        return FREE
     if given == "auto":
         return ToolChoice("auto")
     if given == "required":
