@@ -18,6 +18,7 @@ from gateway.http.codec.error_replies import HttpRefusal
 from gateway.http.fastpath import HttpApplication, restricted
 
 from .api_calls import DONE, ApiCall, OpenAiContext, RouteTable
+from .embedding_routes import EmbeddingEndpoint, add_embeddings
 from .model_routes import add_models
 from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
 from .text_models import TextModels
@@ -38,12 +39,14 @@ class OpenAiInterface:
         self.models = TextModels(handler, separator)
         self.serving = TextServing(handler, self.models)
         self.texts = TextEndpoints(self.serving)
+        self.embeddings = EmbeddingEndpoint(handler, self.models, self.serving.counts)
         self.routes = RouteTable()
         self._add_routes()
 
     def _add_routes(self) -> None:
         add_models(self.routes, self._context, self.models)
         add_texts(self.routes, self.texts)
+        add_embeddings(self.routes, self.embeddings)
 
     def claims(self, path: str) -> bool:
         """Whether a path belongs to this API."""
