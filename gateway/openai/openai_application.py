@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 
 from charonia.errors import SERVER_EXITING, CharoniaError, InternalError, Unavailable
 from charonia.options.settings import GatewaySettings
@@ -55,6 +56,7 @@ class OpenAiInterface:
     async def answer(self, scope: Scope, receive: Receive, send: Send, *, draining: bool = False) -> None:
         """Answer one request; `draining`: with "Server exiting" (E7)."""
         call = ApiCall(self._context, scope, receive, send)
+        call.headers_of_reply.append((b"x-request-id", uuid.uuid4().hex.encode()))
         try:
             await self._dispatch(call, draining=draining)
         except (ApiError, CharoniaError, HttpRefusal) as failure:
