@@ -20,7 +20,7 @@ from gateway.http.fastpath import HttpApplication, restricted
 
 from .api_calls import DONE, ApiCall, OpenAiContext, RouteTable
 from .embedding_routes import EmbeddingEndpoint, add_embeddings
-from .model_routes import add_models
+from .model_routes import DOCUMENT_PATH, add_models
 from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
 from .text_models import TextModels
 from .text_routes import TextEndpoints, add_texts
@@ -50,8 +50,8 @@ class OpenAiInterface:
         add_embeddings(self.routes, self.embeddings)
 
     def claims(self, path: str) -> bool:
-        """Whether a path belongs to this API."""
-        return path.startswith("/v1/") or self.routes.find(path) is not None
+        """Whether a path belongs to this API where it is served beside another one."""
+        return path.startswith("/v1/") or (path != DOCUMENT_PATH and self.routes.find(path) is not None)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, *, draining: bool = False) -> None:
         """Answer one request; `draining`: with "Server exiting" (E7)."""

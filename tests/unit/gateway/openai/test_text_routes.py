@@ -110,7 +110,10 @@ async def test_logprobs_of_a_chat(client: httpx2.AsyncClient) -> None:
     chunks = await events(client, CHAT, body)
     streamed = [one for c in chunks for one in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
     assert streamed == whole
-    for wrong, param in (({"top_logprobs": 2}, "top_logprobs"), ({"logprobs": True, "top_logprobs": 21}, "top_logprobs")):
+    for wrong, param in (
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ):
         reply = await client.post(CHAT, json=chat("x", **wrong))
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
@@ -120,7 +123,9 @@ async def test_response_formats_become_structured_output(client: httpx2.AsyncCli
     document = (await client.post(CHAT, json=chat("where", response_format=form))).json()
     assert json.loads(document["choices"][0]["message"]["content"]) == {"city": "Paris"}
     await client.post(CHAT, json=chat("where", response_format={"type": "json_object"}))
-    sampling = [json.loads(r.inputs[2].array()[0]) for r in handler.requests if r.inputs[2].name == "sampling_parameters"]
+    sampling = [
+        json.loads(r.inputs[2].array()[0]) for r in handler.requests if r.inputs[2].name == "sampling_parameters"
+    ]
     assert [one["structured_outputs"] for one in sampling] == [{"json": CITY}, {"json_object": True}]
 
 
@@ -174,7 +179,9 @@ async def test_completions_of_several_prompts(client: httpx2.AsyncClient) -> Non
     chunks = await events(client, COMPLETIONS, body)
     joined: dict[int, str] = {}
     for chunk in chunks:
-        joined[chunk["choices"][0]["index"]] = joined.get(chunk["choices"][0]["index"], "") + chunk["choices"][0]["text"]
+        joined[chunk["choices"][0]["index"]] = (
+            joined.get(chunk["choices"][0]["index"], "") + chunk["choices"][0]["text"]
+        )
     assert joined == dict(texts)
 
 
@@ -190,7 +197,14 @@ async def test_logprobs_of_a_completion(client: httpx2.AsyncClient) -> None:
 
 
 async def test_stop_strings_and_unknown_fields(client: httpx2.AsyncClient) -> None:
-    body = {"model": "says", "prompt": "say one two.", "stop": " two", "store": True, "user": "me", "no_such_field": [1]}
+    body = {
+        "model": "says",
+        "prompt": "say one two.",
+        "stop": " two",
+        "store": True,
+        "user": "me",
+        "no_such_field": [1],
+    }
     choice = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("one", "stop")
 
@@ -256,7 +270,10 @@ async def test_prompts_that_are_too_long_are_refused_before_the_log(client: http
         ({"seed": 2**70}, "seed"),
         ({"stream": "yes"}, "stream"),
         ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 90_000]}}}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 90_000]}}}},
+            "response_format",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"messages": []}, "messages"),
@@ -264,7 +281,9 @@ async def test_prompts_that_are_too_long_are_refused_before_the_log(client: http
         ({"model": ""}, "model"),
     ],
 )
-async def test_wrong_fields_are_named(client: httpx2.AsyncClient, handler: Any, more: dict[str, Any], param: str) -> None:
+async def test_wrong_fields_are_named(
+    client: httpx2.AsyncClient, handler: Any, more: dict[str, Any], param: str
+) -> None:
     reply = await client.post(CHAT, json=chat("x", **more))
     assert reply.status_code == 400
     error = reply.json()["error"]
@@ -275,7 +294,11 @@ async def test_wrong_fields_are_named(client: httpx2.AsyncClient, handler: Any, 
 
 
 async def test_suffix_and_prompt_logprobs_are_refused(client: httpx2.AsyncClient) -> None:
-    for more, param in (({"suffix": "x"}, "suffix"), ({"echo": True, "logprobs": 1}, "echo"), ({"best_of": 2}, "best_of")):
+    for more, param in (
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"best_of": 2}, "best_of"),
+    ):
         reply = await client.post(COMPLETIONS, json={"model": "says", "prompt": "x", **more})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
