@@ -76,7 +76,7 @@ class TritonPythonModel:
             text, reason = text[:most], "length"
         if sampling.get("lora_name"):
             text = sampling["lora_name"].encode() + b":" + text
-        sent = 0
+        text = text.decode("utf-8", "ignore")
         size = 1 if stream else max(1, len(text))
         for at in range(0, max(1, len(text)), size):
             if gate is not None:
@@ -91,7 +91,7 @@ class TritonPythonModel:
             if b"fail later" in prompt and at == 2:
                 sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError("the model failed")), flags=FINAL)
                 return
-            part = text[at : at + size]
+            part = text[at : at + size].encode()
             last = at + size >= len(text)
             sender.send(self.response(part, reason if last else "null", count, sampling), flags=FINAL if last else 0)
 
