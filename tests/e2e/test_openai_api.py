@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,18 @@ def own_port(server: Server) -> str:
 
 
 @pytest.fixture(params=["own port", "HTTP port"])
-def client(request: Any, server: Server) -> Any:
+def client(request: Any, server: Server) -> Iterator[Any]:
     where = own_port(server) if request.param == "own port" else server.http
-    return openai.OpenAI(base_url=f"http://{where}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"http://{where}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture
-def async_client(server: Server) -> Any:
-    return openai.AsyncOpenAI(base_url=f"http://{own_port(server)}/v1", api_key="none", max_retries=0)
+async def async_client(server: Server) -> AsyncIterator[Any]:
+    async with openai.AsyncOpenAI(
+        base_url=f"http://{own_port(server)}/v1", api_key="none", max_retries=0
+    ) as client:
+        yield client
 
 
 def user(text: str) -> list[Any]:
