@@ -16,8 +16,8 @@ import numpy as np
 import orjson
 
 from charonia.datatypes import DataType
-from charonia.errors import InvalidArgument
-from charonia.generation.parameters import check_vocabulary, parse_sampling
+from charonia.errors import InvalidArgument, Unsupported
+from charonia.generation.parameters import StructuredOutput, check_vocabulary, parse_sampling, structured_output
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.tensors import Tensor
 from gateway.handler import Handler
@@ -66,6 +66,7 @@ class TextServing:
         """The requests of a chat. Raises `ApiError`; nothing has entered the log then."""
         model = self._generating(chat.model)
         tools = await self.models.tools(model)
+        await self._check_structure(chat.sampling, tools)
         prompt = await self.models.render(tools, chat)
         tokens = [await self.models.encode(tools, prompt, special=False)] if tools is not None else []
         max_tokens = chat.max_tokens
@@ -77,6 +78,7 @@ class TextServing:
         """The requests of a completion. Raises `ApiError`; nothing has entered the log then."""
         model = self._generating(wanted.model)
         tools = await self.models.tools(model)
+        await self._check_structure(wanted.sampling, tools)
         prompts = [prompt if isinstance(prompt, str) else "" for prompt in wanted.prompts]
         tokens: list[list[int]] = []
         for prompt in wanted.prompts:
@@ -148,6 +150,19 @@ class TextServing:
                 requests.append(_request(model, prompt, ids, own, stream=stream))
         counted = sum(map(len, tokens)) if tools is not None else 0
         return PreparedText(model, tools, requests, prompts, counted)
+
+    async def _check_structure(self, sampling: Mapping[str, Any], tools: TextTools | None) -> None:
+        """Raises a 400 `ApiError` for a schema or grammar that no engine would take, or that takes too much work."""
+        given = sampling.get("structured_outputs")
+        if given is None:
+            return
+        try:
+            structured = structured_output(given)
+            await self.handler.offload.in_thread(len(structured.text), _compile, structured, tools)
+        except InvalidArgument as error:
+            raise ApiError(error.message, param="response_format") from None
+        except Unsupported:
+            pass  # only engines have the library: they check
 
     def _check(self, wanted: Mapping[str, Any], tools: TextTools | None, prompt_tokens: int) -> None:
         """Raises a 400 `ApiError` for parameters that no engine would take."""
@@ -231,6 +246,12 @@ class TextServing:
                 else:
                     yield delta
         yield held if held is not None and held.finish else _ended(held)
+
+
+def _compile(structured: StructuredOutput, tools: TextTools | None) -> None:
+    from charonia.generation.grammar import check
+
+    check(structured, tools.tokenizer if tools is not None else None)
 
 
 def _ended(delta: TextDelta | None) -> TextDelta:
