@@ -52,7 +52,7 @@ def _fronts(settings: GatewaySettings, handler: GatewayService, metrics: Page) -
     if (openai := settings.openai) is not None:
         from .openai.openai_application import OpenAiApplication, OpenAiInterface
 
-        beside = OpenAiInterface(settings, handler)
+        beside = OpenAiInterface(settings, handler, metrics)
         handler.metrics.more.append(beside.serving.counts.collect)
     if settings.http_port >= 0:
         from .http.server import HttpFront
@@ -164,8 +164,9 @@ class GatewayApp:
         settings = self._settings
         if settings.metrics_port < 0 and not settings.metrics_socket:
             return None
-        if settings.vertex_ai is not None and settings.vertex_ai.metrics_socket:
-            return (await scrape(Path(settings.vertex_ai.metrics_socket))).encode() or None
+        for front in (settings.vertex_ai, settings.openai):
+            if front is not None and front.metrics_socket:
+                return (await scrape(Path(front.metrics_socket))).encode() or None
         page = self._render()
         return page if isinstance(page, bytes) else await page
 

@@ -19,6 +19,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.generation.parameters import StructuredOutput, check_vocabulary, parse_sampling, structured_output
 from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
@@ -266,12 +267,11 @@ def _request(
 ) -> InferenceRequest:
     """The request of one choice, with those of the tensors that the model has."""
     interface = model.served.interface
-    lead = (1,) if interface.batching else ()
     inputs: list[Tensor] = []
 
     def add(name: str, datatype: DataType, count: int, data: bytes) -> None:
         if name in interface.inputs:
-            inputs.append(Tensor(name, datatype, (*lead, count), data))
+            inputs.append(Tensor(name, datatype, shape_of(interface, name, count), data))
 
     if tokens is not None and "prompt_token_ids" in interface.inputs:
         add("prompt_token_ids", DataType.INT32, len(tokens), np.asarray(tokens, "<i4").tobytes())
@@ -285,6 +285,12 @@ def _request(
     if sampling.get("logprobs") is not None:
         add("return_logprobs", DataType.BOOL, 1, b"\1")
     return InferenceRequest(interface.name, LATEST_VERSION, inputs, served=model.served)
+
+
+def shape_of(interface: ModelInterface, name: str, count: int) -> tuple[int, ...]:
+    """The shape of so many elements as the model declares this input: `[1]`, `[1,1]` and `[-1]` are all in use."""
+    dims = [count if size == -1 else size for size in interface.inputs[name].dims]
+    return (1, *dims) if interface.batching else tuple(dims)
 
 
 def element(data: bytes) -> bytes:
