@@ -2,8 +2,8 @@
 
 A reader takes text in pieces and gives content and calls: a call's name once, then its arguments as pieces of JSON
 text. However the text is cut, the joined content and calls are the same. What looks like a call but turns out to be
-none, before its name was given, is content. Forced calls (`tool_choice` required or named) are JSON by a grammar, and
-need no reader of these.
+none, before its name and the begin of its arguments are there, is content. Forced calls are JSON by a grammar, and need
+no reader of these.
 """
 
 from __future__ import annotations
