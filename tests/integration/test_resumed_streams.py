@@ -20,6 +20,7 @@ import resumable_backend as chain
 import role_processes as roles
 
 from charonia import keys
+from charonia.calls.request_endings import end_requests
 from charonia.calls.waiters import Visible
 from charonia.clock import wall_ns
 from charonia.errors import StreamInterrupted
@@ -102,13 +103,14 @@ class Stack:
                 self.streams[response.id].take(response)
         self._arrived.set()
 
-    async def start(self, role: str) -> Any:
+    async def start(self, role: str, *, waits: bool = True) -> Any:
         flags = [f"--log-url={self.url}"]
         if role == "executor":
             flags.append(f"--model-repository={self._repository}")
         process = roles.Role(role, self.directory, *flags)
         self._processes.append(process)
-        await asyncio.to_thread(process.until_up)
+        if waits:
+            await asyncio.to_thread(process.until_up)
         return process
 
     async def ask(self, model: str, count: int, *, job: bool = False, **said: Any) -> bytes:
@@ -236,3 +238,144 @@ async def test_a_stalled_executor_is_refused_when_it_goes_on(stack: Stack, model
     assert stream.sent - repeated <= len(stream.tokens) - seen + 2 + STREAMS
     assert "1 requests run elsewhere by now, or have ended: their responses are dropped" in old.log()
     await stack.left_nothing(model)
+
+
+async def test_a_request_that_ends_executors_ends_alone(stack: Stack) -> None:
+    """It gives no new token before each death; the others do, and are not suspected with it."""
+    _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
+    until = stack.directory / "until"
+    others = [await stack.ask("chain", ENDLESS, until=str(until)) for _ in range(4)]
+    await stack.until(lambda: all(len(stack.streams[one].tokens) > 1 for one in others))
+    deadly = await stack.ask("chain", 10, deadly=2)
+    end = stack.streams[deadly]
+    deaths = 0
+    while not end.ended:
+        dying = asyncio.create_task(asyncio.to_thread(executor.process.wait))
+        ending = asyncio.create_task(stack.ended(deadly))
+        await asyncio.wait({dying, ending}, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if dying.done():
+            deaths += 1
+            executor = await stack.start("executor", waits=False)
+        else:
+            executor.kill()
+        await dying
+        until.touch()  # what is suspected runs when nothing else does
+    assert 3 <= deaths <= 5
+    assert "alone" in str(end.error)
+    assert end.tokens == chain.tokens_of(end.seed, 2)
+    await stack.start("executor")
+    for one in others:
+        stream = await stack.ended(one)
+        assert stream.error is None, stream.error
+        assert stream.tokens == chain.tokens_of(stream.seed, len(stream.tokens))
+    await stack.left_nothing("chain")
+
+
+async def test_a_replay_that_disagrees_ends_the_stream(stack: Stack) -> None:
+    _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
+    ids = [await stack.ask("chain", ENDLESS, stray=True, job=job) for job in (False, True)]
+    await stack.until(lambda: all(len(stack.streams[one].tokens) > 1 for one in ids))
+    executor.kill()
+    await stack.start("executor")
+    for one in ids:
+        stream = await stack.ended(one)
+        assert str(stream.error).startswith("STREAM_INTERRUPTED: ")
+        assert stream.tokens == chain.tokens_of(stream.seed, len(stream.tokens)), "nothing of the other run was seen"
+    record = await stack.log.job("chain", ids[1])
+    assert record is not None
+    assert record.state is JobState.FAILED
+    await stack.left_nothing("chain")
+
+
+async def test_everybody_dies_at_once(stack: Stack) -> None:
+    until = stack.directory / "until"
+    batcher, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
+    ids = [await stack.ask("chain", ENDLESS, until=str(until), job=job) for job in (False, True) * 2]
+    for _ in range(3):
+        seen = [len(stack.streams[one].tokens) for one in ids]
+        await stack.until(
+            lambda seen=seen: all(len(stack.streams[one].tokens) > n for one, n in zip(ids, seen, strict=True))
+        )
+        batcher.kill()
+        executor.kill()
+        batcher, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
+    until.touch()
+    for one in ids:
+        stream = await stack.ended(one)
+        assert stream.error is None, stream.error
+        assert stream.tokens == chain.tokens_of(stream.seed, len(stream.tokens))
+    await stack.left_nothing("chain")
+
+
+async def test_cancelled_requests_leave_nothing(stack: Stack) -> None:
+    await asyncio.gather(stack.start("batcher"), stack.start("executor"))
+    ids = [await stack.ask("chain", ENDLESS) for _ in range(40)]
+    for number, one in enumerate(ids):
+        stream = stack.streams[one]
+        await stack.until(lambda stream=stream, number=number: len(stream.tokens) > number % 3)
+        (won,) = await end_requests(stack.log, "chain", [one], JobState.CANCELLED)
+        assert won
+    await stack.left_nothing("chain")
+    # nor does the executor go on with them
+    whole = await stack.ask("chain", 5)
+    assert (await stack.ended(whole)).is_whole
+    sent = [stack.streams[one].sent for one in ids]
+    again = await stack.ask("chain", 20)
+    assert (await stack.ended(again)).is_whole
+    assert [stack.streams[one].sent for one in ids] == sent
+
+
+async def test_a_job_is_read_on_at_another_gateway(stack: Stack) -> None:
+    until = stack.directory / "until"
+    _, executor, first, second = await asyncio.gather(
+        stack.start("batcher"), stack.start("executor"), stack.start("gateway"), stack.start("gateway")
+    )
+    for gateway in (first, second):
+        await asyncio.to_thread(gateway.until_serves, "chain")
+    body = {"inputs": [{"name": "N", "shape": [1], "datatype": "INT32", "data": [ENDLESS]}]}
+    body["parameters"] = {"seed": 77, "until": str(until)}  # type: ignore[assignment]
+    path = "/v2/models/chain/infer"
+    status, view = await asyncio.to_thread(first.ask, "POST", path, json.dumps(body).encode(), Prefer="respond-async")
+    assert status == 202, view
+
+    tokens: list[int] = []
+    last = await asyncio.to_thread(_read_events, first, view["id"], "", 20, tokens)
+    first.kill()
+    executor.kill()
+    starting = asyncio.create_task(stack.start("executor"))
+    last = await asyncio.to_thread(_read_events, second, view["id"], last, 20, tokens)
+    await starting
+    last = await asyncio.to_thread(_read_events, second, view["id"], last, 20, tokens)
+    until.touch()
+    await asyncio.to_thread(_read_events, second, view["id"], last, ENDLESS, tokens)
+    assert len(tokens) > 60
+    assert tokens == chain.tokens_of(77, len(tokens))
+    await stack.left_nothing("chain")
+
+
+def _read_events(gateway: Any, job: str, last: str, count: int, tokens: list[int]) -> str:
+    """Read so many tokens of a job's events, or to its end, as a reader that comes back; returns where it was."""
+    connection = http.client.HTTPConnection(gateway.http, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", f"/v2/jobs/{job}/events", headers={"Last-Event-ID": last} if last else {})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        event, wanted = "", len(tokens) + count
+        while len(tokens) < wanted:
+            line = answer.readline().decode().rstrip("\n")
+            name, _, said = line.partition(": ")
+            if name == "id":
+                last = said
+            elif name == "event":
+                event = said
+                if said in ("succeeded", "failed", "cancelled"):
+                    assert said == "succeeded"
+                    return last
+            elif name == "data" and event == "response":
+                response = json.loads(said).get("response")
+                if response is not None and response.get("outputs"):
+                    tokens.append(response["outputs"][0]["data"][0])
+        return last
+    finally:
+        connection.close()
