@@ -528,6 +528,10 @@ class RequestLog(QueueLog, JobLog, Protocol):
     """Requests, jobs among them."""
 
 
+class AuditedLog(RequestLog, Progress, Protocol):
+    """Requests, and how far they are."""
+
+
 class SettlementLog(RequestLog, Statistics, Protocol):
     """Requests, and the counters of how they ended."""
 
