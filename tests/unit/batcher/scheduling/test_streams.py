@@ -154,7 +154,7 @@ def test_a_resumable_request_that_goes_on_is_never_suspected() -> None:
 
 def test_a_resumable_request_that_does_not_go_on_is_condemned_alone() -> None:
     model = Model(resumable=True)
-    (batch,) = model.put(1)
+    model.put(1)
     said: list[str] = []
     for number in range(4):
         decisions = lost(model, number)

@@ -119,10 +119,14 @@ async def test_a_flush_is_one_call_for_all_requests() -> None:
     assert [one.begins for one in world.writer.all] == [True, True, False, False]
     assert await world.flush() == set()
     assert len(calls) == 2, "repeated, as the log did not answer"
-    assert calls[0] == calls[1] == [
-        ProgressPart(world.records[0].id, 1, 0, [b"a", b"b"]),
-        ProgressPart(world.records[1].id, 1, 0, [b""]),
-    ]
+    assert (
+        calls[0]
+        == calls[1]
+        == [
+            ProgressPart(world.records[0].id, 1, 0, [b"a", b"b"]),
+            ProgressPart(world.records[1].id, 1, 0, [b""]),
+        ]
+    )
     assert await log.progress("m", [one.id for one in world.records]) == [[b"a", b"b"], [b""]]
 
 
