@@ -48,11 +48,27 @@ Page = Callable[[], Awaitable[bytes | None]]
 def _fronts(settings: GatewaySettings, handler: GatewayService, metrics: Page) -> dict[str, tuple[str, Front]]:
     """The enabled fronts by name, with their address; libraries of the others are not loaded."""
     fronts: dict[str, tuple[str, Front]] = {}
+    beside = None
+    if (openai := settings.openai) is not None:
+        from .openai.openai_application import OpenAiApplication, OpenAiInterface
+
+        beside = OpenAiInterface(settings, handler)
     if settings.http_port >= 0:
         from .http.server import HttpFront
         from .http2.http_connection import http2
 
-        fronts["http"] = (settings.http_address, HttpFront(settings, handler, http2))
+        front = HttpFront(settings, handler, http2)
+        if openai is not None and openai.on_http_port:
+            front.application.beside = beside
+        fronts["http"] = (settings.http_address, front)
+    if openai is not None and beside is not None and openai.port >= 0:
+        from .http.server import HttpFront
+        from .http2.http_connection import http2
+
+        own = replace(settings, http_address=openai.address, http_port=openai.port, http_socket="")
+        application = OpenAiApplication(own, handler, beside)
+        front = HttpFront(own, handler, http2, application=application, service="OpenAI")
+        fronts["openai"] = (openai.address, front)
     if settings.grpc_port >= 0:
         fronts["grpc"] = (settings.grpc_address, _grpc_front(settings, handler))
     if (sagemaker := settings.sagemaker) is not None:
@@ -60,8 +76,8 @@ def _fronts(settings: GatewaySettings, handler: GatewayService, metrics: Page) -
         from .http.server import HttpFront
 
         own = _of_cloud(settings, sagemaker.address, sagemaker.port)
-        application = SageMakerApplication(own, handler, sagemaker)
-        front = HttpFront(own, handler, application=application, service="SageMaker")
+        of_sagemaker = SageMakerApplication(own, handler, sagemaker)
+        front = HttpFront(own, handler, application=of_sagemaker, service="SageMaker")
         fronts["sagemaker"] = (sagemaker.address, front)
     if (vertex_ai := settings.vertex_ai) is not None:
         from .clouds.vertex_ai import VertexAiFront
@@ -190,9 +206,13 @@ class GatewayApp:
             (settings.http_address, settings.http_port, "HTTP", settings.reuse_http_port),
             (settings.grpc_address, settings.grpc_port, "GRPC", settings.reuse_grpc_port),
             *(
-                (cloud.address, cloud.port, name, settings.reuse_http_port)
-                for name, cloud in (("SageMaker", settings.sagemaker), ("Vertex AI", settings.vertex_ai))
-                if cloud is not None
+                (other.address, other.port, name, settings.reuse_http_port)
+                for name, other in (
+                    ("SageMaker", settings.sagemaker),
+                    ("Vertex AI", settings.vertex_ai),
+                    ("OpenAI", settings.openai),
+                )
+                if other is not None
             ),
         ):
             if port > 0:

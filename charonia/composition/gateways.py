@@ -13,7 +13,7 @@ from pathlib import Path
 from charonia.options.trace_options import trace_options
 from charonia.options.values import Values
 
-_SERVICES = {"http": "HTTP", "grpc": "GRPC", "sagemaker": "SageMaker", "vertex_ai": "Vertex AI"}
+_SERVICES = {"http": "HTTP", "grpc": "GRPC", "sagemaker": "SageMaker", "vertex_ai": "Vertex AI", "openai": "OpenAI"}
 
 
 def share_ports(values: Values) -> tuple[Values, list[socket.socket]]:

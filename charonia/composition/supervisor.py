@@ -250,7 +250,7 @@ class Supervisor:
         http = "https://" if self._values["http_use_ssl"] or self._values["http_use_ssl_mutual"] else "http://"
         for name, scheme, path in (
             *(("http", http, ""), ("grpc", "", ""), ("metrics", "http://", "/metrics")),
-            *(("sagemaker", "http://", ""), ("vertex-ai", "http://", "")),
+            *(("openai", http, "/v1"), ("sagemaker", "http://", ""), ("vertex-ai", "http://", "")),
         ):
             if name in self._endpoints:
                 print(f"{name:8} {scheme}{reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201

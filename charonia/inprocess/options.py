@@ -30,6 +30,8 @@ _FIXED = {
     "allow_grpc": False,
     "allow_sagemaker": False,
     "allow_vertex_ai": False,
+    "allow_openai": False,
+    "openai_on_http_port": False,
     "allow_webhooks": False,
     "gateways": 1,
     "listen_while_loading": False,
@@ -39,7 +41,7 @@ _FIXED = {
 """The gateway lives in this process and listens nowhere."""
 
 _FOR_LISTENERS = (
-    *("http_", "grpc_", "sagemaker_", "vertex_ai_", "reuse_", "webhook_"),
+    *("http_", "grpc_", "sagemaker_", "vertex_ai_", "openai_", "reuse_", "webhook_"),
     *("metrics_address", "metrics_port", "allow_client_shm"),
 )
 

@@ -10,7 +10,14 @@ from charonia.errors import StartupError
 from .settings import SageMakerSettings, VertexAiSettings
 
 _INFERENCES = ("infer", "generate", "generate_stream")
-_FRONTS = {"http": "HTTP", "grpc": "GRPC", "metrics": "metrics", "sagemaker": "SageMaker", "vertex_ai": "Vertex AI"}
+_FRONTS = {
+    "http": "HTTP",
+    "grpc": "GRPC",
+    "metrics": "metrics",
+    "sagemaker": "SageMaker",
+    "vertex_ai": "Vertex AI",
+    "openai": "OpenAI",
+}
 
 
 def vertex_ai_defaults(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -27,6 +27,7 @@ from .settings import (
     GatewaySettings,
     GrpcDelays,
     LogSettings,
+    OpenAiSettings,
     TlsSettings,
     WebhookSettings,
 )
@@ -88,6 +89,17 @@ def _grpc_front(name: str) -> str:
     return name
 
 
+def _openai(values: Values) -> OpenAiSettings | None:
+    if not (values["allow_openai"] or values["openai_on_http_port"]):
+        return None
+    return OpenAiSettings(
+        values["openai_address"],
+        values["openai_port"] if values["allow_openai"] else -1,
+        values["openai_on_http_port"],
+        values["lora_separator"],
+    )
+
+
 def gateway_settings(values: Values) -> GatewaySettings:
     """`GatewaySettings` from option values. Raises `StartupError` for malformed restrictions and conflicting ports."""
     check_ports(values)
@@ -127,6 +139,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         grpc_restricted_protocol=_restrictions("grpc-restricted-protocol", values["grpc_restricted_protocol"]),
         sagemaker=sagemaker_settings(values, os.environ),
         vertex_ai=vertex_ai_settings(values, os.environ),
+        openai=_openai(values),
         http_tls=_tls("http", values),
         grpc_tls=_tls("grpc", values),
         grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"],

@@ -136,6 +136,19 @@ class VertexAiSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenAiSettings:
+    """The OpenAI API: on a port of its own (-1: none, 0 picks a free one), on the HTTP port, or both.
+
+    `lora_separator` stands between the names of a model and of an adapter; "": adapters have no names.
+    """
+
+    address: str = "0.0.0.0"
+    port: int = -1
+    on_http_port: bool = False
+    lora_separator: str = ":"
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """Settings of one gateway. Port 0 picks a free port, -1 turns the front off. Sizes in bytes."""
 
@@ -162,6 +175,7 @@ class GatewaySettings:
     grpc_restricted_protocol: tuple[tuple[tuple[str, ...], str, str], ...] = ()
     sagemaker: SageMakerSettings | None = None
     vertex_ai: VertexAiSettings | None = None
+    openai: OpenAiSettings | None = None
     http_tls: TlsSettings | None = None
     grpc_tls: TlsSettings | None = None
     grpc_infer_response_compression_level: str = "none"

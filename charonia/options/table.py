@@ -256,6 +256,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("vertex-ai-port", "int", 8080, _G, "port of the Vertex AI front, 0 for a free one; AIP_HTTP_PORT if set"),
     Option("vertex-ai-thread-count", "int", 8, _G, "accepted for compatibility; the front is one event loop"),
     Option("vertex-ai-default-model", "str", "", _G, "model of Vertex AI's predictions; the only one by default"),
+    # the OpenAI API
+    Option("allow-openai", "bool", False, _G, "serve the OpenAI API on a port of its own"),
+    Option("openai-address", "str", "0.0.0.0", _G, "address of the OpenAI front"),
+    Option("openai-port", "int", 9000, _G, "port of the OpenAI front, 0 for a free one"),
+    Option("openai-on-http-port", "bool", False, _G, "serve the OpenAI API on the HTTP port, beside /v2"),
+    Option("lora-separator", "str", ":", _G, "stands between model and adapter in the OpenAI API's model names"),
     Option("drain-delay-secs", "float", 0.0, _G, "how long a gateway that stops still serves, not ready, for proxies"),
     Option(
         "allow-client-shm",

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from charonia import failpoints
 from charonia.catalog.served import ServedVersion
@@ -76,6 +77,17 @@ _SHORT_LENGTH_DIGITS = 4
 
 _ROUTES_LIMIT = 4096
 
+
+class Beside(Protocol):
+    """Another interface that is served on the same port."""
+
+    def claims(self, path: str) -> bool:
+        """Whether it answers requests for this path."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send, *, draining: bool = False) -> None:
+        """Answer one request, also one that fails."""
+
+
 logger = logging.getLogger("charonia.gateway.http")
 
 
@@ -88,7 +100,7 @@ class HttpApplication:
         self._handler = handler
         self._max_input_size_bytes = settings.http_max_input_size
         self._unbounded_bytes = min(_SINGLE_PIECE_BYTES, settings.http_max_input_size)
-        self._restrictions = Restrictions(settings.http_restricted_api, _restricted)
+        self._restrictions = Restrictions(settings.http_restricted_api, restricted)
         self._forwarding = HeaderForwarding(settings.http_header_forward_pattern, "--http-header-forward-pattern")
         self._decoder = RequestDecoder(settings.http_max_input_size)
         self._encoder = ResponseEncoder()
@@ -102,6 +114,8 @@ class HttpApplication:
         self._routes: dict[str, Route] = {}
         self._control: AsgiApp | None = None
         self._loading: asyncio.Future[AsgiApp] | None = None
+        self.beside: Beside | None = None
+        """Answers the paths that it claims among those that are no inference (`gateway.openai`)."""
         self.http2: Callable[[], asyncio.Protocol] | None = None
         """Makes the protocol of an HTTP/2 connection; None where HTTP/2 is refused."""
         self.draining = False
@@ -128,7 +142,9 @@ class HttpApplication:
                     self._routes.clear()
                 self._routes[path] = route
         try:
-            if route is None:
+            if route is None and self.beside is not None and self.beside.claims(path):
+                await self.beside.answer(scope, receive, send, draining=self.draining)
+            elif route is None:
                 await self._answer_control(scope, receive, send)
             elif route.kind is INFER and scope["method"] == "POST":
                 if self._tracer is not None and self._tracer.on:
@@ -356,6 +372,6 @@ async def answer_failure(failure: BaseException, scope: Scope, send: Send) -> No
             await reply_whole(send, 500, [JSON_CONTENT_TYPE], INTERNAL_BODY)
 
 
-def _restricted(header: str) -> HttpRefusal:
+def restricted(header: str) -> HttpRefusal:
     """The refusal of a restricted API (E9)."""
     return HttpRefusal(403, f"This API is restricted, expecting header '{header}'")

@@ -1,0 +1,98 @@
+"""The OpenAI API as a front: finds the endpoint of a path, identifies the caller, and answers for calls that fail.
+
+It is served on a port of its own, on the HTTP port beside `/v2`, or on both. Each module of endpoints adds its paths to
+the table in a function of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from charonia.errors import SERVER_EXITING, CharoniaError, InternalError, Unavailable
+from charonia.options.settings import GatewaySettings
+from gateway.access.restrictions import Restrictions
+from gateway.handler import Handler
+from gateway.http.bodies import CLIENT_LEFT, ClientGone, Receive, Scope, Send, reply_whole
+from gateway.http.codec.error_replies import HttpRefusal
+from gateway.http.fastpath import HttpApplication, restricted
+
+from .api_calls import DONE, ApiCall, OpenAiContext, RouteTable
+from .model_routes import add_models
+from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
+
+logger = logging.getLogger("charonia.gateway.openai")
+
+
+class OpenAiInterface:
+    """The whole API over a `Handler`, for the listeners that serve it."""
+
+    def __init__(self, settings: GatewaySettings, handler: Handler) -> None:
+        self._handler = handler
+        self._restrictions = Restrictions(settings.http_restricted_api, restricted)
+        self._context = OpenAiContext(settings, handler)
+        self.routes = RouteTable()
+        self._add_routes()
+
+    def _add_routes(self) -> None:
+        add_models(self.routes, self._context)
+
+    def claims(self, path: str) -> bool:
+        """Whether a path belongs to this API."""
+        return path.startswith("/v1/") or self.routes.find(path) is not None
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send, *, draining: bool = False) -> None:
+        """Answer one request; `draining`: with "Server exiting" (E7)."""
+        call = ApiCall(self._context, scope, receive, send)
+        try:
+            await self._dispatch(call, draining=draining)
+        except (ApiError, CharoniaError, HttpRefusal) as failure:
+            await _fail(call, failure)
+        except ClientGone:
+            pass
+        except asyncio.CancelledError:
+            if not scope.get("state", {}).get(CLIENT_LEFT):
+                await _fail(call, Unavailable(SERVER_EXITING))
+        except Exception:
+            logger.exception("unexpected failure of %s %r", scope["method"], scope["path"][:256])
+            await _fail(call, InternalError("internal server error"))
+
+    async def _dispatch(self, call: ApiCall, *, draining: bool) -> None:
+        method, path = call.scope["method"], call.scope["path"]
+        found = self.routes.find(path)
+        if found is None:
+            raise ApiError(f"Invalid URL ({method} {path[:256]})", status=404)
+        methods, call.arguments = found
+        route = methods.get(method)
+        if route is None:
+            allowed = ", ".join(sorted(methods)).encode()
+            raise HttpRefusal(405, f"Not allowed to {method} on {path[:256]}", headers=[(b"allow", allowed)])
+        if self._restrictions.any:
+            self._restrictions.check(route.group, call.scope["headers"])
+        if draining:
+            raise HttpRefusal(503, SERVER_EXITING, close=True)
+        if not route.is_open and self._handler.identifies:
+            call.caller = self._handler.identify(call.scope["headers"])
+        await route.endpoint(call)
+
+
+async def _fail(call: ApiCall, failure: Failure) -> None:
+    """Answer a call that failed; once the response has begun, with a last event."""
+    if not call.started:
+        status, headers, body = render_failure(failure)
+        await reply_whole(call.send, status, [*headers, *call.headers_of_reply], body)
+        return
+    await call.end_events(b"data: " + json_bytes(error_document(failure)) + b"\n\n" + DONE)
+
+
+class OpenAiApplication(HttpApplication):
+    """The front of a port that serves this API alone."""
+
+    def __init__(self, settings: GatewaySettings, handler: Handler, interface: OpenAiInterface) -> None:
+        super().__init__(settings, handler)
+        self.lane = None  # the lane would read requests before this front does
+        self._interface = interface
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._interface.answer(scope, receive, send, draining=self.draining)

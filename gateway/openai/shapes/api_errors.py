@@ -1,0 +1,83 @@
+"""Errors of the OpenAI API: `{"error": {message, type, param, code}, "detail": message}`. Pure.
+
+OpenAI's clients read `error`, those of Triton's OpenAI front `detail`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from charonia.errors import CharoniaError, ErrorCode, ResourceExhausted
+from gateway.http.codec.error_replies import CHALLENGE, JSON_CONTENT_TYPE, STATUS, Headers, HttpRefusal
+
+CONTEXT_LENGTH = "context_length_exceeded"
+MODEL_NOT_FOUND = "model_not_found"
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+_STATUS = {**STATUS, ErrorCode.UNSUPPORTED: 400, ErrorCode.KEY_REUSED: 422}
+
+
+class ApiError(Exception):
+    """A refusal in OpenAI's terms: the HTTP status, the field at fault (`param`), a word for programs (`code`)."""
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.param = param
+        self.code = code
+
+
+Failure = ApiError | CharoniaError | HttpRefusal
+
+
+def status_of(failure: Failure) -> int:
+    """The HTTP status of a failure."""
+    return _STATUS[failure.code] if isinstance(failure, CharoniaError) else failure.status
+
+
+def error_document(failure: Failure) -> dict[str, Any]:
+    """The JSON of a failure."""
+    status = status_of(failure)
+    param, code = (failure.param, failure.code) if isinstance(failure, ApiError) else (None, None)
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    error = {"message": failure.message, "type": kind, "param": param, "code": code or _CODES.get(status)}
+    return {"error": error, "detail": failure.message}
+
+
+def render_failure(failure: Failure) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of a failed call."""
+    status, headers = status_of(failure), [JSON_CONTENT_TYPE]
+    if isinstance(failure, ResourceExhausted):
+        headers.append((b"retry-after", b"%d" % failure.retry_after_s))
+    elif status == 401:
+        headers.append(CHALLENGE)
+    if isinstance(failure, HttpRefusal):
+        headers += failure.headers
+        if failure.close:
+            headers.append((b"connection", b"close"))
+    return status, headers, json_bytes(error_document(failure))
+
+
+def json_bytes(document: Any) -> bytes:
+    """The document as JSON; lone surrogates, which a client's text may have, are replaced."""
+    try:
+        return orjson.dumps(document)
+    except TypeError:
+        return orjson.dumps(_clean(document))
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_clean(key): _clean(one) for key, one in value.items()}
+    return [_clean(one) for one in value] if isinstance(value, list | tuple) else value
