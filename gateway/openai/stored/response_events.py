@@ -1,0 +1,210 @@
+"""The events of a response, a fold of what its model answered: every gateway makes the same events of the same job. Pure.
+
+Numbers count the events of the whole response from 0. A reader that comes back is given the same fold from the
+beginning, without the events that it has seen, so numbers and ids depend on nothing but the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+Event = dict[str, Any]
+
+TERMINAL = ("completed", "incomplete", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """More text of the answer; `logprobs` are those of its tokens, as the API writes them."""
+
+    text: str
+    logprobs: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A function call begins."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """More of the arguments of the function call that was begun last."""
+
+    text: str
+
+
+Piece = TextPiece | CallBegun | CallArguments
+
+
+@dataclass(slots=True)
+class ResponseEvents:
+    """The events of one response. `response` is the object without status, output and usage (`response_object`)."""
+
+    response: dict[str, Any]
+    _number: int = 0
+    _output: list[dict[str, Any]] = field(default_factory=list)
+    _open: bool = False
+    """Whether the last item of the output goes on."""
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def number(self) -> int:
+        """How many events there have been."""
+        return self._number
+
+    def created(self) -> list[Event]:
+        """The first events: the response exists. One in the background is queued first."""
+        if not self.response["background"]:
+            return [self._about("response.created", "in_progress")]
+        return [self._about("response.created", "queued"), self._about("response.queued", "queued")]
+
+    def begun(self) -> list[Event]:
+        """The model works on it."""
+        return [self._about("response.in_progress", "in_progress")]
+
+    def add(self, piece: Piece) -> list[Event]:
+        """The events of what came next."""
+        if isinstance(piece, TextPiece):
+            return self._text(piece) if piece.text or piece.logprobs else []
+        if isinstance(piece, CallBegun):
+            return self._call(piece)
+        return self._arguments(piece)
+
+    def ended(self, finish: str, completed_s: int) -> list[Event]:
+        """The model has ended; `finish` is its reason: stop or length."""
+        if not self._output:  # an answer without a token still has its message
+            opening = self._open_message()
+        else:
+            opening = []
+        incomplete = finish == "length"
+        closing = self._close("incomplete" if incomplete else "completed")
+        if incomplete:
+            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+        status = "incomplete" if incomplete else "completed"
+        if not incomplete:
+            self.response["completed_at"] = completed_s
+        self._use()
+        return [*opening, *closing, self._about(f"response.{status}", status)]
+
+    def failed(self, code: str, message: str) -> list[Event]:
+        """There is no more of it."""
+        self._interrupt()
+        self.response["error"] = {"code": code, "message": message}
+        return [self._about("response.failed", "failed")]
+
+    def cancelled(self) -> list[Event]:
+        self._interrupt()
+        return [self._about("response.cancelled", "cancelled")]
+
+    def document(self) -> dict[str, Any]:
+        """The response object as it is after the last event."""
+        return {**self.response, "output": [_copy(item) for item in self._output]}
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _event(self, kind: str, **members: Any) -> Event:
+        event = {"type": kind, "sequence_number": self._number, **members}
+        self._number += 1
+        return event
+
+    def _about(self, kind: str, status: str) -> Event:
+        self.response["status"] = status
+        return self._event(kind, response=self.document())
+
+    def _use(self) -> None:
+        self.response["usage"] = {
+            "input_tokens": self.input_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": self.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.input_tokens + self.output_tokens,
+        }
+
+    def _new_id(self, prefix: str) -> str:
+        seed = f"{self.response['id']}:{prefix}:{len(self._output)}"
+        return f"{prefix}_{blake2b(seed.encode(), digest_size=16).hexdigest()}"
+
+    def _at(self) -> dict[str, Any]:
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+
+    def _open_message(self) -> list[Event]:
+        item = {"id": self._new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        self._output.append(item)
+        self._open = True
+        added = self._event("response.output_item.added", output_index=len(self._output) - 1, item=dict(item))
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        item["content"] = [part]
+        return [added, self._event("response.content_part.added", **self._at(), content_index=0, part=dict(part))]
+
+    def _text(self, piece: TextPiece) -> list[Event]:
+        events: list[Event] = []
+        if not self._open or self._output[-1]["type"] != "message":
+            events += self._close("completed")
+            events += self._open_message()
+        part = self._output[-1]["content"][0]
+        part["text"] += piece.text
+        part["logprobs"] = [*part["logprobs"], *piece.logprobs]
+        members = {**self._at(), "content_index": 0, "delta": piece.text, "logprobs": list(piece.logprobs)}
+        return [*events, self._event("response.output_text.delta", **members)]
+
+    def _call(self, piece: CallBegun) -> list[Event]:
+        events = self._close("completed")
+        item = {
+            "id": self._new_id("fc"),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": self._new_id("call"),
+            "name": piece.name,
+            "arguments": "",
+        }
+        self._output.append(item)
+        self._open = True
+        return [
+            *events,
+            self._event("response.output_item.added", output_index=len(self._output) - 1, item=dict(item)),
+        ]
+
+    def _arguments(self, piece: CallArguments) -> list[Event]:
+        self._output[-1]["arguments"] += piece.text
+        return [self._event("response.function_call_arguments.delta", **self._at(), delta=piece.text)]
+
+    def _close(self, status: str) -> list[Event]:
+        """End the item that goes on."""
+        if not self._open:
+            return []
+        self._open = False
+        item = self._output[-1]
+        item["status"] = status
+        at = self._at()
+        events: list[Event] = []
+        if item["type"] == "message":
+            part = item["content"][0]
+            done = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
+            events.append(self._event("response.output_text.done", **at, **done))
+            events.append(self._event("response.content_part.done", **at, content_index=0, part=dict(part)))
+        else:
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            events.append(self._event("response.function_call_arguments.done", **at, **done))
+        closed = self._event("response.output_item.done", output_index=at["output_index"], item=_copy(item))
+        return [*events, closed]
+
+    def _interrupt(self) -> None:
+        if self._open:
+            self._open = False
+            self._output[-1]["status"] = "incomplete"
+        if self.output_tokens:
+            self._use()
+
+
+def _copy(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The item as it is now: what an event says does not change later."""
+    copied = dict(item)
+    if "content" in copied:
+        copied["content"] = [dict(part) for part in copied["content"]]
+    return copied
