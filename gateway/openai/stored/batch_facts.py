@@ -72,10 +72,10 @@ class BatchState:
         """The word of the API."""
         if self.outcome:
             return self.outcome
-        if self.cancelling_s:
-            return "cancelling"
         if self.finalizing_s:
             return "finalizing"
+        if self.cancelling_s:
+            return "cancelling"
         return "in_progress" if self.started_s else "validating"
 
     def apply(self, fact: Mapping[str, Any]) -> None:

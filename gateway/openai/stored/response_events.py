@@ -50,6 +50,8 @@ class ResponseEvents:
     _output: list[dict[str, Any]] = field(default_factory=list)
     _open: bool = False
     """Whether the last item of the output goes on."""
+    _texts: list[str] = field(default_factory=list)
+    """The text, or the arguments, of that item: joined when it ends."""
     input_tokens: int = 0
     output_tokens: int = 0
 
@@ -140,16 +142,15 @@ class ResponseEvents:
         added = self._event("response.output_item.added", output_index=len(self._output) - 1, item=dict(item))
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         item["content"] = [part]
-        return [added, self._event("response.content_part.added", **self._at(), content_index=0, part=dict(part))]
+        return [added, self._event("response.content_part.added", **self._at(), content_index=0, part={**part, "logprobs": []})]
 
     def _text(self, piece: TextPiece) -> list[Event]:
         events: list[Event] = []
         if not self._open or self._output[-1]["type"] != "message":
             events += self._close("completed")
             events += self._open_message()
-        part = self._output[-1]["content"][0]
-        part["text"] += piece.text
-        part["logprobs"] = [*part["logprobs"], *piece.logprobs]
+        self._texts.append(piece.text)
+        self._output[-1]["content"][0]["logprobs"] += piece.logprobs
         members = {**self._at(), "content_index": 0, "delta": piece.text, "logprobs": list(piece.logprobs)}
         return [*events, self._event("response.output_text.delta", **members)]
 
@@ -171,16 +172,14 @@ class ResponseEvents:
         ]
 
     def _arguments(self, piece: CallArguments) -> list[Event]:
-        self._output[-1]["arguments"] += piece.text
+        self._texts.append(piece.text)
         return [self._event("response.function_call_arguments.delta", **self._at(), delta=piece.text)]
 
     def _close(self, status: str) -> list[Event]:
         """End the item that goes on."""
         if not self._open:
             return []
-        self._open = False
-        item = self._output[-1]
-        item["status"] = status
+        item = self._end_item(status)
         at = self._at()
         events: list[Event] = []
         if item["type"] == "message":
@@ -194,10 +193,21 @@ class ResponseEvents:
         closed = self._event("response.output_item.done", output_index=at["output_index"], item=_copy(item))
         return [*events, closed]
 
+    def _end_item(self, status: str) -> dict[str, Any]:
+        self._open = False
+        item = self._output[-1]
+        item["status"] = status
+        written = "".join(self._texts)
+        self._texts.clear()
+        if item["type"] == "message":
+            item["content"][0]["text"] = written
+        else:
+            item["arguments"] = written
+        return item
+
     def _interrupt(self) -> None:
         if self._open:
-            self._open = False
-            self._output[-1]["status"] = "incomplete"
+            self._end_item("incomplete")
         if self.output_tokens:
             self._use()
 

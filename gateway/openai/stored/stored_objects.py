@@ -97,15 +97,16 @@ class FileWriter:
         await self._log.put_blob(_chunk(self._id, self.chunks), chunk, self._kept_s)
         self.chunks += 1
 
-    async def end(self, tenant: str, filename: str, purpose: str) -> FileRecord:
-        """Make the file visible."""
+    async def end(self, tenant: str, filename: str, purpose: str, kept_s: int = 0) -> FileRecord:
+        """Make the file visible; `kept_s` is no longer than that of its content, which is meant by 0."""
         if self._held:
             await self._put(bytes(self._held))
             self._held.clear()
         created_s = now_s()
-        expires_s = created_s + self._kept_s
+        kept_s = kept_s or self._kept_s
+        expires_s = created_s + kept_s
         record = FileRecord(self._id, tenant, filename, purpose, self.size_bytes, created_s, expires_s, self.chunks)
-        await self._log.put_note(keys.stored_file(self._id), orjson.dumps(asdict(record)), self._kept_s)
+        await self._log.put_note(keys.stored_file(self._id), orjson.dumps(asdict(record)), kept_s)
         await self._log.set_times(keys.stored_files(tenant), {self._id.encode(): wall_ns() // 1000})
         return record
 
