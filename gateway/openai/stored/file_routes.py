@@ -11,7 +11,7 @@ from gateway.openai.api_calls import ApiCall, RouteTable
 from gateway.openai.shapes.api_errors import ApiError
 
 from .multipart_forms import UploadForm, boundary_of
-from .stored_objects import KEPT_S, MAX_KEPT_S, MIN_KEPT_S, FileRecord, StoredFiles
+from .stored_objects import KEPT_S, MAX_KEPT_S, MIN_KEPT_S, FileRecord, FileWriter, StoredFiles
 
 PURPOSES = ("batch", "user_data")
 MAX_PAGE = 10_000
@@ -42,15 +42,13 @@ class _Files:
         self._files = files
 
     async def upload(self, call: ApiCall) -> None:
-        """Store a file as it comes: `purpose` and `expires_after` may follow it in the form."""
+        """Store a file as it comes. What the form says of its expiry has to be before the file, as clients send it."""
         form = UploadForm(boundary_of(call.headers.get(b"content-type", b"")))
         limit = await self._files.check_capacity(call.caller.tenant)
         declared = call.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared[:20]) > limit + _FORM_BYTES:
             raise _too_large(limit)
-        expires_s = 0
-        # blobs have to be given a time before the form says one: the file ends when its record does
-        writer = self._files.writer(MAX_KEPT_S)
+        writer: FileWriter | None = None
         try:
             more = True
             while more:
@@ -58,19 +56,24 @@ class _Files:
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 more = message.get("more_body", False)
-                await writer.write(form.feed(message.get("body", b"")))
-                if writer.size_bytes > limit:
-                    raise _too_large(limit)
+                content = form.feed(message.get("body", b""))
+                if content:
+                    writer = writer or self._files.writer(_expiry(form.fields))
+                    await writer.write(content)
+                    if writer.size_bytes > limit:
+                        raise _too_large(limit)
             form.end()
             if form.fields.get("purpose") not in PURPOSES:
                 raise ApiError(f"'purpose' must be one of {', '.join(PURPOSES)}", param="purpose")
-            expires_s = _expiry(form.fields)
-            if not writer.size_bytes:
+            if writer is None:
                 raise ApiError("the file is empty", param="file")
+            if _expiry(form.fields) != writer.kept_s:
+                raise ApiError("'expires_after' must come before the file in the form", param="expires_after")
         except BaseException:
-            await writer.abandon()
+            if writer is not None:
+                await writer.abandon()
             raise
-        record = await writer.end(call.caller.tenant, form.filename or "upload", form.fields["purpose"], expires_s)
+        record = await writer.end(call.caller.tenant, form.filename or "upload", form.fields["purpose"])
         await call.reply(record.document())
 
     async def list(self, call: ApiCall) -> None:

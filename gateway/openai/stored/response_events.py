@@ -11,34 +11,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from gateway.openai.shapes.tool_calls import ToolDelta
+
 Event = dict[str, Any]
-
-TERMINAL = ("completed", "incomplete", "failed", "cancelled")
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """More text of the answer; `logprobs` are those of its tokens, as the API writes them."""
-
-    text: str
-    logprobs: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CallBegun:
-    """A function call begins."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """More of the arguments of the function call that was begun last."""
-
-    text: str
-
-
-Piece = TextPiece | CallBegun | CallArguments
 
 
 @dataclass(slots=True)
@@ -70,13 +45,26 @@ class ResponseEvents:
         """The model works on it."""
         return [self._about("response.in_progress", "in_progress")]
 
-    def add(self, piece: Piece) -> list[Event]:
-        """The events of what came next."""
-        if isinstance(piece, TextPiece):
-            return self._text(piece) if piece.text or piece.logprobs else []
-        if isinstance(piece, CallBegun):
-            return self._call(piece)
-        return self._arguments(piece)
+    def add_text(self, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> list[Event]:
+        """The events of more text; `logprobs` are those of its tokens, as the API writes them."""
+        if not text and not logprobs:
+            return []
+        events: list[Event] = []
+        if not self._open or self._output[-1]["type"] != "message":
+            events += self._close("completed")
+            events += self._open_message()
+        self._texts.append(text)
+        self._output[-1]["content"][0]["logprobs"] += logprobs
+        members = {**self._at(), "content_index": 0, "delta": text, "logprobs": list(logprobs)}
+        return [*events, self._event("response.output_text.delta", **members)]
+
+    def add_call(self, part: ToolDelta) -> list[Event]:
+        """The events of a part of a function call: its name, or more of its arguments."""
+        events = self._open_call(part.name) if part.name else []
+        if part.arguments:
+            self._texts.append(part.arguments)
+            events.append(self._event("response.function_call_arguments.delta", **self._at(), delta=part.arguments))
+        return events
 
     def ended(self, finish: str, completed_s: int) -> list[Event]:
         """The model has ended; `finish` is its reason: stop or length."""
@@ -144,36 +132,20 @@ class ResponseEvents:
         item["content"] = [part]
         return [added, self._event("response.content_part.added", **self._at(), content_index=0, part={**part, "logprobs": []})]
 
-    def _text(self, piece: TextPiece) -> list[Event]:
-        events: list[Event] = []
-        if not self._open or self._output[-1]["type"] != "message":
-            events += self._close("completed")
-            events += self._open_message()
-        self._texts.append(piece.text)
-        self._output[-1]["content"][0]["logprobs"] += piece.logprobs
-        members = {**self._at(), "content_index": 0, "delta": piece.text, "logprobs": list(piece.logprobs)}
-        return [*events, self._event("response.output_text.delta", **members)]
-
-    def _call(self, piece: CallBegun) -> list[Event]:
+    def _open_call(self, name: str) -> list[Event]:
         events = self._close("completed")
         item = {
             "id": self._new_id("fc"),
             "type": "function_call",
             "status": "in_progress",
             "call_id": self._new_id("call"),
-            "name": piece.name,
+            "name": name,
             "arguments": "",
         }
         self._output.append(item)
         self._open = True
-        return [
-            *events,
-            self._event("response.output_item.added", output_index=len(self._output) - 1, item=dict(item)),
-        ]
-
-    def _arguments(self, piece: CallArguments) -> list[Event]:
-        self._texts.append(piece.text)
-        return [self._event("response.function_call_arguments.delta", **self._at(), delta=piece.text)]
+        at = len(self._output) - 1
+        return [*events, self._event("response.output_item.added", output_index=at, item=dict(item))]
 
     def _close(self, status: str) -> list[Event]:
         """End the item that goes on."""

@@ -209,7 +209,9 @@ def chat_body(request: ResponseRequest, before: Sequence[Mapping[str, Any]]) -> 
         messages.append({"role": "system", "content": request.instructions})
     for item in (*before, *request.items):
         _add_message(messages, item)
-    body: dict[str, Any] = {"model": request.model, "messages": messages, "stream": request.stream}
+    body: dict[str, Any] = {"model": request.model, "messages": messages}
+    # one that is followed later has to give its tokens as they come
+    body["stream"] = request.stream or request.background
     body |= {name: request.fields[name] for name in _SAMPLED if name in request.fields}
     if request.max_output_tokens is not None:
         body["max_completion_tokens"] = request.max_output_tokens

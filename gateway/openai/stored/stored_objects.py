@@ -82,7 +82,7 @@ class FileWriter:
         self._log = log
         self._held = bytearray()
         self._id = file_id
-        self._kept_s = kept_s
+        self.kept_s = kept_s
         self.size_bytes = self.chunks = 0
 
     async def write(self, data: bytes) -> None:
@@ -94,19 +94,18 @@ class FileWriter:
             await self._put(chunk)
 
     async def _put(self, chunk: bytes) -> None:
-        await self._log.put_blob(_chunk(self._id, self.chunks), chunk, self._kept_s)
+        await self._log.put_blob(_chunk(self._id, self.chunks), chunk, self.kept_s)
         self.chunks += 1
 
-    async def end(self, tenant: str, filename: str, purpose: str, kept_s: int = 0) -> FileRecord:
-        """Make the file visible; `kept_s` is no longer than that of its content, which is meant by 0."""
+    async def end(self, tenant: str, filename: str, purpose: str) -> FileRecord:
+        """Make the file visible."""
         if self._held:
             await self._put(bytes(self._held))
             self._held.clear()
         created_s = now_s()
-        kept_s = kept_s or self._kept_s
-        expires_s = created_s + kept_s
+        expires_s = created_s + self.kept_s
         record = FileRecord(self._id, tenant, filename, purpose, self.size_bytes, created_s, expires_s, self.chunks)
-        await self._log.put_note(keys.stored_file(self._id), orjson.dumps(asdict(record)), kept_s)
+        await self._log.put_note(keys.stored_file(self._id), orjson.dumps(asdict(record)), self.kept_s)
         await self._log.set_times(keys.stored_files(tenant), {self._id.encode(): wall_ns() // 1000})
         return record
 
