@@ -53,6 +53,7 @@ def _fronts(settings: GatewaySettings, handler: GatewayService, metrics: Page) -
         from .openai.openai_application import OpenAiApplication, OpenAiInterface
 
         beside = OpenAiInterface(settings, handler)
+        handler.metrics.more.append(beside.serving.counts.collect)
     if settings.http_port >= 0:
         from .http.server import HttpFront
         from .http2.http_connection import http2

@@ -286,6 +286,9 @@ class Handler(Protocol):
 
     # -- statistics and repository ------------------------------------------------------------------------------------
 
+    async def text_assets(self, digest: str) -> bytes | None:
+        """The blob with a model's tokenizer and chat template; None if the log does not have it."""
+
     async def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         """Statistics of model versions, cluster-wide; `name` "" for all models (H7)."""
 

@@ -138,6 +138,8 @@ class GatewayMetrics(Collector):
         """Set if responses are cached."""
         self.tracer: Tracer | None = None
         self.offload: Offload | None = None
+        self.more: list[Callable[[], Iterable[Metric]]] = []
+        """Make the families of parts that only some gateways have."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -233,6 +235,8 @@ class GatewayMetrics(Collector):
                 value=self.tracer.dropped,
             )
         yield from self._of_jobs()
+        for families in self.more:
+            yield from families()
 
     def _of_cache(self, cache: CacheStore, served: list[tuple[str, int]]) -> Iterable[Metric]:
         """Metrics of the cache (M6), for models that use it."""

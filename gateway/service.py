@@ -424,6 +424,9 @@ class GatewayService:
 
     # -- statistics and repository ------------------------------------------------------------------------------------
 
+    async def text_assets(self, digest: str) -> bytes | None:
+        return await self._log.blob(digest)
+
     async def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         wanted = parse_version(version)
         if name:

@@ -193,7 +193,7 @@ class RouteTable:
         self._patterns.append((pattern, {method: route}))
 
     def find(self, path: str) -> tuple[dict[str, ApiRoute], dict[str, str]] | None:
-        """The routes of a (percent-decoded) path by method, and the named parts of the path; None for an unknown one."""
+        """The routes of a (percent-decoded) path by method, and its named parts; None for an unknown path."""
         fixed = self._fixed.get(path)
         if fixed is not None:
             return fixed, {}

@@ -1,20 +1,112 @@
-"""The models of the OpenAI API: `/v1/models`, and whether the server is healthy."""
+"""The models of the OpenAI API, and their tokens: `/v1/models`, `/tokenize`, `/detokenize`, `/health`, `/version`.
+
+The paths without `/v1` are vLLM's.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from charonia.clock import wall_ns
+from charonia.errors import CharoniaError, InvalidArgument
+
 from .api_calls import ApiCall, OpenAiContext, RouteTable
+from .shapes.api_errors import ApiError
+from .shapes.chat_shapes import read_chat
+from .shapes.sampling_fields import flag, text, token_ids
+from .text_models import TextModel, TextModels, TextTools
 
 
-def add_models(routes: RouteTable, context: OpenAiContext) -> None:
+def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -> None:
     """Add the paths of this module."""
     handler = context.handler
+    created_s = wall_ns() // 1_000_000_000
 
-    async def models(call: ApiCall) -> None:
-        names = {entry.name for entry in handler.repository_index(ready=True)}
-        await call.reply({"object": "list", "data": [{"id": name, "object": "model"} for name in sorted(names)]})
+    async def context_of(model: TextModel) -> int | None:
+        try:
+            tools = await models.tools(model)
+        except CharoniaError:
+            return None
+        return tools.context if tools is not None else None
+
+    async def entry(model: TextModel) -> list[dict[str, Any]]:
+        """The model and its adapters. Other names of an adapter are not listed."""
+        length = await context_of(model)
+        adapters = [models.adapter_name(model, adapter) for adapter in model.adapters]
+        return [
+            {
+                "id": name,
+                "object": "model",
+                "created": created_s,
+                "owned_by": "charonia",
+                "root": model.name,
+                "parent": None if name == model.name else model.name,
+                "max_model_len": length,
+            }
+            for name in (model.name, *adapters)
+        ]
+
+    async def list_models(call: ApiCall) -> None:
+        found = await asyncio.gather(*(entry(model) for model in models.all()))
+        await call.reply({"object": "list", "data": [one for entries in found for one in entries]})
+
+    async def one_model(call: ApiCall) -> None:
+        name = call.arguments["model"]
+        model = models.find(name)
+        if not (model.generates or model.embeds):
+            raise ApiError(f"The model '{name[:256]}' cannot be called with this API.", status=404, param="model")
+        wanted = models.adapter_name(model, model.adapter) if model.adapter else model.name
+        await call.reply(next(one for one in await entry(model) if one["id"] == wanted) | {"id": name})
+
+    async def tokenize(call: ApiCall) -> None:
+        body = await call.json()
+        tools = await needed(text(body, "model"))
+        if body.get("messages") is not None:
+            prompt = await models.render(tools, read_chat(body))
+            special = flag(body, "add_special_tokens")
+        else:
+            prompt = _prompt(body)
+            special = flag(body, "add_special_tokens", True)
+        tokens = await models.encode(tools, prompt, special=special)
+        strings = [tools.tokenizer.token_text(token) for token in tokens] if flag(body, "return_token_strs") else None
+        await call.reply(
+            {"count": len(tokens), "max_model_len": tools.context, "tokens": tokens, "token_strs": strings}
+        )
+
+    async def detokenize(call: ApiCall) -> None:
+        body = await call.json()
+        tools = await needed(text(body, "model"))
+        ids = token_ids(body.get("tokens"), "tokens", tools.context)
+        try:
+            prompt = tools.tokenizer.decode(ids).decode("utf-8", "replace")
+        except InvalidArgument as error:
+            raise ApiError(error.message, param="tokens") from None
+        await call.reply({"prompt": prompt})
+
+    async def needed(name: str) -> TextTools:
+        tools = await models.tools(models.find(name))
+        if tools is None:
+            raise ApiError(f"The model '{name}' has no tokenizer here", param="model")
+        return tools
 
     async def health(call: ApiCall) -> None:
         await call.reply_bytes(b"", headers=[], status=200 if handler.ready() else 503)
 
-    routes.add("GET", "/v1/models", models, group="metadata")
+    async def version(call: ApiCall) -> None:
+        await call.reply({"version": handler.server_metadata().version})
+
+    routes.add("GET", "/v1/models", list_models, group="metadata")
+    routes.add("GET", "/v1/models/{model}", one_model, group="metadata")
+    routes.add("POST", "/tokenize", tokenize)
+    routes.add("POST", "/detokenize", detokenize)
     routes.add("GET", "/health", health, group="health", is_open=True)
+    routes.add("GET", "/version", version, group="metadata", is_open=True)
+
+
+def _prompt(body: Mapping[str, Any]) -> str:
+    found = body.get("prompt")
+    if not isinstance(found, str):
+        raise ApiError("'prompt' must be a string", param="prompt")
+    return found

@@ -18,8 +18,12 @@ from gateway.http.codec.error_replies import HttpRefusal
 from gateway.http.fastpath import HttpApplication, restricted
 
 from .api_calls import DONE, ApiCall, OpenAiContext, RouteTable
+from .embedding_routes import EmbeddingEndpoint, add_embeddings
 from .model_routes import add_models
 from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
+from .text_models import TextModels
+from .text_routes import TextEndpoints, add_texts
+from .text_serving import TextServing
 
 logger = logging.getLogger("charonia.gateway.openai")
 
@@ -31,11 +35,18 @@ class OpenAiInterface:
         self._handler = handler
         self._restrictions = Restrictions(settings.http_restricted_api, restricted)
         self._context = OpenAiContext(settings, handler)
+        separator = settings.openai.lora_separator if settings.openai is not None else ""
+        self.models = TextModels(handler, separator)
+        self.serving = TextServing(handler, self.models)
+        self.texts = TextEndpoints(self.serving)
+        self.embeddings = EmbeddingEndpoint(handler, self.models, self.serving.counts)
         self.routes = RouteTable()
         self._add_routes()
 
     def _add_routes(self) -> None:
-        add_models(self.routes, self._context)
+        add_models(self.routes, self._context, self.models)
+        add_texts(self.routes, self.texts)
+        add_embeddings(self.routes, self.embeddings)
 
     def claims(self, path: str) -> bool:
         """Whether a path belongs to this API."""

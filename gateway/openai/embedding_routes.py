@@ -1,0 +1,102 @@
+"""`/v1/embeddings`: each text is a request of a model with one BYTES input and one FP32 output.
+
+A model says that it embeds by the parameter `charonia.openai_task: "embed"`; the batcher joins the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from charonia.datatypes import DataType
+from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.tensors import Tensor
+from gateway.handler import Handler
+from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
+
+from .api_calls import ApiCall, RouteTable
+from .shapes.api_errors import ApiError
+from .shapes.embedding_shapes import EmbeddingRequest, Vector, embedding_document, read_embedding
+from .text_metrics import TextCounts
+from .text_models import TextModel, TextModels, TextTools
+from .text_serving import element
+
+EMBEDDING = "embedding"
+
+
+class EmbeddingEndpoint:
+    """Answers bodies of `/v1/embeddings`; also those that come in a batch's file."""
+
+    def __init__(self, handler: Handler, models: TextModels, counts: TextCounts) -> None:
+        self._handler = handler
+        self._models = models
+        self._counts = counts
+
+    async def document(self, body: Mapping[str, Any], caller: Caller = ANYONE) -> dict[str, Any]:
+        """The answer to a body. Raises `ApiError`, and the error of the first text that failed."""
+        wanted = read_embedding(body)
+        model = self._models.find(wanted.model)
+        name, output = _tensors(model)
+        tools = await self._models.tools(model)
+        texts, tokens = await self._texts(wanted, tools)
+        with self._counts.call(EMBEDDING, model.name, caller.tenant, tokens):
+            tasks = [asyncio.create_task(self._one(model, name, output, text, caller)) for text in texts]
+            try:
+                vectors = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+        return embedding_document(wanted, vectors, tokens)
+
+    async def _texts(self, wanted: EmbeddingRequest, tools: TextTools | None) -> tuple[list[str], int]:
+        """The texts, and the number of their tokens: 0 where the model has no tokenizer here."""
+        texts: list[str] = []
+        tokens = 0
+        for one in wanted.inputs:
+            if isinstance(one, str):
+                texts.append(one)
+                tokens += len(await self._models.encode(tools, one, special=True)) if tools is not None else 0
+            elif tools is None:
+                raise ApiError("the model has no tokenizer: 'input' must be text", param="input")
+            else:
+                if any(token >= tools.tokenizer.vocabulary for token in one):
+                    raise ApiError("'input' has a token id outside the model's vocabulary", param="input")
+                texts.append(tools.tokenizer.decode(one).decode("utf-8", "replace"))
+                tokens += len(one)
+        return texts, tokens
+
+    async def _one(self, model: TextModel, name: str, output: str, text: str, caller: Caller) -> Vector:
+        lead = (1,) if model.served.interface.batching else ()
+        tensor = Tensor(name, DataType.BYTES, (*lead, 1), element(text.encode("utf-8", "replace")))
+        request = InferenceRequest(model.name, LATEST_VERSION, [tensor], outputs=(output,), served=model.served)
+        options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
+        response = await self._handler.infer(request, options=options)
+        return np.frombuffer(response.outputs[0].data, "<f4")
+
+
+def _tensors(model: TextModel) -> tuple[str, str]:
+    """The names of the text and of the embedding. Raises a 400 `ApiError` for a model of another kind."""
+    interface = model.served.interface
+    texts = [spec.name for spec in interface.inputs.values() if spec.datatype is DataType.BYTES]
+    vectors = [spec.name for spec in interface.outputs.values() if spec.datatype is DataType.FP32]
+    needed = interface.required_inputs - set(texts[:1])
+    if not model.embeds or interface.decoupled or len(vectors) != 1 or not texts or needed:
+        raise ApiError(
+            f"The model '{model.name}' does not embed text: it needs the parameter charonia.openai_task, one BYTES "
+            "input and one FP32 output",
+            param="model",
+        )
+    return texts[0], vectors[0]
+
+
+def add_embeddings(routes: RouteTable, endpoint: EmbeddingEndpoint) -> None:
+    """Add the path of this module."""
+
+    async def embeddings(call: ApiCall) -> None:
+        await call.reply(await endpoint.document(await call.json(), call.caller))
+
+    routes.add("POST", "/v1/embeddings", embeddings)

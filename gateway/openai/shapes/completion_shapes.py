@@ -1,0 +1,205 @@
+"""Completions without messages: the request read, the answer and its chunks written. Pure.
+
+`chat_shapes` does the same for chats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .api_errors import ApiError
+from .sampling_fields import (
+    MAX_CHOICES,
+    choices_of,
+    flag,
+    includes_usage,
+    sampling_of,
+    structure_of,
+    text,
+    token_ids,
+    whole,
+)
+from .text_answers import TextDelta, TextFold, TokenBytes, token_logprobs, usage
+
+MAX_LOGPROBS = 20
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A completion as it was asked for: `count` texts for each prompt. `logprobs` None: no log probabilities."""
+
+    model: str
+    prompts: list[Prompt]
+    sampling: dict[str, Any]
+    count: int = 1
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: int | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
+
+
+def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
+    """The request of a body. Raises `ApiError`."""
+    model = text(body, "model")
+    prompts = _prompts(body.get("prompt"))
+    if body.get("suffix") not in (None, ""):
+        raise ApiError("'suffix' is not supported", param="suffix")
+    stream = flag(body, "stream")
+    sampling = sampling_of(body)
+    if (structure := structure_of(body)) is not None:
+        sampling["structured_outputs"] = structure
+    logprobs = whole(body, "logprobs", 0, MAX_LOGPROBS)
+    if logprobs is not None:
+        sampling["logprobs"] = logprobs
+    count = choices_of(body)
+    if count * len(prompts) > MAX_CHOICES:
+        raise ApiError(f"'prompt' and 'n' ask for {count * len(prompts)} texts, the bound is {MAX_CHOICES}", param="n")
+    echo = flag(body, "echo")
+    if echo and logprobs is not None:
+        raise ApiError("'echo' with 'logprobs' is not supported: prompts have no log probabilities", param="echo")
+    max_tokens = whole(body, "max_tokens", 1, 2**31 - 1)
+    return CompletionRequest(
+        model,
+        prompts,
+        sampling,
+        count,
+        DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+        stream,
+        includes_usage(body, stream=stream),
+        logprobs,
+        echo,
+        flag(body, "add_special_tokens", True),
+    )
+
+
+def _prompts(given: Any) -> list[Prompt]:
+    if given is None:
+        raise ApiError("Missing required parameter: 'prompt'", param="prompt", code="missing_required_parameter")
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list) or not given:
+        raise ApiError("'prompt' must be a string, token ids, or a list of either", param="prompt")
+    if type(given[0]) is int:
+        return [token_ids(given, "prompt")]
+    if len(given) > MAX_CHOICES:
+        raise ApiError(f"'prompt' has {len(given)} prompts, the bound is {MAX_CHOICES}", param="prompt")
+    if all(isinstance(one, str) for one in given):
+        return given
+    if not all(isinstance(one, list) and one for one in given):
+        raise ApiError("'prompt' must be a string, token ids, or a list of either", param="prompt")
+    return [token_ids(one, "prompt") for one in given]
+
+
+@dataclass(slots=True)
+class _Choice:
+    fold: TextFold = field(default_factory=TextFold)
+    offset: int = 0
+    """Characters before the next token, of prompt and text."""
+
+
+class CompletionAnswer:
+    """Writes the answer to a completion, as chunks or whole. `prompts` are the texts of `echo`, one for each prompt."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        answer_id: str,
+        created_s: int,
+        bytes_of: TokenBytes | None = None,
+        prompts: Sequence[str] = (),
+    ) -> None:
+        self.id = answer_id
+        self._request = request
+        self._created_s = created_s
+        self._bytes_of = bytes_of
+        self._prompts = prompts
+        self.choices = [_Choice() for _ in range(request.count * len(request.prompts))]
+        self.prompt_tokens = 0
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        """The chunks before any text: the prompts, where they are to be repeated."""
+        for index in range(len(self.choices)):
+            if self._request.echo:
+                yield self._chunk(index, self._prompt(index), None, None)
+
+    def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
+        """The chunk of a delta of a choice; the last one has its finish reason."""
+        choice = self.choices[index]
+        choice.fold.add(delta)
+        logprobs = self._logprobs(choice, delta.tokens, delta.logprobs)
+        if delta.text or delta.finish or logprobs is not None:
+            yield self._chunk(index, delta.text, logprobs, delta.finish or None)
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The chunk of `stream_options.include_usage`."""
+        return {**self._head(), "choices": [], "usage": self.usage()}
+
+    def add(self, index: int, delta: TextDelta) -> None:
+        """Take a delta of a choice, for `document`."""
+        self.choices[index].fold.add(delta)
+
+    def document(self) -> dict[str, Any]:
+        """The whole answer."""
+        choices = []
+        for index, choice in enumerate(self.choices):
+            fold = choice.fold
+            logprobs = self._logprobs(choice, fold.tokens, fold.logprobs)
+            whole_text = self._prompt(index) + fold.text if self._request.echo else fold.text
+            choices.append(
+                {"index": index, "text": whole_text, "logprobs": logprobs, "finish_reason": fold.finish or "stop"}
+            )
+        return {**self._head(), "choices": choices, "usage": self.usage()}
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(choice.fold.count for choice in self.choices)
+
+    def usage(self) -> dict[str, Any]:
+        firsts = self.choices[:: self._request.count]
+        return usage(
+            self.prompt_tokens or sum(choice.fold.prompt_tokens or 0 for choice in firsts), self.completion_tokens
+        )
+
+    def _prompt(self, index: int) -> str:
+        return self._prompts[index // self._request.count]
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self._created_s,
+            "model": self._request.model,
+            "system_fingerprint": None,
+        }
+
+    def _chunk(self, index: int, new_text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
+        choice = {"index": index, "text": new_text, "logprobs": logprobs, "finish_reason": finish}
+        more = {"usage": None} if self._request.include_usage else {}
+        return {**self._head(), "choices": [choice], **more}
+
+    def _logprobs(
+        self, choice: _Choice, tokens: Sequence[int], rows: Sequence[Mapping[str, Mapping[str, Any]]]
+    ) -> dict[str, Any] | None:
+        most = self._request.logprobs
+        if most is None:
+            return None
+        found = token_logprobs(tokens, rows, most, self._bytes_of)
+        offsets: list[int] = []
+        for one in found:
+            offsets.append(choice.offset)
+            choice.offset += len(one.token)
+        return {
+            "tokens": [one.token for one in found],
+            "token_logprobs": [one.logprob for one in found],
+            "top_logprobs": [
+                {one.token: one.logprob, **{token: logprob for token, _, logprob in one.candidates}} for one in found
+            ],
+            "text_offset": offsets,
+        }

@@ -1,0 +1,229 @@
+"""The models behind the OpenAI API: their names, adapters and text assets, and prompts as tokens.
+
+A model's tokenizer and chat template come from a blob whose digest stands in its loaded configuration. Prompts become
+tokens before anything enters the log, so that one that is too long is refused here. `text_serving` makes the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from charonia.catalog.served import ServedVersion
+from charonia.datatypes import DataType
+from charonia.errors import CharoniaError, ErrorCode, InvalidArgument, Unavailable
+from charonia.generation.text_tensors import ASSETS_PARAMETER
+from gateway.handler import Handler
+
+from .shapes.api_errors import CONTEXT_LENGTH, MODEL_NOT_FOUND, ApiError
+from .shapes.chat_shapes import ChatRequest
+
+if TYPE_CHECKING:
+    from charonia.generation.text_assets import TextAssets
+    from charonia.generation.tokenizer import Tokenizer
+
+TASK_PARAMETER = "charonia.openai_task"
+"""A parameter of a model's configuration: "embed" for one that embeds text; "generate" is known by the tensors."""
+ADAPTERS_PARAMETER = "charonia.adapters"
+"""A parameter of a model's loaded configuration: the names of its adapters, as a JSON array or divided by commas."""
+
+_CACHED_ASSETS = 16
+"""Tokenizers held, of 10 to 50 MB each."""
+
+_ENCODED_IN_LOOP = 1024
+"""Characters that are tokenized in the loop: it takes half a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextTools:
+    """The tokenizer and the assets of a model."""
+
+    tokenizer: Tokenizer
+    assets: TextAssets
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.assets.context
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """The tokens of a text. Raises a 400 `ApiError`, at once for a text that is far too long."""
+        try:
+            return self.tokenizer.encode(text, special=special, limit=self.context)
+        except InvalidArgument as error:
+            if not text.isascii() and not _is_unicode(text):
+                raise ApiError(error.message) from None
+            message = f"This model's maximum context length is {self.context} tokens, but {error.message}."
+            raise ApiError(message, code=CONTEXT_LENGTH) from None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def too_long(context: int, tokens: int | str, asked: int = 0) -> ApiError:
+    """The refusal of a prompt that the context has no room for; `asked` tokens were wanted beside it."""
+    message = f"This model's maximum context length is {context} tokens. However, "
+    if asked:
+        message += f"you requested {asked} tokens for the answer beside a prompt of {tokens} tokens. "
+    else:
+        message += f"your prompt has {tokens} tokens, and the answer needs at least one. "
+    return ApiError(message + "Please reduce the length of the prompt or of the answer.", code=CONTEXT_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """A model by the name that a client gave. `adapter`: the adapter in the name, "" without one."""
+
+    served: ServedVersion
+    adapter: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.served.interface.name
+
+    @property
+    def generates(self) -> bool:
+        """Whether it takes a prompt as text or tokens and gives text."""
+        interface = self.served.interface
+        output = interface.outputs.get("text_output")
+        takes = interface.inputs.keys() & {"text_input", "prompt_token_ids"}
+        return bool(takes) and output is not None and output.datatype is DataType.BYTES
+
+    @property
+    def embeds(self) -> bool:
+        """Whether its configuration says that it embeds text."""
+        return self.served.interface.parameters.get(TASK_PARAMETER, "") == "embed"
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of its adapters."""
+        text = self.served.interface.parameters.get(ADAPTERS_PARAMETER, "").strip()
+        if text.startswith("["):
+            try:
+                return [str(name) for name in orjson.loads(text)]
+            except orjson.JSONDecodeError:
+                return []
+        return [name.strip() for name in text.split(",") if name.strip()]
+
+
+@dataclass(slots=True)
+class TextModels:
+    """The models that a handler serves. `separator` stands between a model and an adapter."""
+
+    handler: Handler
+    separator: str
+    _assets: OrderedDict[str, asyncio.Task[TextTools]] = field(default_factory=OrderedDict)
+
+    def find(self, name: str) -> TextModel:
+        """The model `<model>`, `<model><separator><adapter>` or `<adapter>`. Raises a 404 `ApiError`.
+
+        An adapter that the model does not list is refused, never answered by the model without one.
+        """
+        served = self._served(name)
+        if served is not None:
+            return TextModel(served)
+        if self.separator and self.separator in name:
+            base, _, adapter = name.rpartition(self.separator)
+            served = self._served(base)
+            if served is not None and adapter in (model := TextModel(served, adapter)).adapters:
+                return model
+        for model in self.all():
+            if name in model.adapters:
+                return TextModel(model.served, name)
+        raise ApiError(
+            f"The model '{name[:256]}' does not exist or is not ready.",
+            status=404,
+            param="model",
+            code=MODEL_NOT_FOUND,
+        )
+
+    def adapter_name(self, model: TextModel, adapter: str) -> str:
+        """The name of an adapter that is listed: with its model's, unless there is no separator."""
+        return f"{model.name}{self.separator}{adapter}" if self.separator else adapter
+
+    def _served(self, name: str) -> ServedVersion | None:
+        try:
+            return self.handler.served_model(name, "")
+        except CharoniaError as error:
+            if error.code in (ErrorCode.NOT_FOUND, ErrorCode.INVALID_ARG):
+                return None
+            raise
+
+    def all(self) -> list[TextModel]:
+        """The ready models that this API can call, by name."""
+        found: dict[str, TextModel] = {}
+        for entry in self.handler.repository_index(ready=True):
+            if entry.name not in found and (served := self._served(entry.name)) is not None:
+                model = TextModel(served)
+                if model.generates or model.embeds:
+                    found[entry.name] = model
+        return [found[name] for name in sorted(found)]
+
+    async def tools(self, model: TextModel) -> TextTools | None:
+        """The tokenizer and template of a model; None for one that has none. Raises `Unavailable`."""
+        digest = model.served.interface.parameters.get(ASSETS_PARAMETER, "")
+        if not digest:
+            return None
+        task = self._assets.get(digest)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._assets[digest] = asyncio.create_task(self._load(digest), name="text-assets")
+            while len(self._assets) > _CACHED_ASSETS:
+                self._assets.popitem(last=False)
+        self._assets.move_to_end(digest)
+        return await asyncio.shield(task)
+
+    async def _load(self, digest: str) -> TextTools:
+        blob = await self.handler.text_assets(digest)
+        if blob is None:
+            raise Unavailable("the model's tokenizer is not in the log yet")
+        return await self.handler.offload.in_thread(len(blob), _read_assets, blob)
+
+    async def encode(self, tools: TextTools, text: str, *, special: bool) -> list[int]:
+        """The tokens of a text; a long one is tokenized in a thread. Raises as `TextTools.encode`."""
+        if len(text) <= _ENCODED_IN_LOOP:
+            return tools.encode(text, special=special)
+        return await self.handler.offload.in_thread(len(text), _encode, tools, text, special)
+
+    async def render(self, tools: TextTools | None, chat: ChatRequest) -> str:
+        """The prompt of a chat by the model's template. Raises a 400 `ApiError` where the template refuses."""
+        if tools is None:
+            return plain_prompt(chat.messages)
+        size = sum(len(message["content"]) for message in chat.messages)
+        try:
+            return await self.handler.offload.in_thread(size, _render, tools, chat)
+        except InvalidArgument as error:
+            raise ApiError(error.message, param="messages") from None
+
+
+def _encode(tools: TextTools, text: str, special: bool) -> list[int]:
+    return tools.encode(text, special=special)
+
+
+def _render(tools: TextTools, chat: ChatRequest) -> str:
+    from charonia.generation.templates import render_chat
+
+    return render_chat(tools.assets, chat.messages, chat.tools or None, chat.add_generation_prompt)
+
+
+def _read_assets(blob: bytes) -> TextTools:
+    from charonia.generation.text_assets import TextAssets
+    from charonia.generation.tokenizer import Tokenizer
+
+    assets = TextAssets.unpack(blob)
+    return TextTools(Tokenizer.from_bytes(assets.tokenizer_json, assets), assets)
+
+
+def plain_prompt(messages: Sequence[dict[str, Any]]) -> str:
+    """The prompt of a chat with a model that has no template: a line for each message, and the assistant's begins."""
+    lines = [f"{message['role']}: {message['content']}" for message in messages]
+    return "\n".join([*lines, "assistant:"])

@@ -1,0 +1,271 @@
+"""Chats and completions as requests of models: made, sent together, and read as deltas while they run.
+
+`shapes` reads bodies and writes answers, `text_models` has tokenizers, `text_routes` the endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from charonia.datatypes import DataType
+from charonia.errors import InvalidArgument
+from charonia.generation.parameters import check_vocabulary, parse_sampling
+from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.tensors import Tensor
+from gateway.handler import Handler
+from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
+
+from .shapes.api_errors import ApiError
+from .shapes.chat_shapes import ChatRequest
+from .shapes.completion_shapes import CompletionRequest, Prompt
+from .shapes.sampling_fields import seed_of
+from .shapes.text_answers import TextDelta, read_delta
+from .text_metrics import TextCounts
+from .text_models import TextModel, TextModels, TextTools, too_long
+
+_WAITING_DELTAS = 64
+"""Deltas of all choices together that wait for a slow client; then their readers wait as well."""
+
+_FLAGS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "return_token_ids")
+
+
+@dataclass(slots=True)
+class PreparedText:
+    """The requests of one call: a choice each, in the order of their index.
+
+    `prompts` has for each prompt its text, "" where it was given as tokens; `prompt_tokens` is 0 where the model has no
+    tokenizer here.
+    """
+
+    model: TextModel
+    tools: TextTools | None
+    requests: list[InferenceRequest]
+    prompts: list[str]
+    prompt_tokens: int = 0
+
+
+@dataclass(slots=True)
+class TextServing:
+    """Makes and sends the requests of texts."""
+
+    handler: Handler
+    models: TextModels
+    counts: TextCounts = field(default_factory=TextCounts)
+
+    # -- making --------------------------------------------------------------------------------------------------------
+
+    async def prepare_chat(self, chat: ChatRequest) -> PreparedText:
+        """The requests of a chat. Raises `ApiError`; nothing has entered the log then."""
+        model = self._generating(chat.model)
+        tools = await self.models.tools(model)
+        prompt = await self.models.render(tools, chat)
+        tokens = [await self.models.encode(tools, prompt, special=False)] if tools is not None else []
+        max_tokens = chat.max_tokens
+        if max_tokens is None and tools is not None:
+            max_tokens = max(1, tools.context - len(tokens[0]))
+        return self._prepared(model, tools, [prompt], tokens, chat.sampling, chat.count, max_tokens, stream=chat.stream)
+
+    async def prepare_completion(self, wanted: CompletionRequest) -> PreparedText:
+        """The requests of a completion. Raises `ApiError`; nothing has entered the log then."""
+        model = self._generating(wanted.model)
+        tools = await self.models.tools(model)
+        prompts = [prompt if isinstance(prompt, str) else "" for prompt in wanted.prompts]
+        tokens: list[list[int]] = []
+        for prompt in wanted.prompts:
+            if tools is not None:
+                tokens.append(await self._tokens(tools, prompt, special=wanted.add_special_tokens))
+            elif not isinstance(prompt, str):
+                if "prompt_token_ids" not in model.served.interface.inputs:
+                    raise ApiError("the model has no tokenizer: 'prompt' must be text", param="prompt")
+                tokens.append(prompt)
+        if wanted.echo:
+            prompts = [text or (self._text(tools, tokens[at]) if tokens else "") for at, text in enumerate(prompts)]
+        return self._prepared(
+            *(model, tools, prompts, tokens, wanted.sampling, wanted.count, wanted.max_tokens), stream=wanted.stream
+        )
+
+    def _generating(self, name: str) -> TextModel:
+        model = self.models.find(name)
+        if not model.generates:
+            raise ApiError(
+                f"The model '{name}' does not generate text: it has no text_input and text_output", param="model"
+            )
+        return model
+
+    async def _tokens(self, tools: TextTools, prompt: Prompt, *, special: bool) -> list[int]:
+        if isinstance(prompt, str):
+            return await self.models.encode(tools, prompt, special=special)
+        if len(prompt) > tools.context:
+            raise too_long(tools.context, len(prompt))
+        if any(token >= tools.tokenizer.vocabulary for token in prompt):
+            raise ApiError(
+                f"'prompt' has a token id outside the vocabulary of {tools.tokenizer.vocabulary}", param="prompt"
+            )
+        return prompt
+
+    def _text(self, tools: TextTools | None, tokens: list[int]) -> str:
+        return tools.tokenizer.decode(tokens).decode("utf-8", "replace") if tools is not None else ""
+
+    def _prepared(
+        self,
+        model: TextModel,
+        tools: TextTools | None,
+        prompts: list[str],
+        tokens: list[list[int]],
+        sampling: Mapping[str, Any],
+        count: int,
+        max_tokens: int | None,
+        *,
+        stream: bool,
+    ) -> PreparedText:
+        requests = []
+        seed = sampling.get("seed")
+        seed = secrets.randbits(62) if seed is None or seed == -1 else seed
+        wanted = {**sampling, **({"max_tokens": max_tokens} if max_tokens is not None else {})}
+        if model.adapter:
+            wanted["lora_name"] = model.adapter
+        for at, prompt in enumerate(prompts):
+            ids = tokens[at] if tokens else None
+            if ids is not None and not ids:
+                raise ApiError("the prompt has no tokens", param="prompt")
+            if tools is not None and ids is not None:
+                if len(ids) >= tools.context:
+                    raise too_long(tools.context, len(ids))
+                if (max_tokens or 0) + len(ids) > tools.context:
+                    raise too_long(tools.context, len(ids), max_tokens or 0)
+            self._check(wanted, tools, len(ids or ()))
+            for index in range(count):
+                number = at * count + index
+                own = {**wanted, "seed": seed_of(seed, number)}
+                requests.append(_request(model, prompt, ids, own, stream=stream))
+        counted = sum(map(len, tokens)) if tools is not None else 0
+        return PreparedText(model, tools, requests, prompts, counted)
+
+    def _check(self, wanted: Mapping[str, Any], tools: TextTools | None, prompt_tokens: int) -> None:
+        """Raises a 400 `ApiError` for parameters that no engine would take."""
+        context = tools.context if tools is not None else 2**31 - 1
+        try:
+            parameters = parse_sampling(wanted, context=context, prompt_tokens=prompt_tokens, seed=lambda: 0)
+            if tools is not None:
+                check_vocabulary(parameters, tools.tokenizer.vocabulary)
+        except InvalidArgument as error:
+            raise ApiError(error.message) from None
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    async def deltas(
+        self, prepared: PreparedText, caller: Caller = ANYONE, endpoint: str = ""
+    ) -> AsyncGenerator[tuple[int, TextDelta]]:
+        """What all choices add, with the index of the choice, as it comes; every choice ends with a finish reason.
+
+        Raises the error of a choice, which ends the others. Closing the generator cancels the requests; what was
+        generated until then is counted.
+        """
+        with self.counts.call(endpoint, prepared.model.name, caller.tenant, prepared.prompt_tokens) as counted:
+            async with contextlib.aclosing(self._merged(prepared.requests, caller)) as merged:
+                async for index, delta in merged:
+                    counted.add(index, delta)
+                    yield index, delta
+
+    async def _merged(
+        self, requests: Sequence[InferenceRequest], caller: Caller
+    ) -> AsyncGenerator[tuple[int, TextDelta]]:
+        if len(requests) == 1:
+            async with contextlib.aclosing(self._one(requests[0], caller)) as deltas:
+                async for only in deltas:
+                    yield 0, only
+            return
+        queue: asyncio.Queue[tuple[int, TextDelta | None]] = asyncio.Queue(_WAITING_DELTAS)
+
+        async def read(index: int, request: InferenceRequest) -> None:
+            try:
+                async with contextlib.aclosing(self._one(request, caller)) as deltas:
+                    async for delta in deltas:
+                        await queue.put((index, delta))
+            finally:
+                if not task_of[index].cancelling():
+                    await queue.put((index, None))
+
+        task_of = {
+            index: asyncio.create_task(read(index, request), name="openai-choice")
+            for index, request in enumerate(requests)
+        }
+        try:
+            left = len(task_of)
+            while left:
+                index, delta = await queue.get()
+                if delta is not None:
+                    yield index, delta
+                    continue
+                left -= 1
+                await task_of[index]
+        finally:
+            for task in task_of.values():
+                task.cancel()
+            await asyncio.gather(*task_of.values(), return_exceptions=True)
+
+    async def _one(self, request: InferenceRequest, caller: Caller) -> AsyncGenerator[TextDelta]:
+        """The deltas of one request; the last has a finish reason, and only that one."""
+        options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
+        held: TextDelta | None = None
+        async with contextlib.aclosing(self.handler.stream(request, options=options)) as responses:
+            async for response in responses:
+                if response.error is not None:
+                    raise response.error
+                if response.is_flag:
+                    continue
+                if held is not None:
+                    yield held
+                held = None
+                delta = read_delta(response)
+                if delta.finish or response.final:
+                    held = delta  # more may come only as a flag
+                else:
+                    yield delta
+        yield held if held is not None and held.finish else _ended(held)
+
+
+def _ended(delta: TextDelta | None) -> TextDelta:
+    """The last delta of a model that does not say why its text ended."""
+    if delta is None:
+        return TextDelta("", finish="stop")
+    return TextDelta(delta.text, delta.tokens, delta.count, "stop", delta.prompt_tokens, delta.logprobs)
+
+
+def _request(
+    model: TextModel, prompt: str, tokens: Sequence[int] | None, sampling: Mapping[str, Any], *, stream: bool
+) -> InferenceRequest:
+    """The request of one choice, with those of the tensors that the model has."""
+    interface = model.served.interface
+    lead = (1,) if interface.batching else ()
+    inputs: list[Tensor] = []
+
+    def add(name: str, datatype: DataType, count: int, data: bytes) -> None:
+        if name in interface.inputs:
+            inputs.append(Tensor(name, datatype, (*lead, count), data))
+
+    if tokens is not None and "prompt_token_ids" in interface.inputs:
+        add("prompt_token_ids", DataType.INT32, len(tokens), np.asarray(tokens, "<i4").tobytes())
+    else:
+        add("text_input", DataType.BYTES, 1, element(prompt.encode("utf-8", "replace")))
+    add("stream", DataType.BOOL, 1, b"\1" if stream else b"\0")
+    add("sampling_parameters", DataType.BYTES, 1, element(orjson.dumps(sampling)))
+    add("exclude_input_in_output", DataType.BOOL, 1, b"\1")
+    for name in _FLAGS:
+        add(name, DataType.BOOL, 1, b"\1")
+    if sampling.get("logprobs") is not None:
+        add("return_logprobs", DataType.BOOL, 1, b"\1")
+    return InferenceRequest(interface.name, LATEST_VERSION, inputs, served=model.served)
+
+
+def element(data: bytes) -> bytes:
+    """One BYTES element in its raw encoding (T3)."""
+    return len(data).to_bytes(4, "little") + data
