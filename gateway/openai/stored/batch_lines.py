@@ -125,15 +125,19 @@ class Validation:
         if not isinstance(model, str) or not model:
             return self._refuse("missing_required_parameter", "body.model must name a model", "body.model")
         if self.model and model != self.model:
-            return self._refuse("mismatched_model", f"A batch has one model, which is '{self.model[:64]}'", "body.model")
+            return self._refuse(
+                "mismatched_model", f"A batch has one model, which is '{self.model[:64]}'", "body.model"
+            )
         self.model = model
         if body.get("stream"):
             return self._refuse("invalid_request", "Lines of a batch cannot stream", "body.stream")
         return BatchLine(self._number, custom_id, body)
 
-    def _refuse(self, code: str, message: str, param: str | None = None) -> None:
+    def _refuse(self, code: str, message: str, param: str | None = None) -> BatchLine | None:
+        """Note what is wrong with the line; there is no request then."""
         if len(self.errors) < MAX_ERRORS:
             self.errors.append({"code": code, "line": self._number or None, "message": message, "param": param})
+        return None
 
 
 def validated(lines: Iterable[bytes | None], url: str) -> Validation:

@@ -40,7 +40,9 @@ class _Batches:
         file = await self._files.find(fact["input_file"], tenant)
         if file.purpose != "batch":
             raise ApiError("the file's purpose is not batch", param="input_file_id")
-        states = [await self._batches.state(batch_id) for batch_id in (await self._batches.of_tenant(tenant))[-MAX_ACTIVE:]]
+        states = [
+            await self._batches.state(batch_id) for batch_id in (await self._batches.of_tenant(tenant))[-MAX_ACTIVE:]
+        ]
         if sum(1 for state in states if state.exists and not state.outcome) >= MAX_ACTIVE:
             raise ApiError(f"{MAX_ACTIVE} batches have not ended yet", status=429, code="batch_limit_exceeded")
         state = await self._batches.create(new_id("batch_"), {**fact, "tenant": tenant})

@@ -1,8 +1,9 @@
 """Drives batches: each line is a job of the log, and each gateway may drive any batch.
 
-A batch belongs to one living gateway at a time, by a token of the log as a model belongs to a batcher. When that gateway
-is lost another one takes the batch over and asks for the lines without a result again. A line's job has an idempotency
-key made of batch and line, so that asking again finds the job there was; of two results of a line the first one counts.
+A batch belongs to one living gateway at a time, by a token of the log as a model belongs to a batcher. When that
+gateway is lost another one takes the batch over and asks for the lines without a result again. A line's job has an
+idempotency key made of batch and line, so that asking again finds the job there was; of two results of a line the first
+one counts.
 `batch_lines` reads the input, `line_calls` asks the model.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from charonia.clock import monotonic_ns
 from charonia.errors import Cancelled, CharoniaError
 from gateway.handler import Handler
 from gateway.openai.shapes.api_errors import ApiError
@@ -57,6 +59,7 @@ class BatchRun:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     """The numbers of the lines that have a result."""
+    begun_ns: int = field(default_factory=monotonic_ns)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 

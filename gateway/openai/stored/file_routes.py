@@ -1,4 +1,7 @@
-"""`/v1/files`: uploads, lists, contents and deletions. `stored_objects` keeps the files, `multipart_forms` reads uploads."""
+"""`/v1/files`: uploads, lists, contents and deletions.
+
+`stored_objects` keeps the files, `multipart_forms` reads uploads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of a response, a fold of what its model answered: every gateway makes the same events of the same job. Pure.
+"""The events of a response, a fold of what its model answered: each gateway makes the same events of a job. Pure.
 
 Numbers count the events of the whole response from 0. A reader that comes back is given the same fold from the
 beginning, without the events that it has seen, so numbers and ids depend on nothing but the job.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from gateway.openai.shapes.tool_calls import ToolDelta
+from gateway.openai.shapes.forced_calls import ToolDelta
 
 Event = dict[str, Any]
 
@@ -124,13 +124,22 @@ class ResponseEvents:
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _open_message(self) -> list[Event]:
-        item = {"id": self._new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        item: dict[str, Any] = {
+            "id": self._new_id("msg"),
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress",
+            "content": [],
+        }
         self._output.append(item)
         self._open = True
         added = self._event("response.output_item.added", output_index=len(self._output) - 1, item=dict(item))
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         item["content"] = [part]
-        return [added, self._event("response.content_part.added", **self._at(), content_index=0, part={**part, "logprobs": []})]
+        return [
+            added,
+            self._event("response.content_part.added", **self._at(), content_index=0, part={**part, "logprobs": []}),
+        ]
 
     def _open_call(self, name: str) -> list[Event]:
         events = self._close("completed")

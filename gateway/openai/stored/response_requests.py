@@ -166,7 +166,7 @@ def _parts(content: Any, role: str, param: str) -> list[dict[str, Any]]:
             continue
         if part.get("type") not in _TEXT_PARTS or not isinstance(part.get("text"), str):
             raise ApiError(f"'{param}': only parts of text are supported", param=param)
-        more = {"annotations": []} if kind == "output_text" else {}
+        more: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
         found.append({"type": kind, "text": part["text"], **more})
     return found
 

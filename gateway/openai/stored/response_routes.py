@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import Cancelled, CharoniaError, NotFound
+from charonia.errors import CharoniaError, NotFound
 from charonia.eventlog.port import Blobs
 from charonia.facts.jobs import JobEvent, JobState, parse_public_id
 from charonia.inference import InferenceResponse
@@ -26,11 +26,11 @@ from gateway.http.bodies import CLIENT_LEFT
 from gateway.http.codec.error_replies import HttpRefusal
 from gateway.openai.api_calls import ApiCall, RouteTable
 from gateway.openai.shapes.api_errors import ApiError, error_document, json_bytes
-from gateway.openai.shapes.chat_shapes import ChatRequest, read_chat
+from gateway.openai.shapes.chat_shapes import read_chat
 from gateway.openai.shapes.text_answers import TextDelta, TokenBytes, read_delta, token_logprobs
-from gateway.openai.shapes.tool_calls import ToolDelta, ToolReader
-from gateway.openai.text_routes import TextEndpoints
-from gateway.openai.text_serving import TextServing
+from gateway.openai.shapes.forced_calls import ToolDelta, ToolReader, reader_of
+from gateway.openai.text_models import TextTools
+from gateway.openai.text_serving import PreparedText, TextServing
 from gateway.requests.delivery import Caller, DeliveryOptions, JobView
 
 from .file_routes import list_document, page_of
@@ -135,10 +135,9 @@ class ResponseWriter:
 class StoredResponses:
     """The responses of one gateway's callers; batches create theirs here, too."""
 
-    def __init__(self, handler: Handler, log: ResponseLog, endpoints: TextEndpoints, serving: TextServing) -> None:
+    def __init__(self, handler: Handler, log: ResponseLog, serving: TextServing) -> None:
         self._handler = handler
         self._log = log
-        self._endpoints = endpoints
         self._serving = serving
         self.endings = Tasks()
 
@@ -165,16 +164,17 @@ class StoredResponses:
             response_id = stored.request.previous
         return [item for part in reversed(parts) for item in part]
 
-    async def prepare(self, request: ResponseRequest, caller: Caller) -> Any:
-        """The model's request for a response, and what reads its tools. Raises `ApiError`."""
+    async def prepare(self, request: ResponseRequest, caller: Caller) -> PreparedText:
+        """The model's request for a response. Raises `ApiError`."""
         before = await self.before(request.previous, caller) if request.previous else []
-        return await self._endpoints.prepare_chat(chat_body(request, before))
+        return await self._serving.prepare_chat(read_chat(chat_body(request, before)))
 
     async def submit(
-        self, request: ResponseRequest, prepared: Any, options: DeliveryOptions, *, priority: int = 0
+        self, request: ResponseRequest, prepared: PreparedText, options: DeliveryOptions, *, priority: int = 0
     ) -> tuple[str, bool]:
         """Make the job of a stored response: the job's id, and whether it is new. Raises as `Handler.submit_job`."""
-        note, form = request.note(), {PROMPT_TOKENS: prepared.prompt_tokens}
+        note = request.note()
+        form: dict[str, Any] = {PROMPT_TOKENS: prepared.prompt_tokens}
         if len(note) <= _INLINE_BYTES:
             form[NOTE] = note
         else:
@@ -204,20 +204,17 @@ class StoredResponses:
         return Stored(view, ResponseRequest.of_note(note), int(view.form.get(PROMPT_TOKENS, 0)))
 
     async def writer(self, request: ResponseRequest, response: dict[str, Any], prompt_tokens: int) -> ResponseWriter:
-        """What writes the events of a response."""
+        """What writes the events of a response. Of a model that is gone, by what the request alone says."""
         chat = read_chat(chat_body(request, ()))
-        bytes_of, reader = await self._reading(chat)
+        tools: TextTools | None = None
+        with contextlib.suppress(ApiError, CharoniaError):
+            tools = await self._serving.models.tools(self._serving.models.find(request.model))
         events = ResponseEvents(response)
         events.input_tokens = prompt_tokens
-        return ResponseWriter(events, reader, bytes_of, chat.top_logprobs)
+        bytes_of = tools.tokenizer.token_bytes if tools is not None else None
+        return ResponseWriter(events, reader_of(chat.tool_choice), bytes_of, chat.top_logprobs)
 
-    async def _reading(self, chat: ChatRequest) -> tuple[TokenBytes | None, ToolReader | None]:
-        """The bytes of tokens, and what finds calls. Of a model that is gone, what the request alone says."""
-        return await self._endpoints.reading(chat)
-
-    async def follow(
-        self, stored: Stored, caller: Caller, writer: ResponseWriter
-    ) -> AsyncGenerator[list[Event]]:
+    async def follow(self, stored: Stored, caller: Caller, writer: ResponseWriter) -> AsyncGenerator[list[Event]]:
         """The events of a stored response from its first one, as they come; the last is a terminal one."""
         events = writer.events
         yield events.created()
@@ -305,7 +302,7 @@ class _Responses:
 
     async def create(self, call: ApiCall) -> None:
         request = read_response_request(await call.json())
-        prepared, _ = await self._responses.prepare(request, call.caller)
+        prepared = await self._responses.prepare(request, call.caller)
         if not request.store:
             await self._unstored(call, request, prepared)
             return
@@ -334,7 +331,7 @@ class _Responses:
             await call.context.handler.job_result(stored.view.id, call.caller)  # raises the job's error
         await call.reply(document)
 
-    async def _unstored(self, call: ApiCall, request: ResponseRequest, prepared: Any) -> None:
+    async def _unstored(self, call: ApiCall, request: ResponseRequest, prepared: PreparedText) -> None:
         created_s = wall_ns() // 1_000_000_000
         response = response_object(request, PREFIX + secrets.token_hex(16), created_s)
         writer = await self._responses.writer(request, response, prepared.prompt_tokens)

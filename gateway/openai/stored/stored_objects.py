@@ -1,7 +1,7 @@
 """Keeps files and batches of the OpenAI API in the log, each for a time. `batch_runs` executes the batches.
 
 A file is a record (`keys.stored_file`) and its content in blobs of one MiB, written and read one after the other, so
-that a gateway never holds a whole file. A batch is a stream of facts (`batch_facts`), and a stream of its lines' results.
+that a gateway never holds a whole file. A batch is a stream of facts (`batch_facts`), and one of its lines' results.
 """
 
 from __future__ import annotations
