@@ -312,7 +312,8 @@ class _Responses:
         stored = await self._responses.find(PREFIX + job_id, call.caller)
         keeps = request.background or key or not created
         if request.background and not request.stream:
-            await call.reply(await self._responses.document(stored, call.caller))
+            queued = {**stored.object(), "status": "queued"}
+            await call.reply(queued if created else await self._responses.document(stored, call.caller))
             return
         try:
             if request.stream:
