@@ -27,8 +27,8 @@ from gateway.http.codec.error_replies import HttpRefusal
 from gateway.openai.api_calls import ApiCall, RouteTable
 from gateway.openai.shapes.api_errors import ApiError, error_document, json_bytes
 from gateway.openai.shapes.chat_shapes import read_chat
-from gateway.openai.shapes.text_answers import TextDelta, TokenBytes, read_delta, token_logprobs
 from gateway.openai.shapes.forced_calls import ToolDelta, ToolReader, reader_of
+from gateway.openai.shapes.text_answers import TextDelta, TokenBytes, read_delta, token_logprobs
 from gateway.openai.text_models import TextTools
 from gateway.openai.text_serving import PreparedText, TextServing
 from gateway.requests.delivery import Caller, DeliveryOptions, JobView
