@@ -54,7 +54,7 @@ def control_app(settings: GatewaySettings, handler: Handler) -> AsgiApp:
     _add_tracing(app, settings, handler)
     add_jobs(app, handler)
     _add_shared_memory(app, settings, handler)
-    _add_documentation(app)
+    _add_documentation(app, settings)
     return app
 
 
@@ -117,12 +117,16 @@ def _leads_to(route: BaseRoute, request: Request) -> TypeGuard[Route]:
     return isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
 
 
-def _add_documentation(app: FastAPI) -> None:
+def _add_documentation(app: FastAPI, settings: GatewaySettings) -> None:
     """`/openapi.json` and `/docs`, made by the first request for them."""
 
     @cache
     def document() -> dict[str, Any]:
-        return build_document(version("charonia"))
+        if settings.openai is None or not settings.openai.on_http_port:
+            return build_document(version("charonia"))
+        from .openapi.text_operations import TEXT_OPERATIONS, text_schemas
+
+        return build_document(version("charonia"), TEXT_OPERATIONS, text_schemas())
 
     @cache
     def page() -> bytes:

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from importlib.metadata import version as package_version
 from typing import Any
 
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InvalidArgument
+from gateway.http.openapi.document import build_document
+from gateway.http.openapi.text_operations import TEXT_OPERATIONS, text_schemas
 
 from .api_calls import ApiCall, OpenAiContext, RouteTable
 from .shapes.api_errors import ApiError
 from .shapes.chat_shapes import read_chat
 from .shapes.sampling_fields import flag, text, token_ids
 from .text_models import TextModel, TextModels, TextTools
+
+DOCUMENT_PATH = "/openapi.json"
+"""Of this API alone; on the HTTP port the path has the document of all."""
 
 
 def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -> None:
@@ -97,6 +103,12 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     async def version(call: ApiCall) -> None:
         await call.reply({"version": handler.server_metadata().version})
 
+    async def document(call: ApiCall) -> None:
+        whole = build_document(package_version("charonia"), TEXT_OPERATIONS, text_schemas())
+        own = {operation.path for operation in TEXT_OPERATIONS}
+        await call.reply({**whole, "paths": {path: one for path, one in whole["paths"].items() if path in own}})
+
+    routes.add("GET", DOCUMENT_PATH, document, group="metadata", is_open=True)
     routes.add("GET", "/v1/models", list_models, group="metadata")
     routes.add("GET", "/v1/models/{model}", one_model, group="metadata")
     routes.add("POST", "/tokenize", tokenize)

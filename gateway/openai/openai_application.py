@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 
 from charonia.errors import SERVER_EXITING, CharoniaError, InternalError, Unavailable
 from charonia.options.settings import GatewaySettings
@@ -19,7 +20,7 @@ from gateway.http.fastpath import HttpApplication, restricted
 
 from .api_calls import DONE, ApiCall, OpenAiContext, RouteTable
 from .embedding_routes import EmbeddingEndpoint, add_embeddings
-from .model_routes import add_models
+from .model_routes import DOCUMENT_PATH, add_models
 from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
 from .stored.stored_objects import ObjectLog
 from .stored.stored_parts import StoredParts
@@ -57,12 +58,13 @@ class OpenAiInterface:
             self.stored.add(self.routes)
 
     def claims(self, path: str) -> bool:
-        """Whether a path belongs to this API."""
-        return path.startswith("/v1/") or self.routes.find(path) is not None
+        """Whether a path belongs to this API where it is served beside another one."""
+        return path.startswith("/v1/") or (path != DOCUMENT_PATH and self.routes.find(path) is not None)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, *, draining: bool = False) -> None:
         """Answer one request; `draining`: with "Server exiting" (E7)."""
         call = ApiCall(self._context, scope, receive, send)
+        call.headers_of_reply.append((b"x-request-id", uuid.uuid4().hex.encode()))
         try:
             await self._dispatch(call, draining=draining)
         except (ApiError, CharoniaError, HttpRefusal) as failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .operations import PATH_PARAMETERS, Content, Operation, Parameter, Reply, all_operations
@@ -40,11 +40,14 @@ _ERROR_HEADERS = {
 _PLACES = re.compile(r"\{(\w+)\}")
 
 
-def build_document(version: str) -> dict[str, Any]:
-    """The document, ready for JSON."""
+def build_document(
+    version: str, more: Sequence[Operation] = (), schemas: Mapping[str, Schema] | None = None
+) -> dict[str, Any]:
+    """The document, ready for JSON. `more` and `schemas` are those of interfaces that are served beside `/v2`."""
     paths: dict[str, dict[str, Any]] = {}
     tags: dict[str, None] = {}
-    for operation in all_operations():
+    operations = [*all_operations(), *more]
+    for operation in operations:
         tags[operation.tag] = None
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
     return {
@@ -54,8 +57,12 @@ def build_document(version: str) -> dict[str, Any]:
         "security": [{}, {"bearer": []}, {"apiKey": []}],
         "paths": paths,
         "components": {
-            "schemas": all_schemas(),
-            "responses": {f"Error{status}": _error(status) for status in _ERRORS},
+            "schemas": {**all_schemas(), **(schemas or {})},
+            "responses": {
+                f"{form}{status}": _error(status, form)
+                for form in sorted({operation.error_schema for operation in operations})
+                for status in _ERRORS
+            },
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer", "description": "a key of --api-keys"},
                 "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "a key of --api-keys"},
@@ -66,7 +73,9 @@ def build_document(version: str) -> dict[str, Any]:
 
 def _operation(operation: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {str(status): _reply(reply) for status, reply in operation.replies.items()}
-    responses |= {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in operation.errors}
+    responses |= {
+        str(status): {"$ref": f"#/components/responses/{operation.error_schema}{status}"} for status in operation.errors
+    }
     written: dict[str, Any] = {
         "operationId": operation.id,
         "tags": [operation.tag],
@@ -107,11 +116,14 @@ def _reply(reply: Reply) -> dict[str, Any]:
     return written
 
 
-def _error(status: int) -> dict[str, Any]:
+def _error(status: int, form: str) -> dict[str, Any]:
     about, message = _ERRORS[status]
+    example: dict[str, Any] = {"error": message}
+    if form != "Error":
+        example = {"error": {"message": message, "type": "", "param": None, "code": None}, "detail": message}
     written: dict[str, Any] = {
         "description": about,
-        "content": {"application/json": {"schema": ref("Error"), "example": {"error": message}}},
+        "content": {"application/json": {"schema": ref(form), "example": example}},
     }
     if status in _ERROR_HEADERS:
         written["headers"] = dict([_header(*_ERROR_HEADERS[status])])

@@ -71,6 +71,7 @@ class Operation:
     parameters: tuple[Parameter, ...] = ()
     bodies: tuple[Content, ...] = ()
     body_required: bool = False
+    error_schema: str = "Error"
 
 
 def all_operations() -> Iterator[Operation]:

@@ -143,7 +143,7 @@ class ForcedCalls:
         self._depth = 0
         self._index = -1
         self._head = ""
-        self._in_string = self._escaped = self._in_arguments = False
+        self._in_string = self._escaped = self._in_arguments = self._is_given = False
 
     def push(self, text: str) -> Sequence[str | ToolDelta]:
         found: list[str | ToolDelta] = []
@@ -165,9 +165,9 @@ class ForcedCalls:
             elif character in "{[":
                 self._depth += 1
                 if self._depth == 2:
-                    self._index, self._head = self._index + 1, character
+                    self._index, self._head, self._is_given = self._index + 1, character, False
                 elif self._depth == 3 and (head := _HEAD.fullmatch(self._head[:-1])) and not self._in_arguments:
-                    self._in_arguments = True
+                    self._in_arguments = self._is_given = True
                     piece = [character]
                     found.append(ToolDelta(self._index, orjson.loads(head[1])))
             elif character in "}]":
@@ -175,9 +175,21 @@ class ForcedCalls:
                 if self._in_arguments and self._depth == 2:
                     found.append(ToolDelta(self._index, arguments="".join(piece)))
                     piece, self._in_arguments = [], False
+                elif self._depth == 1 and not self._is_given:
+                    found += self._whole()
         if piece:
             found.append(ToolDelta(self._index, arguments="".join(piece)))
         return found
+
+    def _whole(self) -> list[ToolDelta]:
+        """The call of an object whose name did not come first, once it is complete."""
+        try:
+            call = orjson.loads(self._head)
+        except orjson.JSONDecodeError:
+            return []
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            return []
+        return [ToolDelta(self._index, call["name"], orjson.dumps(call.get("parameters", {})).decode())]
 
     def flush(self) -> Sequence[str | ToolDelta]:
         return []

@@ -1,0 +1,238 @@
+"""The operations and schemas of the OpenAI API that generate, embed and count text (`gateway.openai`). Pure.
+
+They are in the document where the API is on. Requests are open, as unknown fields are ignored; answers list what
+clients rely on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .operations import EVENTS, JSON, Content, Operation, Reply
+from .schemas import COUNT, FLAG, NUMBER, TEXT, Schema, array, opened, ref
+
+ERROR = "OpenAiError"
+"""The schema of a failed call."""
+
+_TAG = "openai"
+_OPEN = (400, 403, 431, 500, 503)
+_CALL = (*_OPEN, 401)
+_TEXTS = (*_CALL, 404, 413, 429, 504)
+
+
+def maybe(schema: Schema) -> Schema:
+    """The schema, or null."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+_USAGE = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+_CHAT_REQUEST = {"model": "smollm2", "messages": [{"role": "user", "content": "Name a city."}], "max_tokens": 8}
+_CHAT: dict[str, Any] = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion",
+    "created": 1750000000,
+    "model": "smollm2",
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Paris"},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": _USAGE,
+}
+_COMPLETION: dict[str, Any] = {
+    "id": "cmpl-1",
+    "object": "text_completion",
+    "created": 1750000000,
+    "model": "smollm2",
+    "choices": [{"index": 0, "text": " Paris", "logprobs": None, "finish_reason": "stop"}],
+    "usage": _USAGE,
+}
+_MODEL = {
+    "id": "smollm2:red",
+    "object": "model",
+    "created": 1750000000,
+    "owned_by": "charonia",
+    "root": "smollm2",
+    "parent": "smollm2",
+    "max_model_len": 8192,
+}
+_EMBEDDINGS = {
+    "object": "list",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}],
+    "model": "minilm",
+    "usage": {"prompt_tokens": 2, "total_tokens": 2},
+}
+_EVENTS = "data: {...}\n\ndata: [DONE]\n\n"
+
+
+def _body(name: str, example: Any) -> tuple[Content, ...]:
+    return (Content(JSON, ref(name), example),)
+
+
+def _whole(about: str, name: str, example: Any, *, streams: bool = False) -> dict[int, Reply]:
+    events = (Content(EVENTS, TEXT, _EVENTS),) if streams else ()
+    return {200: Reply(about, (Content(JSON, ref(name), example), *events))}
+
+
+TEXT_OPERATIONS = (
+    Operation(
+        *("post", "/v1/chat/completions", "chatCompletion", _TAG, "Answer a chat"),
+        _whole("The answer, or its chunks as events with `stream`", "ChatCompletion", _CHAT, streams=True),
+        _TEXTS,
+        bodies=_body("ChatCompletionRequest", _CHAT_REQUEST),
+        body_required=True,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("post", "/v1/completions", "completion", _TAG, "Go on with a text"),
+        _whole("The answer, or its chunks as events with `stream`", "TextCompletion", _COMPLETION, streams=True),
+        _TEXTS,
+        bodies=_body("TextCompletionRequest", {"model": "smollm2", "prompt": "The capital of France is"}),
+        body_required=True,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("post", "/v1/embeddings", "embeddings", _TAG, "Embed texts"),
+        _whole("An embedding for each text, in their order", "Embeddings", _EMBEDDINGS),
+        _TEXTS,
+        bodies=_body("EmbeddingRequest", {"model": "minilm", "input": ["a text"]}),
+        body_required=True,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("get", "/v1/models", "openaiModels", _TAG, "Models that can be called, and their adapters"),
+        _whole("The ready ones", "OpenAiModels", {"object": "list", "data": [_MODEL]}),
+        _CALL,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("get", "/v1/models/{model}", "openaiModel", _TAG, "One model or adapter"),
+        _whole("The model", "OpenAiModel", _MODEL),
+        (*_CALL, 404),
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("post", "/tokenize", "tokenize", _TAG, "The tokens of a text or a chat"),
+        _whole("The tokens", "Tokens", {"count": 1, "max_model_len": 8192, "tokens": [42], "token_strs": None}),
+        (*_CALL, 404, 413, 429),
+        bodies=_body("TokenizeRequest", {"model": "smollm2", "prompt": "a"}),
+        body_required=True,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("post", "/detokenize", "detokenize", _TAG, "The text of tokens"),
+        _whole("The text", "Detokenized", {"prompt": "a"}),
+        (*_CALL, 404, 413, 429),
+        bodies=_body("DetokenizeRequest", {"model": "smollm2", "tokens": [42]}),
+        body_required=True,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("get", "/health", "openaiHealth", _TAG, "Whether the server is ready for requests"),
+        {200: Reply("It is")},
+        _OPEN,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("get", "/version", "openaiVersion", _TAG, "The version of the server's interface"),
+        _whole("The version", "OpenAiVersion", {"version": "2.73.0"}),
+        _OPEN,
+        error_schema=ERROR,
+    ),
+)
+
+
+def text_schemas() -> dict[str, Schema]:
+    """The schemas of these operations, by name."""
+    finish = maybe({"enum": ["stop", "length", "tool_calls", "content_filter"]})
+    usage = opened({"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT})
+    head: dict[str, Schema] = {"id": TEXT, "object": TEXT, "created": COUNT, "model": TEXT}
+    common: dict[str, Schema] = {
+        name: maybe(schema)
+        for name, schema in {
+            "stream": FLAG,
+            "stream_options": opened({}, {"include_usage": FLAG}),
+            "max_tokens": {"type": "integer", "minimum": 1},
+            "n": {"type": "integer", "minimum": 1, "maximum": 128},
+            "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+            "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            "seed": {"type": "integer"},
+            "stop": {"anyOf": [TEXT, array(TEXT)]},
+            "presence_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+            "frequency_penalty": {"type": "number", "minimum": -2, "maximum": 2},
+            "logit_bias": {"type": "object", "additionalProperties": NUMBER},
+            "response_format": {"type": "object"},
+        }.items()
+    }
+    call = opened({"id": TEXT, "type": TEXT, "function": opened({"name": TEXT, "arguments": TEXT})})
+    message = opened({"role": TEXT, "content": maybe(TEXT)}, {"tool_calls": array(call), "refusal": maybe(TEXT)})
+    logprobs = maybe({"type": "object"})
+    ids = array({"type": "integer", "minimum": 0})
+    texts: Schema = {"anyOf": [TEXT, array(TEXT), ids, array(ids)]}
+    model = opened(
+        {"id": TEXT, "object": TEXT, "created": COUNT, "owned_by": TEXT},
+        {"root": TEXT, "parent": maybe(TEXT), "max_model_len": maybe(COUNT)},
+    )
+    numbers: Schema = {"anyOf": [array(NUMBER), TEXT]}
+    embedding = opened({"object": TEXT, "index": COUNT, "embedding": numbers})
+    error = opened({"message": TEXT, "type": TEXT, "param": maybe(TEXT), "code": maybe(TEXT)})
+    return {
+        ERROR: opened({"error": error, "detail": TEXT}),
+        "ChatCompletionRequest": opened(
+            {"model": TEXT, "messages": array(opened({"role": TEXT}))},
+            {
+                **common,
+                "max_completion_tokens": maybe({"type": "integer", "minimum": 1}),
+                "logprobs": maybe(FLAG),
+                "top_logprobs": maybe({"type": "integer", "minimum": 0, "maximum": 20}),
+                "tools": maybe(array({"type": "object"})),
+                "tool_choice": maybe({"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]}),
+                "parallel_tool_calls": maybe(FLAG),
+            },
+        ),
+        "ChatCompletion": opened(
+            {
+                **head,
+                "choices": array(
+                    opened({"index": COUNT, "message": message, "logprobs": logprobs, "finish_reason": finish})
+                ),
+                "usage": usage,
+            }
+        ),
+        "TextCompletionRequest": opened(
+            {"model": TEXT, "prompt": texts},
+            {**common, "echo": maybe(FLAG), "logprobs": maybe({"type": "integer", "minimum": 0, "maximum": 20})},
+        ),
+        "TextCompletion": opened(
+            {
+                **head,
+                "choices": array(opened({"index": COUNT, "text": TEXT, "logprobs": logprobs, "finish_reason": finish})),
+                "usage": usage,
+            }
+        ),
+        "EmbeddingRequest": opened(
+            {"model": TEXT, "input": texts},
+            {"encoding_format": {"enum": ["float", "base64"]}, "dimensions": maybe({"type": "integer", "minimum": 1})},
+        ),
+        "Embeddings": opened(
+            {
+                "object": TEXT,
+                "data": array(embedding),
+                "model": TEXT,
+                "usage": opened({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+            }
+        ),
+        "OpenAiModel": model,
+        "OpenAiModels": opened({"object": TEXT, "data": array(ref("OpenAiModel"))}),
+        "TokenizeRequest": opened(
+            {"model": TEXT},
+            {"prompt": TEXT, "messages": array({"type": "object"}), "add_special_tokens": FLAG},
+        ),
+        "Tokens": opened({"count": COUNT, "max_model_len": COUNT, "tokens": ids, "token_strs": maybe(array(TEXT))}),
+        "DetokenizeRequest": opened({"model": TEXT, "tokens": ids}),
+        "Detokenized": opened({"prompt": TEXT}),
+        "OpenAiVersion": opened({"version": TEXT}),
+    }

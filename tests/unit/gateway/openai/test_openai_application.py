@@ -1,0 +1,180 @@
+"""Paths, keys, limits and errors of the OpenAI API, on its own port and beside `/v2`."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import pytest
+
+from charonia.options.settings import GatewaySettings
+from gateway.http.fastpath import HttpApplication
+from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "plain", "messages": [{"role": "user", "content": "say hi."}]}
+
+
+def over(application: Any) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://gateway")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/v2/models/says", 404),
+        ("GET", CHAT, 405),
+        ("GET", "/v1/models/nothing", 404),
+        ("GET", "/v1/models/numbers", 404),
+        ("GET", "/health", 200),
+        ("GET", "/version", 200),
+    ],
+)
+async def test_paths(client: httpx2.AsyncClient, method: str, path: str, status: int) -> None:
+    reply = await client.request(method, path)
+    assert reply.status_code == status
+    if status >= 400:
+        error = reply.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert reply.json()["detail"] == error["message"]
+
+
+async def test_models_that_can_be_called_are_listed(client: httpx2.AsyncClient, handler: Any) -> None:
+    pytest.importorskip("tokenizers")
+    data = (await client.get("/v1/models")).json()["data"]
+    found = {one["id"]: (one["parent"], one["max_model_len"]) for one in data}
+    assert found == {
+        "embeds": (None, None),
+        "plain": (None, None),
+        "says": (None, 2048),
+        "says:red": ("says", 2048),
+        "says:blue": ("says", 2048),
+    }
+    assert (await client.get("/v1/models/says:red")).json()["parent"] == "says"
+    assert (await client.get("/v1/models/red")).json()["id"] == "red"
+    assert handler.blobs_read == 1
+
+
+async def test_a_tokenizer_that_is_not_there_yet(client: httpx2.AsyncClient, handler: Any) -> None:
+    pytest.importorskip("tokenizers")
+    handler.blobs, blobs = {}, handler.blobs
+    assert (await client.post(CHAT, json={**BODY, "model": "says"})).status_code == 503
+    handler.blobs = blobs
+    assert (await client.post(CHAT, json={**BODY, "model": "says"})).status_code == 200
+
+
+async def test_tokens_of_a_text(client: httpx2.AsyncClient) -> None:
+    pytest.importorskip("tokenizers")
+    reply = await client.post("/tokenize", json={"model": "says", "prompt": "hé", "return_token_strs": True})
+    assert reply.json()["tokens"] == [*"hé".encode()]
+    assert (reply.json()["count"], reply.json()["max_model_len"]) == (3, 2048)
+    assert reply.json()["token_strs"][0] == "h"
+    reply = await client.post("/tokenize", json={**BODY, "model": "says"})
+    assert reply.json()["tokens"][0] == 256
+    reply = await client.post("/detokenize", json={"model": "says", "tokens": [*"hé".encode()]})
+    assert reply.json() == {"prompt": "hé"}
+    assert (await client.post("/detokenize", json={"model": "says", "tokens": [9999]})).status_code == 400
+    assert (await client.post("/tokenize", json={"model": "plain", "prompt": "x"})).status_code == 400
+
+
+async def test_embeddings(client: httpx2.AsyncClient, handler: Any) -> None:
+    body = {"model": "embeds", "input": ["aab", "d"]}
+    document = (await client.post("/v1/embeddings", json=body)).json()
+    assert [one["embedding"] for one in document["data"]] == [[2, 1, 0, 0], [0, 0, 0, 1]]
+    assert [one["index"] for one in document["data"]] == [0, 1]
+    coded = (await client.post("/v1/embeddings", json={**body, "encoding_format": "base64"})).json()
+    assert coded["data"][1]["embedding"] == "AAAAAAAAAAAAAAAAAACAPw=="
+    short = (await client.post("/v1/embeddings", json={**body, "dimensions": 2})).json()
+    assert short["data"][0]["embedding"] == pytest.approx([2 / 5**0.5, 1 / 5**0.5])
+    for more, param in (
+        ({"dimensions": 5}, "dimensions"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+        ({"input": [""]}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["x"] * 2049}, "input"),
+        ({"input": [[1, 2]]}, "input"),
+        ({"model": "says"}, "model"),
+    ):
+        reply = await client.post("/v1/embeddings", json={**body, **more})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b'{"model": NaN}', 400),
+        (b'{"a": ' + b"[" * 500 + b"]" * 500 + b"}", 400),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+        (b'{"model": "plain", "messages": [{"role": "user", "content": "\\ud800"}]}', 400),
+    ],
+)
+async def test_bodies_that_are_no_request(client: httpx2.AsyncClient, body: bytes, status: int) -> None:
+    started_s = time.monotonic()
+    reply = await client.post(CHAT, content=body)
+    assert reply.status_code == status
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert time.monotonic() - started_s < 5
+
+
+async def test_brackets_in_strings_are_not_deep(client: httpx2.AsyncClient) -> None:
+    messages = [{"role": "user", "content": "[{" * 1000 + "say hi."}]
+    assert (await client.post(CHAT, json={**BODY, "messages": messages})).status_code == 200
+
+
+async def test_bodies_that_are_too_large(settings: GatewaySettings, handler: Any) -> None:
+    small = replace(settings, http_max_input_size=1000)
+    async with over(OpenAiApplication(small, handler, OpenAiInterface(small, handler))) as client:
+        reply = await client.post(CHAT, content=b"x" * 1001)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (413, "invalid_request_error")
+
+
+async def test_keys_are_needed_where_tenants_are(client: httpx2.AsyncClient, handler: Any) -> None:
+    handler.tenants = {"secret": "acme"}
+    reply = await client.post(CHAT, json=BODY)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert "www-authenticate" in reply.headers
+    assert (await client.get("/v1/models")).status_code == 401
+    assert (await client.get("/health")).status_code == 200
+    reply = await client.post(CHAT, json=BODY, headers={"authorization": "Bearer secret"})
+    assert reply.status_code == 200
+    assert handler.options[-1].caller.tenant == "acme"
+
+
+async def test_restricted_groups(settings: GatewaySettings, handler: Any) -> None:
+    held = replace(settings, http_restricted_api=((("inference",), "admin-key", "value"),))
+    async with over(OpenAiApplication(held, handler, OpenAiInterface(held, handler))) as client:
+        assert (await client.post(CHAT, json=BODY)).status_code == 403
+        assert (await client.post(CHAT, json=BODY, headers={"admin-key": "value"})).status_code == 200
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_every_reply_has_an_id(client: httpx2.AsyncClient) -> None:
+    first, second = [await client.get("/v1/models/plain") for _ in range(2)]
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert (await client.get("/v1/nothing")).headers["x-request-id"]
+
+
+async def test_it_is_served_beside_v2(settings: GatewaySettings, handler: Any, interface: OpenAiInterface) -> None:
+    application = HttpApplication(settings, handler)
+    async with over(application) as client:
+        assert (await client.post(CHAT, json=BODY)).json() == {"error": "Not Found"}
+        application.beside = interface
+        assert (await client.post(CHAT, json=BODY)).status_code == 200
+        assert (await client.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
+        assert (await client.get("/v2")).json()["name"] == "triton"
+        application.draining = True
+        reply = await client.post(CHAT, json=BODY)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (503, "Server exiting")
+
+
+async def test_what_nobody_foresaw_is_an_internal_error(client: httpx2.AsyncClient, handler: Any) -> None:
+    handler.refusal = ValueError("secret")
+    reply = await client.post(CHAT, content=json.dumps(BODY))
+    assert (reply.status_code, reply.json()["error"]["message"]) == (500, "internal server error")

@@ -1,0 +1,352 @@
+"""Chats and completions: the shape and order of what clients read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from charonia.errors import ResourceExhausted, Unavailable
+from gateway.openai.openai_application import OpenAiInterface
+
+pytest.importorskip("tokenizers")
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": CITY}}
+
+
+def chat(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": "says", "messages": [{"role": "user", "content": text}], **more}
+
+
+async def events(client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream, without the last one, which says that it is done."""
+    reply = await client.post(path, json={**body, "stream": True})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    lines = reply.text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+async def test_a_chat(client: httpx2.AsyncClient, handler: Any) -> None:
+    reply = await client.post(CHAT, json=chat("say hello there."))
+    assert reply.status_code == 200
+    document = reply.json()
+    assert document["object"] == "chat.completion"
+    assert document["id"].startswith("chatcmpl-")
+    (choice,) = document["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"] == "hello there"
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+    (request,) = handler.requests
+    ids = next(t for t in request.inputs if t.name == "prompt_token_ids").array().tolist()
+    assert document["usage"]["prompt_tokens"] == len(ids)
+    assert document["usage"]["completion_tokens"] == len("hello there")
+    assert document["usage"]["total_tokens"] == len(ids) + len("hello there")
+
+
+async def test_chunks_come_in_the_order_that_clients_expect(client: httpx2.AsyncClient) -> None:
+    chunks = await events(client, CHAT, chat("say abc."))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "a"}, {"content": "b"}, {"content": "c"}]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "stop"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert all(chunk["object"] == "chat.completion.chunk" and "usage" not in chunk for chunk in chunks)
+
+
+async def test_usage_is_a_chunk_of_its_own(client: httpx2.AsyncClient) -> None:
+    chunks = await events(client, CHAT, chat("say abc.", stream_options={"include_usage": True}))
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    reply = await client.post(CHAT, json=chat("say abc.", stream_options={"include_usage": True}))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "stream_options"
+
+
+async def test_several_choices_have_seeds_of_their_own_and_repeat(client: httpx2.AsyncClient) -> None:
+    bodies = [(await client.post(CHAT, json=chat("x", n=3, seed=5, max_tokens=8))).json() for _ in range(2)]
+    texts = [[choice["message"]["content"] for choice in body["choices"]] for body in bodies]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 3
+    assert [choice["index"] for choice in bodies[0]["choices"]] == [0, 1, 2]
+    assert bodies[0]["usage"]["completion_tokens"] == 24
+    chunks = await events(client, CHAT, chat("x", n=3, seed=5, max_tokens=8))
+    joined = ["", "", ""]
+    for chunk in chunks:
+        joined[chunk["choices"][0]["index"]] += chunk["choices"][0]["delta"].get("content", "")
+    assert joined == texts[0]
+    assert [c["choices"][0]["finish_reason"] for c in chunks].count("length") == 3
+
+
+async def test_the_newer_bound_of_tokens_wins(client: httpx2.AsyncClient) -> None:
+    body = chat("say abcdef.", max_tokens=5, max_completion_tokens=2)
+    choice = (await client.post(CHAT, json=body)).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("ab", "length")
+
+
+async def test_without_a_bound_a_chat_has_the_rest_of_the_context(client: httpx2.AsyncClient, handler: Any) -> None:
+    document = (await client.post(CHAT, json=chat("say hi."))).json()
+    (request,) = handler.requests
+    sampling = json.loads(next(t for t in request.inputs if t.name == "sampling_parameters").array()[0])
+    assert sampling["max_tokens"] == 2048 - document["usage"]["prompt_tokens"]
+
+
+async def test_logprobs_of_a_chat(client: httpx2.AsyncClient) -> None:
+    body = chat("say é.", logprobs=True, top_logprobs=2)
+    whole = (await client.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
+    assert [one["bytes"] for one in whole] == [[0xC3], [0xA9]]
+    assert whole[0]["logprob"] == -0.25
+    assert [one["logprob"] for one in whole[0]["top_logprobs"]] == [-0.25, -2.0]
+    chunks = await events(client, CHAT, body)
+    streamed = [one for c in chunks for one in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert streamed == whole
+    for wrong, param in (
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ):
+        reply = await client.post(CHAT, json=chat("x", **wrong))
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_response_formats_become_structured_output(client: httpx2.AsyncClient, handler: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": CITY}}
+    document = (await client.post(CHAT, json=chat("where", response_format=form))).json()
+    assert json.loads(document["choices"][0]["message"]["content"]) == {"city": "Paris"}
+    await client.post(CHAT, json=chat("where", response_format={"type": "json_object"}))
+    sampling = [
+        json.loads(r.inputs[2].array()[0]) for r in handler.requests if r.inputs[2].name == "sampling_parameters"
+    ]
+    assert [one["structured_outputs"] for one in sampling] == [{"json": CITY}, {"json_object": True}]
+
+
+async def test_a_named_tool_is_called(client: httpx2.AsyncClient) -> None:
+    body = chat("where", tools=[tool("find"), tool("go")], tool_choice={"type": "function", "function": {"name": "go"}})
+    choice = (await client.post(CHAT, json=body)).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "stop")
+    assert (call["type"], call["function"]["name"]) == ("function", "go")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+    chunks = await events(client, CHAT, body)
+    calls = [c["choices"][0]["delta"]["tool_calls"][0] for c in chunks if "tool_calls" in c["choices"][0]["delta"]]
+    assert calls[0]["function"]["name"] == "go"
+    assert calls[0]["id"].startswith("call_")
+    assert all("name" not in one["function"] and one["index"] == 0 for one in calls[1:])
+    assert json.loads("".join(one["function"]["arguments"] for one in calls)) == {"city": "Paris"}
+
+
+async def test_a_required_tool_is_called(client: httpx2.AsyncClient) -> None:
+    body = chat("where", tools=[tool("find"), tool("go")], tool_choice="required")
+    choice = (await client.post(CHAT, json=body)).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert call["function"]["name"] == "find"
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+    chunks = await events(client, CHAT, body)
+    calls = [c["choices"][0]["delta"]["tool_calls"][0] for c in chunks if "tool_calls" in c["choices"][0]["delta"]]
+    assert json.loads("".join(one["function"]["arguments"] for one in calls)) == {"city": "Paris"}
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert not [c for c in chunks if c["choices"][0]["delta"].get("content")]
+
+
+async def test_completions_of_several_prompts(client: httpx2.AsyncClient) -> None:
+    body = {"model": "says", "prompt": ["say a.", "say bb."], "n": 2, "echo": True}
+    document = (await client.post(COMPLETIONS, json=body)).json()
+    assert document["object"] == "text_completion"
+    texts = [(choice["index"], choice["text"]) for choice in document["choices"]]
+    assert texts == [(0, "say a.a"), (1, "say a.a"), (2, "say bb.bb"), (3, "say bb.bb")]
+    assert document["usage"] == {
+        "prompt_tokens": 13,
+        "completion_tokens": 6,
+        "total_tokens": 19,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+    tokens = [list(b"say a."), list(b"say bb.")]
+    again = (await client.post(COMPLETIONS, json={**body, "prompt": tokens})).json()
+    assert again["choices"] == document["choices"]
+    one = (await client.post(COMPLETIONS, json={**body, "prompt": tokens[0], "n": 1})).json()
+    assert [choice["text"] for choice in one["choices"]] == ["say a.a"]
+    chunks = await events(client, COMPLETIONS, body)
+    joined: dict[int, str] = {}
+    for chunk in chunks:
+        joined[chunk["choices"][0]["index"]] = (
+            joined.get(chunk["choices"][0]["index"], "") + chunk["choices"][0]["text"]
+        )
+    assert joined == dict(texts)
+
+
+async def test_logprobs_of_a_completion(client: httpx2.AsyncClient) -> None:
+    body = {"model": "says", "prompt": "say ab.", "logprobs": 2}
+    found = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]["logprobs"]
+    assert found["tokens"] == ["a", "b"]
+    assert found["text_offset"] == [0, 1]
+    assert found["token_logprobs"] == [-0.25, -0.25]
+    assert found["top_logprobs"][0] == {"a": -0.25, "c": -2.0}
+    chunks = await events(client, COMPLETIONS, body)
+    assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks] == [[0], [1]]
+
+
+async def test_stop_strings_and_unknown_fields(client: httpx2.AsyncClient) -> None:
+    body = {
+        "model": "says",
+        "prompt": "say one two.",
+        "stop": " two",
+        "store": True,
+        "user": "me",
+        "no_such_field": [1],
+    }
+    choice = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("one", "stop")
+
+
+async def test_content_parts_and_earlier_calls(client: httpx2.AsyncClient, handler: Any) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "go", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+        {"role": "user", "content": [{"type": "text", "text": "and"}, {"type": "text", "text": "say so."}]},
+    ]
+    reply = await client.post(CHAT, json={"model": "says", "messages": messages})
+    assert reply.json()["choices"][0]["message"]["content"] == "so"
+    ids = next(t for t in handler.requests[0].inputs if t.name == "prompt_token_ids").array().tolist()
+    assert bytes(token for token in ids if token < 256).startswith(b"system\nbe brief\nassistant\n")
+    messages[-1]["content"] = [{"type": "image_url", "image_url": {"url": "data:"}}]
+    reply = await client.post(CHAT, json={"model": "says", "messages": messages})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages[3].content")
+
+
+async def test_adapters(client: httpx2.AsyncClient) -> None:
+    for name in ("says:red", "red"):
+        reply = await client.post(CHAT, json={**chat("say hi."), "model": name})
+        assert reply.json()["choices"][0]["message"]["content"] == "red:hi"
+        assert reply.json()["model"] == name
+    reply = await client.post(CHAT, json={**chat("say hi."), "model": "says:green"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_model_without_a_tokenizer(client: httpx2.AsyncClient) -> None:
+    document = (await client.post(CHAT, json={**chat("say hi."), "model": "plain"})).json()
+    assert document["choices"][0]["message"]["content"] == "hi\nassistant:"[:2]
+    assert document["choices"][0]["finish_reason"] == "stop"
+    assert document["usage"]["prompt_tokens"] == 0
+    reply = await client.post(COMPLETIONS, json={"model": "plain", "prompt": [1, 2]})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
+
+
+async def test_prompts_that_are_too_long_are_refused_before_the_log(client: httpx2.AsyncClient, handler: Any) -> None:
+    for body in (
+        {"model": "says", "prompt": "x" * 2048},
+        {"model": "says", "prompt": "x" * 2040, "max_tokens": 9},
+        {"model": "says", "prompt": [1] * 3000},
+    ):
+        reply = await client.post(COMPLETIONS, json=body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "maximum context length is 2048 tokens" in reply.json()["error"]["message"]
+    assert (await client.post(CHAT, json=chat("x" * 10_000_000))).status_code == 400
+    assert not handler.requests
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"n": 10**9}, "n"),
+        ({"n": 0}, "n"),
+        ({"stop": ["x"] * 100_000}, "stop"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": "x"}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"seed": 2**70}, "seed"),
+        ({"stream": "yes"}, "stream"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["x" * 90_000]}}}},
+            "response_format",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0]"),
+        ({"model": ""}, "model"),
+    ],
+)
+async def test_wrong_fields_are_named(
+    client: httpx2.AsyncClient, handler: Any, more: dict[str, Any], param: str
+) -> None:
+    reply = await client.post(CHAT, json=chat("x", **more))
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert reply.json()["detail"] == error["message"]
+    assert len(reply.content) < 1000
+    assert not handler.requests
+
+
+async def test_suffix_and_prompt_logprobs_are_refused(client: httpx2.AsyncClient) -> None:
+    for more, param in (
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"best_of": 2}, "best_of"),
+    ):
+        reply = await client.post(COMPLETIONS, json={"model": "says", "prompt": "x", **more})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failure_before_the_first_token_has_its_status(
+    client: httpx2.AsyncClient, handler: Any, stream: bool
+) -> None:
+    assert (await client.post(CHAT, json=chat("fail0", stream=stream))).status_code == 400
+    handler.refusal = ResourceExhausted("too many requests wait")
+    reply = await client.post(CHAT, json=chat("x", stream=stream))
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, "1")
+    assert reply.json()["error"]["code"] == "rate_limit_exceeded"
+    handler.refusal = Unavailable("no executor")
+    assert (await client.post(CHAT, json=chat("x", stream=stream))).status_code == 503
+
+
+async def test_a_failure_after_the_first_token_is_an_event(client: httpx2.AsyncClient) -> None:
+    reply = await client.post(CHAT, json=chat("fail and say abc.", stream=True))
+    assert reply.status_code == 200
+    *_, failed, done, _ = reply.text.split("\n\n")
+    assert json.loads(failed.removeprefix("data: "))["error"]["message"] == "the model failed"
+    assert done == "data: [DONE]"
+    whole = await client.post(CHAT, json=chat("fail and say abc.", n=2, stream=True))
+    assert whole.text.count('"error"') == 1
+
+
+async def test_a_client_that_leaves_cancels_its_requests_and_is_counted(
+    handler: Any, interface: OpenAiInterface
+) -> None:
+    handler.gate.clear()
+    body = json.dumps(chat("wait and say abc.", stream=True, n=2)).encode()
+    first = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            first.set()
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "state": {"charonia.client_left": True}}
+    task = asyncio.create_task(interface.answer(scope, receive, send))  # type: ignore[arg-type]
+    await first.wait()
+    task.cancel()
+    await task
+    await handler.stopped.wait()
+    counts = interface.serving.counts
+    assert counts.calls == {("chat", "says", "cancelled"): 1}
+    assert counts.tokens["says", "", "completion"] in (1, 2)
+    assert counts.tokens["says", "", "prompt"] > 0
