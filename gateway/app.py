@@ -48,13 +48,13 @@ Page = Callable[[], Awaitable[bytes | None]]
 """Returns a metrics page; None where there is none."""
 
 
-def _openai(settings: GatewaySettings, handler: GatewayService, log: EventLog) -> OpenAiInterface | None:
+def _openai(settings: GatewaySettings, handler: GatewayService, metrics: Page, log: EventLog) -> OpenAiInterface | None:
     """The OpenAI API, which is served on one or two of the fronts; None where it is off."""
     if settings.openai is None:
         return None
     from .openai.openai_application import OpenAiInterface
 
-    return OpenAiInterface(settings, handler, log)
+    return OpenAiInterface(settings, handler, metrics, log)
 
 
 def _fronts(
@@ -157,7 +157,7 @@ class GatewayApp:
             self.membership.say_again.append(self.service.payloads.renew)
             self.service.payloads.leased = self.membership.is_leased
         self.service.metrics.log_epoch_changes = lambda: self.membership.epoch_changes
-        self._openai = _openai(settings, self.service, log)
+        self._openai = _openai(settings, self.service, self._page, log)
         self._fronts = _fronts(settings, self.service, self._page, self._openai)
         self._render = (
             self.service.metrics.render
@@ -177,8 +177,9 @@ class GatewayApp:
         settings = self._settings
         if settings.metrics_port < 0 and not settings.metrics_socket:
             return None
-        if settings.vertex_ai is not None and settings.vertex_ai.metrics_socket:
-            return (await scrape(Path(settings.vertex_ai.metrics_socket))).encode() or None
+        for front in (settings.vertex_ai, settings.openai):
+            if front is not None and front.metrics_socket:
+                return (await scrape(Path(front.metrics_socket))).encode() or None
         page = self._render()
         return page if isinstance(page, bytes) else await page
 

@@ -130,8 +130,9 @@ class Supervisor:
 
     @property
     def _joint_metrics_socket(self) -> str:
-        """Where a gateway gets the page of all parts, for the clients of Vertex AI."""
-        wanted = self._values["allow_vertex_ai"] and self._values["allow_metrics"]
+        """Where a gateway gets the page of all parts, for the clients of Vertex AI and of the OpenAI API's port."""
+        asked = self._values["allow_vertex_ai"] or self._values["allow_openai"]
+        wanted = asked and self._values["allow_metrics"]
         return str(self._runtime_dir / "metrics.joint") if wanted else ""
 
     def _part_values(self) -> Values:

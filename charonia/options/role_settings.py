@@ -97,6 +97,7 @@ def _openai(values: Values) -> OpenAiSettings | None:
         values["openai_port"] if values["allow_openai"] else -1,
         values["openai_on_http_port"],
         values["lora_separator"],
+        values.get("joint_metrics_socket", ""),
     )
 
 

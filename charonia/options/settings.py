@@ -146,6 +146,8 @@ class OpenAiSettings:
     port: int = -1
     on_http_port: bool = False
     lora_separator: str = ":"
+    metrics_socket: str = ""
+    """The socket of the whole server's metrics; "" for this process's own."""
 
 
 @dataclass(frozen=True, slots=True)

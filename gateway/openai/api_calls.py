@@ -33,12 +33,21 @@ MAX_DEPTH = 128
 """How deep JSON may be nested: a schema needs some levels, no request needs more."""
 
 
+Page = Callable[[], Awaitable[bytes | None]]
+
+
+async def no_page() -> bytes | None:
+    """The metrics page of a server that has none."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class OpenAiContext:
-    """What endpoints share."""
+    """What endpoints share. `metrics` returns the page of `/metrics`, None where there is none."""
 
     settings: GatewaySettings
     handler: Handler
+    metrics: Page = no_page
 
 
 @dataclass(slots=True)

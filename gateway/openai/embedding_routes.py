@@ -22,7 +22,7 @@ from .shapes.api_errors import ApiError
 from .shapes.embedding_shapes import EmbeddingRequest, Vector, embedding_document, read_embedding
 from .text_metrics import TextCounts
 from .text_models import TextModel, TextModels, TextTools
-from .text_serving import element
+from .text_serving import element, shape_of
 
 EMBEDDING = "embedding"
 
@@ -70,8 +70,8 @@ class EmbeddingEndpoint:
         return texts, tokens
 
     async def _one(self, model: TextModel, name: str, output: str, text: str, caller: Caller) -> Vector:
-        lead = (1,) if model.served.interface.batching else ()
-        tensor = Tensor(name, DataType.BYTES, (*lead, 1), element(text.encode("utf-8", "replace")))
+        shape = shape_of(model.served.interface, name, 1)
+        tensor = Tensor(name, DataType.BYTES, shape, element(text.encode("utf-8", "replace")))
         request = InferenceRequest(model.name, LATEST_VERSION, [tensor], outputs=(output,), served=model.served)
         options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
         response = await self._handler.infer(request, options=options)

@@ -21,8 +21,9 @@ from .shapes.chat_shapes import read_chat
 from .shapes.sampling_fields import flag, text, token_ids
 from .text_models import TextModel, TextModels, TextTools
 
-DOCUMENT_PATH = "/openapi.json"
-"""Of this API alone; on the HTTP port the path has the document of all."""
+DOCUMENT_PATH, METRICS_PATH = "/openapi.json", "/metrics"
+OWN_PATHS = frozenset((DOCUMENT_PATH, METRICS_PATH))
+"""Only on the port of this API: the HTTP port has its own document."""
 
 
 def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -> None:
@@ -100,6 +101,12 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     async def health(call: ApiCall) -> None:
         await call.reply_bytes(b"", headers=[], status=200 if handler.ready() else 503)
 
+    async def metrics(call: ApiCall) -> None:
+        page = await context.metrics()
+        if page is None:
+            raise ApiError("metrics are off (--allow-metrics)", status=404)
+        await call.reply_bytes(page, headers=[(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")])
+
     async def version(call: ApiCall) -> None:
         await call.reply({"version": handler.server_metadata().version})
 
@@ -114,6 +121,8 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     routes.add("POST", "/tokenize", tokenize)
     routes.add("POST", "/detokenize", detokenize)
     routes.add("GET", "/health", health, group="health", is_open=True)
+    routes.add("GET", "/health/ready", health, group="health", is_open=True)
+    routes.add("GET", METRICS_PATH, metrics, group="statistics", is_open=True)
     routes.add("GET", "/version", version, group="metadata", is_open=True)
 
 

@@ -18,9 +18,9 @@ from gateway.http.bodies import CLIENT_LEFT, ClientGone, Receive, Scope, Send, r
 from gateway.http.codec.error_replies import HttpRefusal
 from gateway.http.fastpath import HttpApplication, restricted
 
-from .api_calls import DONE, ApiCall, OpenAiContext, RouteTable
+from .api_calls import DONE, ApiCall, OpenAiContext, Page, RouteTable, no_page
 from .embedding_routes import EmbeddingEndpoint, add_embeddings
-from .model_routes import DOCUMENT_PATH, add_models
+from .model_routes import OWN_PATHS, add_models
 from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
 from .stored.stored_objects import ObjectLog
 from .stored.stored_parts import StoredParts
@@ -34,10 +34,13 @@ logger = logging.getLogger("charonia.gateway.openai")
 class OpenAiInterface:
     """The whole API over a `Handler`, for the listeners that serve it."""
 
-    def __init__(self, settings: GatewaySettings, handler: Handler, log: ObjectLog | None = None) -> None:
+    def __init__(
+        self, settings: GatewaySettings, handler: Handler, metrics: Page = no_page, log: ObjectLog | None = None
+    ) -> None:
+        """`metrics` returns the page of `/metrics`, None where there is none; without a `log` nothing is stored."""
         self._handler = handler
         self._restrictions = Restrictions(settings.http_restricted_api, restricted)
-        self._context = OpenAiContext(settings, handler)
+        self._context = OpenAiContext(settings, handler, metrics)
         separator = settings.openai.lora_separator if settings.openai is not None else ""
         self.models = TextModels(handler, separator)
         self.serving = TextServing(handler, self.models)
@@ -59,7 +62,7 @@ class OpenAiInterface:
 
     def claims(self, path: str) -> bool:
         """Whether a path belongs to this API where it is served beside another one."""
-        return path.startswith("/v1/") or (path != DOCUMENT_PATH and self.routes.find(path) is not None)
+        return path.startswith("/v1/") or (path not in OWN_PATHS and self.routes.find(path) is not None)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send, *, draining: bool = False) -> None:
         """Answer one request; `draining`: with "Server exiting" (E7)."""

@@ -212,7 +212,14 @@ def _encode(tools: TextTools, text: str, special: bool) -> list[int]:
 def _render(tools: TextTools, chat: ChatRequest) -> str:
     from charonia.generation.templates import render_chat
 
-    return render_chat(tools.assets, chat.messages, chat.tools or None, chat.add_generation_prompt)
+    return render_chat(
+        tools.assets,
+        chat.messages,
+        chat.tools or None,
+        chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        arguments=chat.template_arguments,
+    )
 
 
 def _read_assets(blob: bytes) -> TextTools:

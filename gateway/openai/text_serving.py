@@ -16,9 +16,10 @@ import numpy as np
 import orjson
 
 from charonia.datatypes import DataType
-from charonia.errors import InvalidArgument
-from charonia.generation.parameters import check_vocabulary, parse_sampling
+from charonia.errors import InvalidArgument, Unsupported
+from charonia.generation.parameters import StructuredOutput, check_vocabulary, parse_sampling, structured_output
 from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
@@ -66,6 +67,7 @@ class TextServing:
         """The requests of a chat. Raises `ApiError`; nothing has entered the log then."""
         model = self._generating(chat.model)
         tools = await self.models.tools(model)
+        await self._check_structure(chat.sampling, tools)
         prompt = await self.models.render(tools, chat)
         tokens = [await self.models.encode(tools, prompt, special=False)] if tools is not None else []
         max_tokens = chat.max_tokens
@@ -77,6 +79,7 @@ class TextServing:
         """The requests of a completion. Raises `ApiError`; nothing has entered the log then."""
         model = self._generating(wanted.model)
         tools = await self.models.tools(model)
+        await self._check_structure(wanted.sampling, tools)
         prompts = [prompt if isinstance(prompt, str) else "" for prompt in wanted.prompts]
         tokens: list[list[int]] = []
         for prompt in wanted.prompts:
@@ -148,6 +151,19 @@ class TextServing:
                 requests.append(_request(model, prompt, ids, own, stream=stream))
         counted = sum(map(len, tokens)) if tools is not None else 0
         return PreparedText(model, tools, requests, prompts, counted)
+
+    async def _check_structure(self, sampling: Mapping[str, Any], tools: TextTools | None) -> None:
+        """Raises a 400 `ApiError` for a schema or grammar that no engine would take, or that takes too much work."""
+        given = sampling.get("structured_outputs")
+        if given is None:
+            return
+        try:
+            structured = structured_output(given)
+            await self.handler.offload.in_thread(len(structured.text), _compile, structured, tools)
+        except InvalidArgument as error:
+            raise ApiError(error.message, param="response_format") from None
+        except Unsupported:
+            pass  # only engines have the library: they check
 
     def _check(self, wanted: Mapping[str, Any], tools: TextTools | None, prompt_tokens: int) -> None:
         """Raises a 400 `ApiError` for parameters that no engine would take."""
@@ -233,6 +249,12 @@ class TextServing:
         yield held if held is not None and held.finish else _ended(held)
 
 
+def _compile(structured: StructuredOutput, tools: TextTools | None) -> None:
+    from charonia.generation.grammar import check
+
+    check(structured, tools.tokenizer if tools is not None else None)
+
+
 def _ended(delta: TextDelta | None) -> TextDelta:
     """The last delta of a model that does not say why its text ended."""
     if delta is None:
@@ -245,12 +267,11 @@ def _request(
 ) -> InferenceRequest:
     """The request of one choice, with those of the tensors that the model has."""
     interface = model.served.interface
-    lead = (1,) if interface.batching else ()
     inputs: list[Tensor] = []
 
     def add(name: str, datatype: DataType, count: int, data: bytes) -> None:
         if name in interface.inputs:
-            inputs.append(Tensor(name, datatype, (*lead, count), data))
+            inputs.append(Tensor(name, datatype, shape_of(interface, name, count), data))
 
     if tokens is not None and "prompt_token_ids" in interface.inputs:
         add("prompt_token_ids", DataType.INT32, len(tokens), np.asarray(tokens, "<i4").tobytes())
@@ -264,6 +285,12 @@ def _request(
     if sampling.get("logprobs") is not None:
         add("return_logprobs", DataType.BOOL, 1, b"\1")
     return InferenceRequest(interface.name, LATEST_VERSION, inputs, served=model.served)
+
+
+def shape_of(interface: ModelInterface, name: str, count: int) -> tuple[int, ...]:
+    """The shape of so many elements as the model declares this input: `[1]`, `[1,1]` and `[-1]` are all in use."""
+    dims = [count if size == -1 else size for size in interface.inputs[name].dims]
+    return (1, *dims) if interface.batching else tuple(dims)
 
 
 def element(data: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,7 @@ def client(request: Any, server: Server) -> Iterator[Any]:
 
 @pytest.fixture
 async def async_client(server: Server) -> AsyncIterator[Any]:
-    async with openai.AsyncOpenAI(
-        base_url=f"http://{own_port(server)}/v1", api_key="none", max_retries=0
-    ) as client:
+    async with openai.AsyncOpenAI(base_url=f"http://{own_port(server)}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -124,9 +123,14 @@ async def test_many_streams_at_once(async_client: Any) -> None:
     assert await asyncio.gather(*map(one, range(16))) == [f"text {number}" for number in range(16)]
 
 
-async def test_a_client_that_leaves_ends_its_request(server: Server, async_client: Any, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    Path(f"{gate}.0").touch()
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """Where the model waits for files; that of its first character is there."""
+    (tmp_path / "gate.0").touch()
+    return tmp_path / "gate"
+
+
+async def test_a_client_that_leaves_ends_its_request(server: Server, async_client: Any, gate: Path) -> None:
     stream = await async_client.chat.completions.create(
         model="says", messages=user(f"gate={gate} say abc."), stream=True
     )
@@ -143,4 +147,8 @@ def test_metrics(server: Server, client: Any) -> None:
     client.chat.completions.create(model="plain", messages=user("say abc."))
     page = server.scrape()
     assert 'charonia_openai_tokens_total{kind="prompt",model="plain",tenant=""}' in page
+    with urllib.request.urlopen(f"http://{own_port(server)}/metrics", timeout=10) as reply:
+        own = reply.read().decode()
+    assert "nv_cpu_utilization" in own
+    assert "charonia_executor_executions_total" in own
     assert 'charonia_openai_time_to_first_token_seconds_bucket{le="+Inf",model="plain"}' in page

@@ -137,6 +137,12 @@ TEXT_OPERATIONS = (
         error_schema=ERROR,
     ),
     Operation(
+        *("get", "/health/ready", "openaiReady", _TAG, "Whether the server is ready for requests, as `/health`"),
+        {200: Reply("It is")},
+        _OPEN,
+        error_schema=ERROR,
+    ),
+    Operation(
         *("get", "/version", "openaiVersion", _TAG, "The version of the server's interface"),
         _whole("The version", "OpenAiVersion", {"version": "2.73.0"}),
         _OPEN,

@@ -13,7 +13,7 @@ import orjson
 
 from .api_errors import ApiError
 from .forced_calls import FREE, ToolCalls, ToolChoice, ToolDelta, ToolReader, call_id, grammar_of, reader_of, tools_of
-from .sampling_fields import choices_of, flag, includes_usage, sampling_of, structure_of, text, whole
+from .sampling_fields import check_size, choices_of, flag, includes_usage, sampling_of, structure_of, text, whole
 from .text_answers import TextDelta, TextFold, TokenBytes, TokenLogprob, token_logprobs, usage
 
 MAX_MESSAGES = 2048
@@ -40,6 +40,9 @@ class ChatRequest:
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: ToolChoice = FREE
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_arguments: dict[str, Any] = field(default_factory=dict)
+    """Further names for the chat template (`chat_template_kwargs`)."""
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -53,6 +56,11 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     forced = grammar_of(tools, choice, parallel=flag(body, "parallel_tool_calls", True))
     if forced is not None or structure is not None:
         sampling["structured_outputs"] = forced or structure
+    goes_on = flag(body, "continue_final_message")
+    arguments = body.get("chat_template_kwargs") or {}
+    if not isinstance(arguments, Mapping):
+        raise ApiError("'chat_template_kwargs' must be an object", param="chat_template_kwargs")
+    check_size(arguments, "chat_template_kwargs")
     wanted = whole(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if wanted is not None and not flag(body, "logprobs"):
         raise ApiError("'top_logprobs' is only allowed when 'logprobs' is true", param="top_logprobs")
@@ -73,7 +81,9 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         top,
         tools,
         choice,
-        flag(body, "add_generation_prompt", True),
+        flag(body, "add_generation_prompt", not goes_on),
+        goes_on,
+        dict(arguments),
     )
 
 

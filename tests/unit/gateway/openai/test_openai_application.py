@@ -31,7 +31,9 @@ def over(application: Any) -> httpx2.AsyncClient:
         ("GET", "/v1/models/nothing", 404),
         ("GET", "/v1/models/numbers", 404),
         ("GET", "/health", 200),
+        ("GET", "/health/ready", 200),
         ("GET", "/version", 200),
+        ("GET", "/metrics", 404),
     ],
 )
 async def test_paths(client: httpx2.AsyncClient, method: str, path: str, status: int) -> None:

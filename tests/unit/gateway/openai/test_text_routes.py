@@ -350,3 +350,23 @@ async def test_a_client_that_leaves_cancels_its_requests_and_is_counted(
     assert counts.calls == {("chat", "says", "cancelled"): 1}
     assert counts.tokens["says", "", "completion"] in (1, 2)
     assert counts.tokens["says", "", "prompt"] > 0
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"json": {"type": "nothing"}},
+        {"regex": "("},
+        {"grammar": "start: nowhere"},
+        {"json": ""},
+        {"choice": []},
+    ],
+)
+async def test_structures_that_no_engine_would_take(
+    client: httpx2.AsyncClient, handler: Any, structure: dict[str, Any]
+) -> None:
+    pytest.importorskip("llguidance")
+    reply = await client.post(CHAT, json=chat("x", structured_outputs=structure))
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert not handler.requests
