@@ -29,9 +29,6 @@ EVENT_HEADERS: Headers = [
 ]
 DONE = b"data: [DONE]\n\n"
 
-MAX_DEPTH = 128
-"""How deep JSON may be nested: a schema needs some levels, no request needs more."""
-
 
 Page = Callable[[], Awaitable[bytes | None]]
 
@@ -39,6 +36,14 @@ Page = Callable[[], Awaitable[bytes | None]]
 async def no_page() -> bytes | None:
     """The metrics page of a server that has none."""
     return None
+
+
+MAX_DEPTH = 128
+"""How deep JSON may be nested: a schema needs some levels, no request needs more."""
+
+MAX_COMMAS, MAX_BRACKETS = 2_000_000, 500_000
+"""Of a body, those in its strings too. A parser keeps the interpreter's lock: so many values take 0.2 s. Texts with as
+many have more tokens than a model's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,31 +139,30 @@ def _too_large(_headers: dict[bytes, bytes], size_bytes: int, limit_bytes: int) 
 
 def read_object(body: bytes | memoryview) -> dict[str, Any]:
     """The JSON object of a body. Raises `ApiError` for other JSON, deep nesting and text that is no JSON."""
+    data = bytes(body)
+    brackets = data.count(b"[") + data.count(b"{")
+    if brackets > MAX_BRACKETS or data.count(b",") > MAX_COMMAS:
+        raise ApiError("the request body has too many values")
     try:
-        found = orjson.loads(body)
+        found = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise ApiError(f"the request body is not valid JSON: {error.msg} at {error.pos}") from None
     if not isinstance(found, dict):
         raise ApiError("the request body must be a JSON object")
-    if _is_deep(bytes(body)):
+    if brackets > MAX_DEPTH and _is_deep(found):
         raise ApiError(f"the request body is nested more than {MAX_DEPTH} levels deep")
     return found
 
 
-_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[{]+|[\]}]+")
-
-
-def _is_deep(text: bytes) -> bool:
-    """Whether valid JSON is nested deeper than `MAX_DEPTH`; linear in its size."""
-    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
-        return False
-    depth = 0
-    for found in _BRACKETS.finditer(_STRINGS.sub(b"", text)):
-        run = found[0]
-        depth += len(run) if run[0] in b"[{" else -len(run)
+def _is_deep(value: Any) -> bool:
+    """Whether a value is nested deeper than `MAX_DEPTH`. Python's own steps let other threads in."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
         if depth > MAX_DEPTH:
             return True
+        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = [one for one in inner if isinstance(one, dict | list)]
     return False
 
 

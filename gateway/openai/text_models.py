@@ -32,6 +32,9 @@ TASK_PARAMETER = "charonia.openai_task"
 ADAPTERS_PARAMETER = "charonia.adapters"
 """A parameter of a model's loaded configuration: the names of its adapters, as a JSON array or divided by commas."""
 
+TOOLS_PARAMETER = "charonia.tool_format"
+"""A parameter of a model's configuration: how it writes calls, a name of `tool_calls.FORMATS`."""
+
 _CACHED_ASSETS = 16
 """Tokenizers held, of 10 to 50 MB each."""
 
@@ -103,6 +106,11 @@ class TextModel:
     def embeds(self) -> bool:
         """Whether its configuration says that it embeds text."""
         return self.served.interface.parameters.get(TASK_PARAMETER, "") == "embed"
+
+    def tool_format(self, tools: TextTools | None) -> str:
+        """How it writes calls of tools: what its configuration says, else what its chat template shows; "" for none."""
+        said = self.served.interface.parameters.get(TOOLS_PARAMETER, "")
+        return said or (tools.assets.tool_format if tools is not None else "")
 
     @property
     def adapters(self) -> list[str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from charonia.clock import wall_ns
+from charonia.generation.tool_calls import call_reader
 from gateway.requests.delivery import ANYONE, Caller
 
 from .api_calls import ApiCall, RouteTable
@@ -34,7 +36,8 @@ class TextEndpoints:
         """The requests of a chat's body, and what writes their answer. Raises `ApiError`."""
         chat = read_chat(body)
         prepared = await self._serving.prepare_chat(chat)
-        answer = ChatAnswer(chat, _new_id("chatcmpl-"), _now_s(), _bytes_of(prepared))
+        reader = partial(call_reader, prepared.tool_format)
+        answer = ChatAnswer(chat, _new_id("chatcmpl-"), _now_s(), _bytes_of(prepared), reader)
         answer.prompt_tokens = prepared.prompt_tokens
         return prepared, answer
 

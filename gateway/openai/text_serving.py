@@ -18,6 +18,7 @@ import orjson
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.generation.parameters import StructuredOutput, check_vocabulary, parse_sampling, structured_output
+from charonia.generation.tool_calls import MARKED_BY_SPECIAL_TOKENS
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
@@ -51,6 +52,8 @@ class PreparedText:
     requests: list[InferenceRequest]
     prompts: list[str]
     prompt_tokens: int = 0
+    tool_format: str = ""
+    """How the model writes calls of tools, "" if it writes none."""
 
 
 @dataclass(slots=True)
@@ -73,7 +76,12 @@ class TextServing:
         max_tokens = chat.max_tokens
         if max_tokens is None and tools is not None:
             max_tokens = max(1, tools.context - len(tokens[0]))
-        return self._prepared(model, tools, [prompt], tokens, chat.sampling, chat.count, max_tokens, stream=chat.stream)
+        tool_format, sampling = model.tool_format(tools), chat.sampling
+        if chat.tool_choice.mode == "auto" and tool_format in MARKED_BY_SPECIAL_TOKENS:
+            sampling = {**sampling, "skip_special_tokens": False}
+        found = self._prepared(model, tools, [prompt], tokens, sampling, chat.count, max_tokens, stream=chat.stream)
+        found.tool_format = tool_format
+        return found
 
     async def prepare_completion(self, wanted: CompletionRequest) -> PreparedText:
         """The requests of a completion. Raises `ApiError`; nothing has entered the log then."""

@@ -72,7 +72,9 @@ class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
 
     def __init__(self) -> None:
         super().__init__()
-        says = _generating("says", {"charonia.text_assets": DIGEST, "charonia.adapters": "red, blue"})
+        says = _generating(
+            "says", {"charonia.text_assets": DIGEST, "charonia.adapters": "red, blue", "charonia.tool_format": "hermes"}
+        )
         self.models = {one.name: one for one in (says, _plain("plain"), _EMBEDS, _NUMBERS)}
         self.blobs = {DIGEST: BLOB}
         self.blobs_read = 0

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from charonia.generation.tool_calls import CallReader, ToolDelta
+
 from .api_errors import ApiError
-from .forced_calls import FREE, ToolCalls, ToolChoice, ToolDelta, ToolReader, call_id, grammar_of, reader_of, tools_of
+from .forced_calls import FREE, ToolCalls, ToolChoice, call_id, grammar_of, reader_of, tools_of
 from .sampling_fields import check_size, choices_of, flag, includes_usage, sampling_of, structure_of, text, whole
 from .text_answers import TextDelta, TextFold, TokenBytes, TokenLogprob, token_logprobs, usage
 
@@ -153,7 +155,7 @@ class _Choice:
     """One choice of an answer while it comes."""
 
     index: int
-    reader: ToolReader | None
+    reader: CallReader | None
     calls: ToolCalls = field(default_factory=ToolCalls)
     fold: TextFold = field(default_factory=TextFold)
     content: list[str] = field(default_factory=list)
@@ -162,7 +164,7 @@ class _Choice:
 class ChatAnswer:
     """Writes the answer to a chat, as chunks or whole, from the deltas of its choices.
 
-    `readers` makes what finds calls in free text (`tool_choice` auto), None where the model has no form of calls.
+    `auto_reader` makes what finds calls in free text (`tool_choice` auto), None where the model has no form of calls.
     """
 
     def __init__(
@@ -171,15 +173,15 @@ class ChatAnswer:
         answer_id: str,
         created_s: int,
         bytes_of: TokenBytes | None = None,
-        auto_reader: Sequence[ToolReader] = (),
+        auto_reader: Callable[[], CallReader | None] = lambda: None,
     ) -> None:
         self.id = answer_id
         self._request = request
         self._created_s = created_s
         self._bytes_of = bytes_of
-        free: list[ToolReader | None] = [*auto_reader] if auto_reader else [None] * request.count
-        forced = request.tool_choice
-        self.choices = [_Choice(index, reader_of(forced) or free[index]) for index in range(request.count)]
+        choice = request.tool_choice
+        readers = [auto_reader() if choice.mode == "auto" else reader_of(choice) for _ in range(request.count)]
+        self.choices = [_Choice(index, reader) for index, reader in enumerate(readers)]
         self.prompt_tokens = 0
 
     # -- chunks --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""Tools of a chat: read from a request, turned into a grammar, and read from the text of an answer. Pure.
+"""Tools of a chat: read from a request, turned into a grammar, and forced calls read from the text of an answer. Pure.
 
 Where a tool is forced (`tool_choice` named or required), a grammar makes the text the call: `ForcedCalls` reads it.
+Those in a free text are found by `charonia.generation.tool_calls`.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import orjson
+
+from charonia.generation.tool_calls import CallReader, ToolDelta
 
 from .api_errors import ApiError
 from .sampling_fields import check_size
@@ -20,25 +23,6 @@ MAX_TOOLS = 128
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*', re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolDelta:
-    """A part of the call `index`: its name comes first and once, its arguments are JSON text in pieces."""
-
-    index: int
-    name: str = ""
-    arguments: str = ""
-
-
-class ToolReader(Protocol):
-    """Divides the text of an answer into content and calls, as it comes."""
-
-    def push(self, text: str) -> Sequence[str | ToolDelta]:
-        """What is certain once this text has come."""
-
-    def flush(self) -> Sequence[str | ToolDelta]:
-        """The rest, when the text has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +112,11 @@ class NamedCall:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def push(self, text: str) -> Sequence[str | ToolDelta]:
+    def push(self, text: str) -> list[str | ToolDelta]:
         name, self._name = self._name, ""
         return [ToolDelta(0, name, text)] if name or text else []
 
-    def flush(self) -> Sequence[str | ToolDelta]:
+    def flush(self) -> list[str | ToolDelta]:
         return self.push("")
 
 
@@ -145,7 +129,7 @@ class ForcedCalls:
         self._head = ""
         self._in_string = self._escaped = self._in_arguments = self._is_given = False
 
-    def push(self, text: str) -> Sequence[str | ToolDelta]:
+    def push(self, text: str) -> list[str | ToolDelta]:
         found: list[str | ToolDelta] = []
         piece: list[str] = []
         for character in text:
@@ -191,11 +175,11 @@ class ForcedCalls:
             return []
         return [ToolDelta(self._index, call["name"], orjson.dumps(call.get("parameters", {})).decode())]
 
-    def flush(self) -> Sequence[str | ToolDelta]:
+    def flush(self) -> list[str | ToolDelta]:
         return []
 
 
-def reader_of(choice: ToolChoice) -> ToolReader | None:
+def reader_of(choice: ToolChoice) -> CallReader | None:
     """What reads the calls of a forced choice; None where the text is free."""
     if choice.mode == "named":
         return NamedCall(choice.name)

@@ -15,8 +15,8 @@ import orjson
 from charonia.inference import InferenceResponse
 from charonia.tensors import Tensor, split_bytes_elements
 
-UNFINISHED = "null"
-"""The model's finish reason while a text goes on."""
+_UNFINISHED = ("null", "None", "")
+"""Finish reasons of models while a text goes on: JSON's and Python's word, which Triton's vLLM backend writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def read_delta(response: InferenceResponse) -> TextDelta:
     counted = _numbers(tensors.get("num_output_tokens"), "<u4")
     prompt = _numbers(tensors.get("num_input_tokens"), "<u4")
     reasons = [reason.decode("utf-8", "replace") for reason in _elements(tensors.get("finish_reason"))]
-    finish = next((reason for reason in reasons if reason not in (UNFINISHED, "")), "")
+    finish = next((reason for reason in reasons if reason not in _UNFINISHED), "")
     rows: list[Mapping[str, Mapping[str, Any]]] = []
     for element in _elements(tensors.get("logprobs")):
         found = orjson.loads(element) if element and element != b"null" else None

@@ -22,6 +22,7 @@ from typing import Any
 import http2_wire
 import http_wire
 import inference_doubles
+import openai_doubles
 import virtual_time
 
 from charonia.errors import CharoniaError, InvalidRecord
@@ -407,6 +408,20 @@ def jobs(data: bytes) -> None:
         _refusing(lambda: _WORDS[data[0] % len(_WORDS)](data[1:]))
 
 
+def openai(data: bytes) -> None:
+    """The first byte chooses a path of the OpenAI API, the rest is the body."""
+    if not data:
+        return
+    path = openai_doubles.PATHS[data[0] % len(openai_doubles.PATHS)]
+    status, reply = openai_doubles.post(path, data[1:])
+    if status != 200:
+        assert 400 <= status < 500, (status, reply)
+        assert json.loads(reply)["error"]["message"], reply
+    elif not reply.startswith(b"data: "):
+        json.loads(reply)
+    _tells_no_address(data, reply)
+
+
 TARGETS: dict[str, Check] = {
     "http": http,
     "infer": infer,
@@ -416,6 +431,7 @@ TARGETS: dict[str, Check] = {
     "wire": wire,
     "frames": frames,
     "jobs": jobs,
+    "openai": openai,
 }
 
 

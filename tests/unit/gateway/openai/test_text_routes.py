@@ -370,3 +370,21 @@ async def test_structures_that_no_engine_would_take(
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["type"] == "invalid_request_error"
     assert not handler.requests
+
+
+async def test_calls_in_free_text(client: httpx2.AsyncClient, handler: Any) -> None:
+    said = 'ok <tool_call>{"name": "go", "arguments": {"city": "Rome"}}</tool_call>'
+    body = chat(f"say {said}.", tools=[tool("find"), tool("go")], max_tokens=200)
+    choice = (await client.post(CHAT, json=body)).json()["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("ok", "tool_calls")
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("go", {"city": "Rome"})
+    chunks = await events(client, CHAT, body)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "ok"
+    assert [one["function"]["name"] for one in calls if "name" in one["function"]] == ["go"]
+    assert json.loads("".join(one["function"]["arguments"] for one in calls)) == {"city": "Rome"}
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]] == ["tool_calls"]
+    without = (await client.post(CHAT, json={**body, "tool_choice": "none"})).json()["choices"][0]
+    assert (without["message"]["content"], without["finish_reason"]) == (said, "stop")
