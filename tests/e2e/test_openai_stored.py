@@ -152,6 +152,49 @@ def test_a_model_that_fails(stack: Any) -> None:
     assert "broken" in asking.responses.retrieve(made.id).error.message
 
 
+@pytest.mark.parametrize("key", ["", "again"])
+def test_a_client_that_leaves(stack: Any, tmp_path: Path, key: str) -> None:
+    """Cancels its response, unless it can ask again."""
+    gates = Gates(tmp_path / "gate")
+    gates.open(0)
+    asked: dict[str, Any] = {"model": MODEL, "input": f"gates={gates.prefix}", "max_output_tokens": 2, "stream": True}
+    if key:
+        asked["extra_headers"] = {"idempotency-key": key}
+    with client(stack.first) as leaving, leaving.responses.create(**asked) as stream:
+        made = next(iter(stream)).response
+    other = client(stack.second)
+    if not key:
+        until("it is cancelled", lambda: other.responses.retrieve(made.id).status == "cancelled")
+        return
+    gates.open(1)
+    with other.responses.create(**asked) as stream:
+        events = list(stream)
+    assert events[0].response.id == made.id
+    assert events[-1].type == "response.incomplete"
+
+
+def test_a_forced_call_of_a_tool(stack: Any) -> None:
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    asked = {"model": MODEL, "input": "x", "max_output_tokens": 3, "tools": [tool]}
+    made = client(stack.first).responses.create(**asked, tool_choice={"type": "function", "name": "add"})
+    (call,) = made.output
+    assert (call.type, call.name, len(call.arguments.split())) == ("function_call", "add", 3)
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
+    more = client(stack.second).responses.create(model=MODEL, input=[output], previous_response_id=made.id)
+    items = client(stack.first).responses.input_items.list(more.id, order="asc").data
+    assert [item.type for item in items] == ["message", "function_call", "function_call_output"]
+
+
+def test_a_long_request_is_kept_as_well(stack: Any) -> None:
+    text = "".join(chr(97 + at * at % 26) + hex(at) for at in range(60_000))
+    made = client(stack.first).responses.create(model=MODEL, input=text, max_output_tokens=1)
+    items = client(stack.second).responses.input_items.list(made.id).data
+    assert items[0].content[0].text == text
+    client(stack.second).responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client(stack.first).responses.retrieve(made.id)
+
+
 def test_a_stream_goes_on_at_another_gateway_after_a_kill(stack: Any, tmp_path: Path) -> None:
     doomed = stack.gateway("doomed-stream")
     gates = Gates(tmp_path / "gate")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from gateway.openai.shapes.forced_calls import ToolDelta
+from charonia.generation.tool_calls import ToolDelta
 
 Event = dict[str, Any]
 

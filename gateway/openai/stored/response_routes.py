@@ -19,6 +19,7 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, NotFound
 from charonia.eventlog.port import Blobs
 from charonia.facts.jobs import JobEvent, JobState, parse_public_id
+from charonia.generation.tool_calls import CallReader, ToolDelta, call_reader
 from charonia.inference import InferenceResponse
 from charonia.tasks import Tasks
 from gateway.handler import Handler
@@ -27,7 +28,7 @@ from gateway.http.codec.error_replies import HttpRefusal
 from gateway.openai.api_calls import ApiCall, RouteTable
 from gateway.openai.shapes.api_errors import ApiError, error_document, json_bytes
 from gateway.openai.shapes.chat_shapes import read_chat
-from gateway.openai.shapes.forced_calls import ToolDelta, ToolReader, reader_of
+from gateway.openai.shapes.forced_calls import reader_of
 from gateway.openai.shapes.text_answers import TextDelta, TokenBytes, read_delta, token_logprobs
 from gateway.openai.text_models import TextTools
 from gateway.openai.text_serving import PreparedText, TextServing
@@ -38,8 +39,10 @@ from .response_events import Event, ResponseEvents
 from .response_requests import ResponseRequest, chat_body, read_response_request, response_object
 
 PREFIX = "resp_"
-NOTE, NOTE_BLOB, PROMPT_TOKENS = "openai_response", "openai_response_blob", "openai_prompt_tokens"
-"""Members of the job's form: the request, or the blob that has it; the tokens of the prompt."""
+NOTE, NOTE_BLOB = "openai_response", "openai_response_blob"
+"""Members of the job's form: the request, or the name of the blob that has it."""
+PREPARED = "openai_prepared"
+"""A member of the job's form: the number of tokens of the prompt, and the form in which the model writes calls."""
 
 _INLINE_BYTES = 64 << 10
 """A note that is larger lies in a blob: lists of jobs read their records."""
@@ -61,7 +64,8 @@ class Stored:
 
     view: JobView
     request: ResponseRequest
-    prompt_tokens: int
+    prompt_tokens: int = 0
+    tool_format: str = ""
 
     @property
     def id(self) -> str:
@@ -76,7 +80,7 @@ class ResponseWriter:
     """Turns what a model answers into events."""
 
     events: ResponseEvents
-    reader: ToolReader | None
+    reader: CallReader | None
     bytes_of: TokenBytes | None
     top_logprobs: int | None
     finish: str = ""
@@ -174,7 +178,7 @@ class StoredResponses:
     ) -> tuple[str, bool]:
         """Make the job of a stored response: the job's id, and whether it is new. Raises as `Handler.submit_job`."""
         note = request.note()
-        form: dict[str, Any] = {PROMPT_TOKENS: prepared.prompt_tokens}
+        form: dict[str, Any] = {PREPARED: [prepared.prompt_tokens, prepared.tool_format]}
         if len(note) <= _INLINE_BYTES:
             form[NOTE] = note
         else:
@@ -201,10 +205,12 @@ class StoredResponses:
             note = await self._log.blob(str(blob_id))
         if not isinstance(note, bytes):
             raise missing
-        return Stored(view, ResponseRequest.of_note(note), int(view.form.get(PROMPT_TOKENS, 0)))
+        return Stored(view, ResponseRequest.of_note(note), *view.form.get(PREPARED, ()))
 
-    async def writer(self, request: ResponseRequest, response: dict[str, Any], prompt_tokens: int) -> ResponseWriter:
-        """What writes the events of a response. Of a model that is gone, by what the request alone says."""
+    async def writer(
+        self, request: ResponseRequest, response: dict[str, Any], prompt_tokens: int, tool_format: str
+    ) -> ResponseWriter:
+        """What writes the events of a response. Of a model that is gone, without the bytes of its tokens."""
         chat = read_chat(chat_body(request, ()))
         tools: TextTools | None = None
         with contextlib.suppress(ApiError, CharoniaError):
@@ -212,7 +218,13 @@ class StoredResponses:
         events = ResponseEvents(response)
         events.input_tokens = prompt_tokens
         bytes_of = tools.tokenizer.token_bytes if tools is not None else None
-        return ResponseWriter(events, reader_of(chat.tool_choice), bytes_of, chat.top_logprobs)
+        choice = chat.tool_choice
+        reader = call_reader(tool_format) if choice.mode == "auto" else reader_of(choice)
+        return ResponseWriter(events, reader, bytes_of, chat.top_logprobs)
+
+    async def writer_of(self, stored: Stored) -> ResponseWriter:
+        """What writes the events of a stored response."""
+        return await self.writer(stored.request, stored.object(), stored.prompt_tokens, stored.tool_format)
 
     async def follow(self, stored: Stored, caller: Caller, writer: ResponseWriter) -> AsyncGenerator[list[Event]]:
         """The events of a stored response from its first one, as they come; the last is a terminal one."""
@@ -263,7 +275,7 @@ class StoredResponses:
 
     async def ended(self, stored: Stored, caller: Caller) -> dict[str, Any]:
         """The response once it has ended."""
-        writer = await self.writer(stored.request, stored.object(), stored.prompt_tokens)
+        writer = await self.writer_of(stored)
         async with contextlib.aclosing(self.follow(stored, caller, writer)) as following:
             async for _ in following:
                 pass
@@ -335,7 +347,7 @@ class _Responses:
     async def _unstored(self, call: ApiCall, request: ResponseRequest, prepared: PreparedText) -> None:
         created_s = wall_ns() // 1_000_000_000
         response = response_object(request, PREFIX + secrets.token_hex(16), created_s)
-        writer = await self._responses.writer(request, response, prepared.prompt_tokens)
+        writer = await self._responses.writer(request, response, prepared.prompt_tokens, prepared.tool_format)
         events = writer.events
 
         async def run() -> AsyncGenerator[list[Event]]:
@@ -365,7 +377,7 @@ class _Responses:
         await self._stream(call, stored, int(after) if after else -1)
 
     async def _stream(self, call: ApiCall, stored: Stored, after: int = -1) -> None:
-        writer = await self._responses.writer(stored.request, stored.object(), stored.prompt_tokens)
+        writer = await self._responses.writer_of(stored)
         await self._write(call, self._responses.follow(stored, call.caller, writer), writer.events, after)
 
     async def _write(

@@ -24,7 +24,9 @@ def read(body: bytes, size: int) -> tuple[UploadForm, bytes]:
 
 
 CONTENT = b"a\r\n--\r\n-----\r\n----x\r\n--" + bytes(range(256))
-BODY = part("purpose", b"batch") + part("file", CONTENT, 'in "1".jsonl'.replace('"', '\\"')) + b"--" + BOUNDARY + b"--\r\n"
+BODY = (
+    part("purpose", b"batch") + part("file", CONTENT, 'in "1".jsonl'.replace('"', '\\"')) + b"--" + BOUNDARY + b"--\r\n"
+)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 10_000])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.openai.shapes.forced_calls import ToolDelta
+from charonia.generation.tool_calls import ToolDelta
 from gateway.openai.stored.response_events import Event, ResponseEvents
 from gateway.openai.stored.response_requests import read_response_request, response_object
 
@@ -61,7 +61,12 @@ def test_an_event_does_not_change_after_it_was_written() -> None:
 def test_calls() -> None:
     events = events_of(tools=[{"type": "function", "name": "f"}])
     found = events.created() + events.begun() + events.add_text("so ")
-    for part in (ToolDelta(0, "f"), ToolDelta(0, arguments='{"a":'), ToolDelta(0, arguments="1}"), ToolDelta(1, "g", "{}")):
+    for part in (
+        ToolDelta(0, "f"),
+        ToolDelta(0, arguments='{"a":'),
+        ToolDelta(0, arguments="1}"),
+        ToolDelta(1, "g", "{}"),
+    ):
         found += events.add_call(part)
     found += events.ended("stop", 1)
     assert kinds(found)[4:] == [

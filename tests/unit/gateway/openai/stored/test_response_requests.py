@@ -30,7 +30,11 @@ def test_defaults() -> None:
 
 def test_a_request_is_kept_as_it_is() -> None:
     request = read(
-        instructions="x", metadata={"a": "b"}, temperature=0.5, tools=[{"type": "function", "name": "f"}], background=True
+        instructions="x",
+        metadata={"a": "b"},
+        temperature=0.5,
+        tools=[{"type": "function", "name": "f"}],
+        background=True,
     )
     assert ResponseRequest.of_note(request.note()) == request
 
