@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -52,6 +52,13 @@ class ResponseRequest:
     def of_note(note: bytes) -> ResponseRequest:
         kept = orjson.loads(zlib.decompress(note))
         return ResponseRequest(**{**kept, "items": tuple(kept["items"]), "tools": tuple(kept["tools"])})
+
+    def seeded(self, key: str) -> ResponseRequest:
+        """With a seed that follows from an idempotency key, unless it has one: asked again, it is the same request."""
+        if not key or "seed" in self.fields:
+            return self
+        digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return replace(self, fields={**self.fields, "seed": int.from_bytes(digest, "little") >> 2})
 
     @property
     def wants_logprobs(self) -> bool:

@@ -313,12 +313,12 @@ class _Responses:
         self._serving = serving
 
     async def create(self, call: ApiCall) -> None:
-        request = read_response_request(await call.json())
+        key = call.headers.get(_IDEMPOTENCY, b"").decode("latin-1")
+        request = read_response_request(await call.json()).seeded(key)
         prepared = await self._responses.prepare(request, call.caller)
         if not request.store:
             await self._unstored(call, request, prepared)
             return
-        key = call.headers.get(_IDEMPOTENCY, b"").decode("latin-1")
         options = DeliveryOptions(caller=call.caller, idempotency_key=key)
         job_id, created = await self._responses.submit(request, prepared, options)
         stored = await self._responses.find(PREFIX + job_id, call.caller)

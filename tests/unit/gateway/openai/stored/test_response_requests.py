@@ -83,6 +83,12 @@ def test_logprobs() -> None:
     assert read_chat(chat_body(read(top_logprobs=0), ())).top_logprobs is None
 
 
+def test_a_key_gives_a_seed() -> None:
+    assert read().seeded("k") == read().seeded("k") != read().seeded("l")
+    assert read().seeded("") == read()
+    assert read(seed=7).seeded("k") == read(seed=7)
+
+
 def test_what_is_followed_later_streams() -> None:
     assert chat_body(read(background=True), ())["stream"]
     assert not chat_body(read(), ())["stream"]
