@@ -20,6 +20,7 @@ from gateway.http.fastpath import HttpApplication, restricted
 
 from .api_calls import DONE, ApiCall, OpenAiContext, Page, RouteTable, no_page
 from .embedding_routes import EmbeddingEndpoint, add_embeddings
+from .message_routes import MESSAGES, add_messages
 from .model_routes import OWN_PATHS, add_models
 from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
 from .stored.stored_objects import ObjectLog
@@ -56,6 +57,7 @@ class OpenAiInterface:
     def _add_routes(self) -> None:
         add_models(self.routes, self._context, self.models)
         add_texts(self.routes, self.texts)
+        add_messages(self.routes, self.serving)
         add_embeddings(self.routes, self.embeddings)
         if self.stored is not None:
             self.stored.add(self.routes)
@@ -102,11 +104,13 @@ class OpenAiInterface:
 
 async def _fail(call: ApiCall, failure: Failure) -> None:
     """Answer a call that failed; once the response has begun, with a last event."""
+    is_message = call.scope["path"].startswith(MESSAGES)
     if not call.started:
-        status, headers, body = render_failure(failure)
+        status, headers, body = render_failure(failure, is_message=is_message)
         await reply_whole(call.send, status, [*headers, *call.headers_of_reply], body)
         return
-    await call.end_events(b"data: " + json_bytes(error_document(failure)) + b"\n\n" + DONE)
+    event = b"data: " + json_bytes(error_document(failure, is_message=is_message)) + b"\n\n"
+    await call.end_events(b"event: error\n" + event if is_message else event + DONE)
 
 
 class OpenAiApplication(HttpApplication):

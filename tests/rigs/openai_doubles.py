@@ -10,7 +10,7 @@ import text_handler
 from charonia.options.settings import GatewaySettings, OpenAiSettings
 from gateway.openai.openai_application import OpenAiInterface
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/messages")
 
 _runner = asyncio.Runner()
 _made: list[OpenAiInterface] = []

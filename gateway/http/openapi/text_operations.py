@@ -42,6 +42,16 @@ _CHAT: dict[str, Any] = {
     ],
     "usage": _USAGE,
 }
+_MESSAGE: dict[str, Any] = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "smollm2",
+    "content": [{"type": "text", "text": "Paris"}],
+    "stop_reason": "end_turn",
+    "stop_sequence": None,
+    "usage": {"input_tokens": 9, "output_tokens": 5},
+}
 _COMPLETION: dict[str, Any] = {
     "id": "cmpl-1",
     "object": "text_completion",
@@ -91,6 +101,22 @@ TEXT_OPERATIONS = (
         _whole("The answer, or its chunks as events with `stream`", "TextCompletion", _COMPLETION, streams=True),
         _TEXTS,
         bodies=_body("TextCompletionRequest", {"model": "smollm2", "prompt": "The capital of France is"}),
+        body_required=True,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("post", "/v1/messages", "message", _TAG, "Answer a message in Anthropic's form"),
+        _whole("The answer, or its events with `stream`", "Message", _MESSAGE, streams=True),
+        _TEXTS,
+        bodies=_body("MessageRequest", _CHAT_REQUEST),
+        body_required=True,
+        error_schema=ERROR,
+    ),
+    Operation(
+        *("post", "/v1/messages/count_tokens", "countMessageTokens", _TAG, "The number of a message's tokens"),
+        _whole("The number", "MessageTokens", {"input_tokens": 9}),
+        (*_CALL, 404, 413, 429),
+        bodies=_body("MessageRequest", _CHAT_REQUEST),
         body_required=True,
         error_schema=ERROR,
     ),
@@ -208,6 +234,22 @@ def text_schemas() -> dict[str, Schema]:
                 "usage": usage,
             }
         ),
+        "MessageRequest": opened(
+            {"model": TEXT, "messages": array(opened({"role": TEXT}))},
+            {"max_tokens": {"type": "integer", "minimum": 1}, "system": {"anyOf": [TEXT, array({"type": "object"})]}},
+        ),
+        "Message": opened(
+            {
+                "id": TEXT,
+                "type": TEXT,
+                "role": TEXT,
+                "model": TEXT,
+                "content": array({"type": "object"}),
+                "stop_reason": maybe({"enum": ["end_turn", "max_tokens", "tool_use"]}),
+                "usage": opened({"input_tokens": COUNT, "output_tokens": COUNT}),
+            }
+        ),
+        "MessageTokens": opened({"input_tokens": COUNT}),
         "TextCompletionRequest": opened(
             {"model": TEXT, "prompt": texts},
             {**common, "echo": maybe(FLAG), "logprobs": maybe({"type": "integer", "minimum": 0, "maximum": 20})},

@@ -44,16 +44,16 @@ def status_of(failure: Failure) -> int:
     return _STATUS[failure.code] if isinstance(failure, CharoniaError) else failure.status
 
 
-def error_document(failure: Failure) -> dict[str, Any]:
-    """The JSON of a failure."""
+def error_document(failure: Failure, *, is_message: bool = False) -> dict[str, Any]:
+    """The JSON of a failure; of Anthropic's messages it says that it is one."""
     status = status_of(failure)
     param, code = (failure.param, failure.code) if isinstance(failure, ApiError) else (None, None)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     error = {"message": failure.message, "type": kind, "param": param, "code": code or _CODES.get(status)}
-    return {"error": error, "detail": failure.message}
+    return {**({"type": "error"} if is_message else {}), "error": error, "detail": failure.message}
 
 
-def render_failure(failure: Failure) -> tuple[int, Headers, bytes]:
+def render_failure(failure: Failure, *, is_message: bool = False) -> tuple[int, Headers, bytes]:
     """Status, headers and body of a failed call."""
     status, headers = status_of(failure), [JSON_CONTENT_TYPE]
     if isinstance(failure, ResourceExhausted):
@@ -64,7 +64,7 @@ def render_failure(failure: Failure) -> tuple[int, Headers, bytes]:
         headers += failure.headers
         if failure.close:
             headers.append((b"connection", b"close"))
-    return status, headers, json_bytes(error_document(failure))
+    return status, headers, json_bytes(error_document(failure, is_message=is_message))
 
 
 def json_bytes(document: Any) -> bytes:
