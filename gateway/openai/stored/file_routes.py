@@ -61,7 +61,7 @@ class _Files:
                 more = message.get("more_body", False)
                 content = form.feed(message.get("body", b""))
                 if content:
-                    writer = writer or self._files.writer(_expiry(form.fields))
+                    writer = writer or self._files.writer(_expiry(form.before))
                     await writer.write(content)
                     if writer.size_bytes > limit:
                         raise _too_large(limit)

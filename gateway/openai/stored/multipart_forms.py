@@ -48,6 +48,8 @@ class UploadForm:
     fields: dict[str, str] = field(default_factory=dict)
     filename: str | None = None
     """The name of the file, "" if the part has none; None before that part."""
+    before: dict[str, str] = field(default_factory=dict)
+    """The fields that came before the file."""
     _held: bytearray = field(default_factory=bytearray)
     _parts: int = 0
     _part: str | None = None
@@ -117,6 +119,7 @@ class UploadForm:
             raise ApiError(f"the form has two parts named '{name[:64]}'", param=name)
         if name == "file":
             self.filename = words.get("filename", "")[:_MAX_NAME]
+            self.before = dict(self.fields)
         else:
             self.fields[name] = ""
         self._part = name
