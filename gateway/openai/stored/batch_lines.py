@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-import orjson
-
-from gateway.openai.shapes.api_errors import json_bytes
+from gateway.openai.api_calls import read_object
+from gateway.openai.shapes.api_errors import ApiError, json_bytes
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 1 << 20
@@ -103,11 +102,9 @@ class Validation:
         if text is None:
             return self._refuse("line_too_long", f"The line has more than {MAX_LINE_BYTES} bytes")
         try:
-            found = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            return self._refuse("invalid_json_line", "This line is not parseable as valid JSON.")
-        if not isinstance(found, dict):
-            return self._refuse("invalid_json_line", "This line is no JSON object.")
+            found = read_object(text)
+        except ApiError as error:
+            return self._refuse("invalid_json_line", f"This line is no request: {error.message}")
         custom_id, body, url = found.get("custom_id"), found.get("body"), found.get("url")
         if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
             text_id = f"custom_id must be a string of 1 to {MAX_CUSTOM_ID} characters"

@@ -75,6 +75,8 @@ def read_response_request(body: Mapping[str, Any]) -> ResponseRequest:
     store, background = flag(body, "store", True), flag(body, "background")
     if background and not store:
         raise ApiError("'background' is only allowed when 'store' is true", param="background")
+    if not isinstance(body.get("include") or [], list):
+        raise ApiError("'include' must be a list", param="include")
     instructions, previous = body.get("instructions"), body.get("previous_response_id")
     for name, value in (("instructions", instructions), ("previous_response_id", previous)):
         if value is not None and not isinstance(value, str):

@@ -55,6 +55,7 @@ def test_a_valid_file() -> None:
     [
         (b"{", "invalid_json_line", None),
         (b"[]", "invalid_json_line", None),
+        (b'{"body":' + b"[" * 200 + b"]" * 200 + b"}", "invalid_json_line", None),
         (line(None), "missing_required_parameter", "custom_id"),
         (line(7), "missing_required_parameter", "custom_id"),
         (line("x" * 256), "missing_required_parameter", "custom_id"),

@@ -115,6 +115,7 @@ def test_what_is_followed_later_streams() -> None:
         ({"metadata": {"a": 1}}, "metadata"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"instructions": 1}, "instructions"),
+        ({"include": 1}, "include"),
     ],
 )
 def test_refusals_name_the_field(body: dict[str, Any], param: str) -> None:
