@@ -145,7 +145,7 @@ class TextServing:
             wanted["lora_name"] = model.adapter
         for at, prompt in enumerate(prompts):
             ids = tokens[at] if tokens else None
-            if ids is not None and not ids:
+            if not ids and (ids is not None or not prompt):
                 raise ApiError("the prompt has no tokens", param="prompt")
             if tools is not None and ids is not None:
                 if len(ids) >= tools.context:

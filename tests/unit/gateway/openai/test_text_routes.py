@@ -240,8 +240,9 @@ async def test_a_model_without_a_tokenizer(client: httpx2.AsyncClient) -> None:
     assert document["choices"][0]["message"]["content"] == "hi\nassistant:"[:2]
     assert document["choices"][0]["finish_reason"] == "stop"
     assert document["usage"]["prompt_tokens"] == 0
-    reply = await client.post(COMPLETIONS, json={"model": "plain", "prompt": [1, 2]})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
+    for prompt in ([1, 2], ""):
+        reply = await client.post(COMPLETIONS, json={"model": "plain", "prompt": prompt})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt")
 
 
 async def test_prompts_that_are_too_long_are_refused_before_the_log(client: httpx2.AsyncClient, handler: Any) -> None:
