@@ -436,7 +436,7 @@ def openai(data: bytes) -> None:
 
 
 def stored(data: bytes) -> None:
-    """The first byte chooses what the OpenAI API stores, an upload, a batch's file or a response; then comes its body."""
+    """The first byte chooses among an upload, a batch's file and a response of the OpenAI API; then comes its body."""
     if data:
         (_upload, _batch, _response)[data[0] % 3](data[1:])
 
