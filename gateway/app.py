@@ -58,7 +58,7 @@ def _openai(settings: GatewaySettings, handler: GatewayService, metrics: Page, l
 
 
 def _fronts(
-    settings: GatewaySettings, handler: GatewayService, metrics: Page, beside: OpenAiInterface | None
+    settings: GatewaySettings, handler: GatewayService, metrics: Page, beside: OpenAiInterface | None = None
 ) -> dict[str, tuple[str, Front]]:
     """The enabled fronts by name, with their address; libraries of the others are not loaded."""
     fronts: dict[str, tuple[str, Front]] = {}
