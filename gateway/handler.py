@@ -224,6 +224,9 @@ class Handler(Protocol):
     def identify(self, headers: RawHeaders) -> Caller:
         """The caller of a request, by its headers or metadata (names in lower case). Raises `Unauthenticated`."""
 
+    def request_bound(self, caller: Caller) -> int:
+        """How many unsettled requests of one model the caller's tenant may have; 0 for no bound of its own."""
+
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
         """Record the request as a job and return. Raises as `infer` before execution, and `KeyReused`.
 

@@ -410,6 +410,9 @@ class GatewayService:
     def identify(self, headers: RawHeaders) -> Caller:
         return ANYONE if self._tenants is None else self._tenants.identify(headers)
 
+    def request_bound(self, caller: Caller) -> int:
+        return 0 if self._tenants is None or not caller.tenant else self._tenants.bounds(caller.tenant).requests
+
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
         if request.regions is not None and request.regions.outputs:
             raise InvalidArgument("outputs of a request that is answered later cannot be in shared memory")

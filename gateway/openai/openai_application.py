@@ -99,6 +99,8 @@ class OpenAiInterface:
             raise HttpRefusal(503, SERVER_EXITING, close=True)
         if not route.is_open and self._handler.identifies:
             call.caller = self._handler.identify(call.scope["headers"])
+            if bound := self._handler.request_bound(call.caller):
+                call.headers_of_reply.append((b"x-ratelimit-limit-requests", b"%d" % bound))
         await route.endpoint(call)
 
 
@@ -107,6 +109,8 @@ async def _fail(call: ApiCall, failure: Failure) -> None:
     is_message = call.scope["path"].startswith(MESSAGES)
     if not call.started:
         status, headers, body = render_failure(failure, is_message=is_message)
+        if status == 429:
+            headers.append((b"x-ratelimit-remaining-requests", b"0"))
         await reply_whole(call.send, status, [*headers, *call.headers_of_reply], body)
         return
     event = b"data: " + json_bytes(error_document(failure, is_message=is_message)) + b"\n\n"

@@ -88,6 +88,7 @@ class EchoHandler(EchoJobs):
         self.unloads: list[tuple[str, bool]] = []
         self.options: list[DeliveryOptions | None] = []
         self.tenants: dict[str, str] = {}
+        self.bounds: dict[str, int] = {}
         self.scripts: dict[str, list[int | asyncio.Event | CharoniaError | InferenceResponse | None]] = {}
 
     def live(self) -> bool:
@@ -242,6 +243,9 @@ class EchoHandler(EchoJobs):
         if given.decode() not in self.tenants:
             raise Unauthenticated("an API key is needed")
         return Caller(self.tenants[given.decode()], scoped=True)
+
+    def request_bound(self, caller: Caller) -> int:
+        return self.bounds.get(caller.tenant, 0)
 
     async def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         if name and name not in MODELS:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from charonia.errors import ResourceExhausted
 from charonia.options.settings import GatewaySettings
 from gateway.http.fastpath import HttpApplication
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
@@ -147,6 +148,19 @@ async def test_keys_are_needed_where_tenants_are(client: httpx2.AsyncClient, han
     reply = await client.post(CHAT, json=BODY, headers={"authorization": "Bearer secret"})
     assert reply.status_code == 200
     assert handler.options[-1].caller.tenant == "acme"
+
+
+async def test_tenants_see_their_bound(client: httpx2.AsyncClient, handler: Any) -> None:
+    handler.tenants, handler.bounds = {"one": "acme", "two": "free"}, {"acme": 7}
+    headers = {"authorization": "Bearer one"}
+    reply = await client.post(CHAT, json=BODY, headers=headers)
+    assert reply.headers["x-ratelimit-limit-requests"] == "7"
+    assert "x-ratelimit-remaining-requests" not in reply.headers
+    handler.refusal = ResourceExhausted("the tenant has reached its limit")
+    reply = await client.post(CHAT, json=BODY, headers=headers)
+    assert (reply.status_code, reply.headers["x-ratelimit-remaining-requests"]) == (429, "0")
+    reply = await client.get("/v1/models", headers={"authorization": "Bearer two"})
+    assert "x-ratelimit-limit-requests" not in reply.headers
 
 
 async def test_restricted_groups(settings: GatewaySettings, handler: Any) -> None:
