@@ -53,6 +53,14 @@ command or script ever names keys of two slots.
     cu:{cache}               sorted set of cached responses by last use, and `cu:{cache}:sizes` their sizes in bytes
                              (`Notes.keep_recent`)
     ce                       sorted set of cached responses by when they expire
+    of:<file>                record of a file of the OpenAI API; its content is blob:<file>.<number>
+    ofl:<tenant>             sorted set of a tenant's files by when they were made
+    ob:<batch>               facts about a batch of the OpenAI API (`gateway.openai.stored.batch_facts`)
+    obr:<batch>              results of its lines, deleted when it has ended
+    obp:<batch>              how far it is
+    obl:<tenant>             sorted set of a tenant's batches by when they were made
+    oba, obx                 sorted sets of batches: those that have not ended, and all by when they are deleted
+    n:{openai.<batch>}       `owner` and `token`: the gateway that drives it, as a model's owner
 """
 
 from __future__ import annotations
@@ -268,6 +276,39 @@ CACHE_EXPIRIES = b"ce"
 
 def cached(digest: bytes) -> bytes:
     return f"c:{digest.hex()}".encode()
+
+
+BATCHES_ACTIVE = b"oba"
+BATCHES_EXPIRING = b"obx"
+
+
+def stored_file(file_id: str) -> bytes:
+    return f"of:{file_id}".encode()
+
+
+def stored_files(tenant: str) -> bytes:
+    return f"ofl:{quote(tenant, safe='-_.~ ')}".encode()
+
+
+def batch_facts(batch_id: str) -> bytes:
+    return f"ob:{batch_id}".encode()
+
+
+def batch_results(batch_id: str) -> bytes:
+    return f"obr:{batch_id}".encode()
+
+
+def batch_progress(batch_id: str) -> bytes:
+    return f"obp:{batch_id}".encode()
+
+
+def stored_batches(tenant: str) -> bytes:
+    return f"obl:{quote(tenant, safe='-_.~ ')}".encode()
+
+
+def batch_owner(batch_id: str) -> str:
+    """The name in place of a model's under which a batch is owned: no model is loaded under it."""
+    return f"openai.{batch_id}"
 
 
 def sizes(key: bytes) -> bytes:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership
@@ -22,6 +22,9 @@ from .control.start_progress import StartProgress
 from .listening import bound
 from .service import GatewayService
 from .tracing.writer import trace_writer
+
+if TYPE_CHECKING:
+    from .openai.openai_application import OpenAiInterface
 
 _log = logging.getLogger(__name__)
 
@@ -45,14 +48,23 @@ Page = Callable[[], Awaitable[bytes | None]]
 """Returns a metrics page; None where there is none."""
 
 
-def _fronts(settings: GatewaySettings, handler: GatewayService, metrics: Page) -> dict[str, tuple[str, Front]]:
+def _openai(settings: GatewaySettings, handler: GatewayService, metrics: Page, log: EventLog) -> OpenAiInterface | None:
+    """The OpenAI API, which is served on one or two of the fronts; None where it is off."""
+    if settings.openai is None:
+        return None
+    from .openai.openai_application import OpenAiInterface
+
+    return OpenAiInterface(settings, handler, metrics, log)
+
+
+def _fronts(
+    settings: GatewaySettings, handler: GatewayService, metrics: Page, beside: OpenAiInterface | None = None
+) -> dict[str, tuple[str, Front]]:
     """The enabled fronts by name, with their address; libraries of the others are not loaded."""
     fronts: dict[str, tuple[str, Front]] = {}
-    beside = None
-    if (openai := settings.openai) is not None:
-        from .openai.openai_application import OpenAiApplication, OpenAiInterface
+    if (openai := settings.openai) is not None and beside is not None:
+        from .openai.openai_application import OpenAiApplication
 
-        beside = OpenAiInterface(settings, handler, metrics)
         handler.metrics.more.append(beside.serving.counts.collect)
     if settings.http_port >= 0:
         from .http.server import HttpFront
@@ -145,7 +157,8 @@ class GatewayApp:
             self.membership.say_again.append(self.service.payloads.renew)
             self.service.payloads.leased = self.membership.is_leased
         self.service.metrics.log_epoch_changes = lambda: self.membership.epoch_changes
-        self._fronts = _fronts(settings, self.service, self._page)
+        self._openai = _openai(settings, self.service, self._page, log)
+        self._fronts = _fronts(settings, self.service, self._page, self._openai)
         self._render = (
             self.service.metrics.render
             if settings.metrics_socket
@@ -194,6 +207,8 @@ class GatewayApp:
         if self._metrics.port:
             self.endpoints["metrics"] = f"{self._settings.metrics_address}:{self._metrics.port}"
         await self.membership.start()
+        if self._openai is not None and self._openai.stored is not None:
+            self._openai.stored.start()
 
     async def _first_loads(self) -> None:
         """Wait for the first loads of the executors that `serve` starts; clients wait for the ports meanwhile (R30).
@@ -252,6 +267,8 @@ class GatewayApp:
         fronts = [front for _, front in self._fronts.values()]
         for front in fronts:
             await front.stop_accepting()
+        if self._openai is not None and self._openai.stored is not None:
+            await self._openai.stored.close()
         finished = True
         try:
             await asyncio.wait_for(self.service.drained(), timeout_s)

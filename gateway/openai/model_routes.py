@@ -13,6 +13,7 @@ from typing import Any
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InvalidArgument
 from gateway.http.openapi.document import build_document
+from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
 from gateway.http.openapi.text_operations import TEXT_OPERATIONS, text_schemas
 
 from .api_calls import ApiCall, OpenAiContext, RouteTable
@@ -111,8 +112,10 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
         await call.reply({"version": handler.server_metadata().version})
 
     async def document(call: ApiCall) -> None:
-        whole = build_document(package_version("charonia"), TEXT_OPERATIONS, text_schemas())
-        own = {operation.path for operation in TEXT_OPERATIONS}
+        operations = (*TEXT_OPERATIONS, *STORED_OPERATIONS)
+        schemas = {**text_schemas(), **stored_schemas()}
+        whole = build_document(package_version("charonia"), operations, schemas)
+        own = {operation.path for operation in operations} & {route.path for route in routes.routes}
         await call.reply({**whole, "paths": {path: one for path, one in whole["paths"].items() if path in own}})
 
     routes.add("GET", DOCUMENT_PATH, document, group="metadata", is_open=True)

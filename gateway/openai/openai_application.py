@@ -23,6 +23,8 @@ from .embedding_routes import EmbeddingEndpoint, add_embeddings
 from .message_routes import MESSAGES, add_messages
 from .model_routes import OWN_PATHS, add_models
 from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
+from .stored.stored_objects import ObjectLog
+from .stored.stored_parts import StoredParts
 from .text_models import TextModels
 from .text_routes import TextEndpoints, add_texts
 from .text_serving import TextServing
@@ -33,8 +35,10 @@ logger = logging.getLogger("charonia.gateway.openai")
 class OpenAiInterface:
     """The whole API over a `Handler`, for the listeners that serve it."""
 
-    def __init__(self, settings: GatewaySettings, handler: Handler, metrics: Page = no_page) -> None:
-        """`metrics` returns the page of `/metrics`, None where there is none."""
+    def __init__(
+        self, settings: GatewaySettings, handler: Handler, metrics: Page = no_page, log: ObjectLog | None = None
+    ) -> None:
+        """`metrics` returns the page of `/metrics`, None where there is none; without a `log` nothing is stored."""
         self._handler = handler
         self._restrictions = Restrictions(settings.http_restricted_api, restricted)
         self._context = OpenAiContext(settings, handler, metrics)
@@ -43,6 +47,10 @@ class OpenAiInterface:
         self.serving = TextServing(handler, self.models)
         self.texts = TextEndpoints(self.serving)
         self.embeddings = EmbeddingEndpoint(handler, self.models, self.serving.counts)
+        self.stored: StoredParts | None = None
+        """What is stored in the log; None without one."""
+        if log is not None:
+            self.stored = StoredParts(handler, log, self.texts, self.serving, self.embeddings, settings.incarnation)
         self.routes = RouteTable()
         self._add_routes()
 
@@ -51,6 +59,8 @@ class OpenAiInterface:
         add_texts(self.routes, self.texts)
         add_messages(self.routes, self.serving)
         add_embeddings(self.routes, self.embeddings)
+        if self.stored is not None:
+            self.stored.add(self.routes)
 
     def claims(self, path: str) -> bool:
         """Whether a path belongs to this API where it is served beside another one."""

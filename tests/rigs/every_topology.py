@@ -66,6 +66,7 @@ WHOLE = tuple(
         "model_control",
         "model_polling",
         "models_on_demand",
+        "openai_stored",
         "operations",
         "poison",
         "pools",

@@ -22,6 +22,7 @@ _ERRORS = {
     403: ("The API is restricted", "This API is restricted, expecting header 'admin-key'"),
     404: ("There is no such thing", "Request for unknown model: 'nope' is not found"),
     413: ("The body is too large once it is decompressed", "request is too large when decompressed"),
+    409: ("It has ended already", "Cannot cancel a batch with status 'completed'."),
     422: ("The idempotency key was used for another request", "the idempotency key was used for another request"),
     429: (
         "A bound on unsettled requests or bytes is reached",

@@ -593,6 +593,10 @@ PATH_PARAMETERS = {
     "model": Parameter("model", "path", "name of a model", {"type": "string", "pattern": "^[^/]+$"}, "identity"),
     "version": Parameter("version", "path", "number of a version", {"type": "string", "pattern": "^[0-9]+$"}, "1"),
     "job_id": Parameter("job_id", "path", "id of a job", {"type": "string", "pattern": "^[^/]+$"}, examples.JOB_ID),
+    **{
+        name: Parameter(name, "path", f"id of a {name}", {"type": "string", "pattern": "^[^/]+$"}, f"{name}-1")
+        for name in ("response", "file", "batch")
+    },
     "region": Parameter("region", "path", "name of a region", {"type": "string", "pattern": "^[^/]+$"}, "input"),
     "repository": Parameter(
         "repository", "path", "name of a repository", {"type": "string", "pattern": "^[^/]+$"}, "main"

@@ -68,6 +68,12 @@ from gateway.http.codec.control_json import (
 )
 from gateway.http.codec.paths import group_of, resolve, version_of
 from gateway.jobs.job_views import Cursor
+from gateway.openai.api_calls import read_object
+from gateway.openai.shapes.api_errors import ApiError
+from gateway.openai.shapes.chat_shapes import read_chat
+from gateway.openai.stored.batch_lines import LineReader, validated
+from gateway.openai.stored.multipart_forms import UploadForm
+from gateway.openai.stored.response_requests import ResponseRequest, chat_body, read_response_request
 from gateway.requests.idempotency import check_key, key_digest
 from gateway.requests.preferences import read_wish, words_of_headers
 from gateway.webhooks.addresses import check_url
@@ -429,6 +435,42 @@ def openai(data: bytes) -> None:
     _tells_no_address(data, reply)
 
 
+def stored(data: bytes) -> None:
+    """The first byte chooses among an upload, a batch's file and a response of the OpenAI API; then comes its body."""
+    if data:
+        (_upload, _batch, _response)[data[0] % 3](data[1:])
+
+
+def _upload(body: bytes) -> None:
+    found = []
+    for size in (max(1, len(body)), 1, 5):
+        form = UploadForm(b"x")
+        try:
+            content = b"".join([form.feed(body[at : at + size]) for at in range(0, len(body), size)])
+            form.end()
+            found.append((content, form.fields, form.filename))
+        except ApiError as refused:
+            found.append((refused.message.encode(), {}, None))
+    assert found[0] == found[1] == found[2], found
+
+
+def _batch(body: bytes) -> None:
+    found = []
+    for size in (max(1, len(body)), 3):
+        reader = LineReader()
+        lines = [line for at in range(0, len(body), size) for line in reader.feed(body[at : at + size])]
+        checked = validated([*lines, *reader.end()], "/v1/responses")
+        found.append((checked.lines, checked.model, checked.errors))
+    assert found[0] == found[1], found
+
+
+def _response(body: bytes) -> None:
+    with contextlib.suppress(ApiError):
+        request = read_response_request(read_object(body))
+        assert ResponseRequest.of_note(request.note()) == request
+        read_chat(chat_body(request, ()))
+
+
 def _a_sampling(data: bytes) -> None:
     parameters = parse_sampling(data, context=100, prompt_tokens=10, seed=lambda: 1)
     check_vocabulary(parameters, 1000)
@@ -516,6 +558,7 @@ TARGETS: dict[str, Check] = {
     "jobs": jobs,
     "text": text,
     "openai": openai,
+    "stored": stored,
 }
 
 

@@ -1,0 +1,337 @@
+"""Drives batches: each line is a job of the log, and each gateway may drive any batch.
+
+A batch belongs to one living gateway at a time, by a token of the log as a model belongs to a batcher. When that
+gateway is lost another one takes the batch over and asks for the lines without a result again. A line's job has an
+idempotency key made of batch and line, so that asking again finds the job there was; of two results of a line the first
+one counts.
+`batch_lines` reads the input, `line_calls` asks the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from charonia.clock import monotonic_ns
+from charonia.errors import Cancelled, CharoniaError
+from gateway.handler import Handler
+from gateway.openai.shapes.api_errors import ApiError
+from gateway.requests.delivery import Caller
+
+from .batch_facts import CANCELLED, COMPLETED, ENDED, EXPIRED, FAILED, FINALIZING, STARTED, BatchState, Counts
+from .batch_lines import BatchLine, LineReader, LineResult, Validation
+from .stored_objects import FileRecord, FileWriter, StoredBatches, StoredFiles, now_s
+
+MAX_IN_FLIGHT = 32
+"""Lines of a batch that are jobs at a time: enough for a model's slots, few beside a queue's bounds."""
+MAX_DRIVEN = 8
+"""Batches that one gateway drives at a time; the others wait."""
+_LOOK_S = 1.0
+_CHECK_S = 0.25
+_SWEEP_EVERY = 60
+_REASONS = {CANCELLED: "batch_cancelled", EXPIRED: "batch_expired"}
+_TEXTS = {
+    CANCELLED: "This request was not executed: the batch was cancelled.",
+    EXPIRED: "This request could not be executed before the completion window expired.",
+}
+
+logger = logging.getLogger("charonia.gateway.openai")
+
+
+@dataclass(slots=True)
+class BatchRun:
+    """One batch while this gateway drives it. `stop` is why it is to end early: cancelled or expired."""
+
+    state: BatchState
+    token: int
+    caller: Caller
+    counts: Counts
+    stop: str = ""
+    lost: bool = False
+    """Another gateway drives it now."""
+    jobs: dict[int, list[str]] = field(default_factory=dict)
+    """By line number the jobs under way."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
+    """The numbers of the lines that have a result."""
+    begun_ns: int = field(default_factory=monotonic_ns)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class LineCalls(Protocol):
+    """Asks a model for one line."""
+
+    async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
+        """What became of a line. Raises `Cancelled` when `run` is to stop first."""
+
+
+class BatchRuns:
+    """The batches that one gateway drives."""
+
+    def __init__(
+        self, batches: StoredBatches, files: StoredFiles, lines: LineCalls, handler: Handler, incarnation: str
+    ) -> None:
+        self._batches = batches
+        self._files = files
+        self._lines = lines
+        self._handler = handler
+        self._incarnation = incarnation
+        self._runs: dict[str, BatchRun] = {}
+        self._driven: dict[str, asyncio.Task[None]] = {}
+        self._woken = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._looking = asyncio.get_running_loop().create_task(self._keep_looking(), name="batches")
+
+    async def close(self) -> None:
+        """Give all batches back, so that another gateway takes them over at once."""
+        tasks = [task for task in (self._looking, *self._driven.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def wake(self, batch_id: str = "") -> None:
+        """Something has changed that this gateway knows of: a new batch, or one that is cancelled."""
+        self._woken.set()
+        if batch_id in self._runs:
+            self._runs[batch_id].changed.set()
+
+    async def _keep_looking(self) -> None:
+        looks = 0
+        while True:
+            self._woken.clear()
+            try:
+                await self._look()
+                if looks % _SWEEP_EVERY == 0:
+                    await self._batches.sweep()
+                looks += 1
+            except CharoniaError:
+                pass  # the log cannot be reached: at the next look
+            except Exception:
+                logger.exception("batches could not be looked for")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S * random.uniform(0.75, 1.25)):
+                    await self._woken.wait()
+
+    async def _look(self) -> None:
+        """Take the batches that no gateway drives."""
+        for batch_id in await self._batches.active():
+            if len(self._driven) >= MAX_DRIVEN:
+                return
+            if batch_id in self._driven:
+                continue
+            token = await self._batches.take(batch_id, self._incarnation)
+            if token:
+                task = asyncio.get_running_loop().create_task(self._keep_driving(batch_id, token))
+                self._driven[batch_id] = task
+
+    async def _keep_driving(self, batch_id: str, token: int) -> None:
+        try:
+            await self._drive(batch_id, token)
+        except CharoniaError as error:
+            logger.info("batch %s is driven again later: %s", batch_id, error.message)
+        except Exception:
+            logger.exception("batch %s could not be driven", batch_id)
+        finally:
+            self._runs.pop(batch_id, None)
+            with contextlib.suppress(CharoniaError):
+                await asyncio.shield(self._batches.release(batch_id, self._incarnation, token))
+            self._driven.pop(batch_id, None)
+
+    # -- one batch ----------------------------------------------------------------------------------------------------
+
+    async def _drive(self, batch_id: str, token: int) -> None:
+        state = await self._batches.state(batch_id)
+        if state.outcome or not state.exists:
+            await self._batches.ended(batch_id)
+            return
+        caller = Caller(state.tenant, self._handler.identifies)
+        run = BatchRun(state, token, caller, Counts())
+        self._runs[batch_id] = run
+        try:
+            file = await self._files.find(state.input_file, state.tenant)
+            if not state.started_s and not await self._validated(run, file):
+                return
+        except ApiError as error:
+            missing = {"code": "input_file_missing", "line": None, "message": error.message, "param": "input_file_id"}
+            await self._end(run, FAILED, errors=[missing])
+            return
+        run.counts.total = state.counts.total
+        async for number, ok, tokens, _ in self._batches.results(batch_id):
+            self._count(run, number, ok, tokens)
+        await self._is_to_stop(run)
+        watching = asyncio.get_running_loop().create_task(self._watch(run))
+        try:
+            await self._run_lines(run, file)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        if not run.lost:
+            await self._finalize(run, file)
+
+    async def _validated(self, run: BatchRun, file: FileRecord) -> bool:
+        """Check the input as a whole; a batch whose input is wrong ends."""
+        checked = Validation(run.state.endpoint)
+        async for line in self._read(file):
+            checked.check(line)
+        checked.end()
+        if checked.errors:
+            await self._end(run, FAILED, errors=checked.errors)
+            return False
+        fact = {"kind": STARTED, "time_s": now_s(), "total": checked.lines, "model": checked.model}
+        await self._add(run, fact)
+        return True
+
+    async def _read(self, file: FileRecord) -> AsyncIterator[bytes | None]:
+        """The lines of a file."""
+        reader = LineReader()
+        async for chunk in self._files.content(file):
+            for line in reader.feed(chunk):
+                yield line
+            await asyncio.sleep(0)  # parsing a chunk takes milliseconds
+        for line in reader.end():
+            yield line
+
+    async def _add(self, run: BatchRun, fact: dict[str, Any]) -> None:
+        await self._batches.add(run.state.id, fact)
+        run.state.apply(fact)
+
+    def _count(self, run: BatchRun, number: int, ok: bool, tokens: tuple[int, int]) -> bool:
+        """Count a line's result; False when it has one already."""
+        if number in run.done:
+            return False
+        run.done.add(number)
+        counts = run.counts
+        counts.completed += ok
+        counts.failed += not ok
+        counts.input_tokens += tokens[0]
+        counts.output_tokens += tokens[1]
+        return True
+
+    async def _run_lines(self, run: BatchRun, file: FileRecord) -> None:
+        """Ask for every line that has no result, so many at a time, until the end or until the run is to stop."""
+        slots = asyncio.Semaphore(MAX_IN_FLIGHT)
+        checked = Validation(run.state.endpoint)
+        async with asyncio.TaskGroup() as tasks:
+            async for text in self._read(file):
+                line = checked.check(text)
+                if line is None or line.number in run.done:
+                    continue
+                await slots.acquire()
+                if run.stop or run.lost:
+                    break
+                task = tasks.create_task(self._run_line(run, line, slots))
+                run.tasks.add(task)
+                task.add_done_callback(run.tasks.discard)
+
+    async def _run_line(self, run: BatchRun, line: BatchLine, slots: asyncio.Semaphore) -> None:
+        try:
+            result = await self._lines.run(run, line)
+            if not run.lost:
+                await self._keep(run, result)
+        except Cancelled:
+            pass  # the run stops: its end says what became of the line
+        finally:
+            run.jobs.pop(line.number, None)
+            slots.release()
+
+    async def _keep(self, run: BatchRun, result: LineResult) -> None:
+        while True:
+            try:
+                line = result.line(run.state.id)
+                await self._batches.add_result(run.state.id, result.number, result.ok, result.usage, line)
+            except CharoniaError:
+                await asyncio.sleep(_LOOK_S)  # the log is away: what was computed is kept until it is back
+                if run.lost:
+                    return
+                continue
+            self._count(run, result.number, result.ok, result.usage)
+            return
+
+    async def _watch(self, run: BatchRun) -> None:
+        """Publish the progress of a run, and notice that it is to stop."""
+        reported = -1
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CHECK_S):
+                    await run.changed.wait()
+            run.changed.clear()
+            with contextlib.suppress(CharoniaError):
+                if not await self._batches.owns(run.state.id, run.token):
+                    run.lost = True
+                    for task in list(run.tasks):
+                        task.cancel()  # its job goes on: the other gateway waits for it
+                    return
+                if run.counts.done != reported:
+                    reported = run.counts.done
+                    await self._batches.report(run.state.id, run.counts)
+                if run.stop or await self._is_to_stop(run):
+                    await self._cancel_jobs(run)  # each time, as some came into being meanwhile
+
+    async def _is_to_stop(self, run: BatchRun) -> bool:
+        state = await self._batches.state(run.state.id)
+        if state.finalizing_s:
+            return False
+        if state.cancelling_s:
+            run.state, run.stop = state, CANCELLED
+        elif now_s() >= state.expires_s:
+            run.stop = EXPIRED
+        return bool(run.stop)
+
+    async def _cancel_jobs(self, run: BatchRun) -> None:
+        """Cancel the lines under way. One that has been answered meanwhile keeps its answer."""
+        for job_id in [job_id for jobs in run.jobs.values() for job_id in jobs]:
+            with contextlib.suppress(CharoniaError):
+                await self._handler.cancel_job(job_id, run.caller)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def _finalize(self, run: BatchRun, file: FileRecord) -> None:
+        """Write the files and end the batch. The ids of the files have the token: a lost owner writes other files."""
+        if not run.stop:
+            await self._add(run, {"kind": FINALIZING, "time_s": now_s()})
+        state = run.state
+        kept_s = state.output_ttl_s
+        stem = f"file-{state.id.removeprefix('batch_')}{run.token:x}"
+        output = self._files.writer(kept_s, file_id=f"{stem}o")
+        errors = self._files.writer(kept_s, file_id=f"{stem}e")
+        counts = Counts(state.counts.total)
+        written = BatchRun(state, run.token, run.caller, counts)
+        async for number, ok, tokens, line in self._batches.results(state.id):
+            if self._count(written, number, ok, tokens):
+                await (output if ok else errors).write(line)
+        if run.stop:
+            await self._write_rest(run.stop, written, file, errors)
+        name = state.id
+        files = {
+            "output_file": await self._end_file(output, state.tenant, f"{name}_output.jsonl"),
+            "error_file": await self._end_file(errors, state.tenant, f"{name}_error.jsonl"),
+        }
+        await self._end(run, run.stop or COMPLETED, counts=counts.note(), **files)
+
+    async def _write_rest(self, stop: str, written: BatchRun, file: FileRecord, errors: FileWriter) -> None:
+        """Write a line for each request that was not answered."""
+        checked = Validation(written.state.endpoint)
+        async for text in self._read(file):
+            line = checked.check(text)
+            if line is None or line.number in written.done:
+                continue
+            result = LineResult(line.number, line.custom_id, code=_REASONS[stop], message=_TEXTS[stop])
+            await errors.write(result.line(written.state.id))
+            self._count(written, line.number, False, (0, 0))
+
+    async def _end_file(self, writer: FileWriter, tenant: str, name: str) -> str | None:
+        """The id of a written file; None for an empty one."""
+        if not writer.size_bytes:
+            return None
+        return (await writer.end(tenant, name, "batch_output")).id
+
+    async def _end(self, run: BatchRun, outcome: str, **more: Any) -> None:
+        await self._add(run, {"kind": ENDED, "time_s": now_s(), "outcome": outcome, **more})
+        await self._batches.ended(run.state.id)

@@ -1,0 +1,167 @@
+"""Answers one line of a batch: its requests become jobs at the lowest priority level, and their answer a line's result.
+
+A job's idempotency key is made of batch and line, and so is the seed of a line that has none: a gateway that takes a
+batch over asks for the same jobs. `batch_runs` says which lines, `batch_lines` how results are written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from charonia.clock import monotonic_ns
+from charonia.errors import CANCELLED, Cancelled, CharoniaError, NotFound, ResourceExhausted, Unavailable
+from charonia.inference import InferenceRequest, InferenceResponse
+from gateway.handler import Handler
+from gateway.openai.embedding_routes import EmbeddingEndpoint
+from gateway.openai.shapes.api_errors import MODEL_NOT_FOUND, ApiError, Failure, error_document, status_of
+from gateway.openai.shapes.text_answers import read_delta
+from gateway.openai.text_routes import Prepared, TextEndpoints
+from gateway.requests.delivery import DeliveryOptions
+
+from .batch_lines import BatchLine, LineResult, seed_of
+from .batch_runs import BatchRun
+from .response_requests import read_response_request
+from .response_routes import PREFIX, StoredResponses
+
+LOWEST_LEVEL = 2**31 - 1
+"""A model has fewer priority levels, and a number above them means the last one (S8)."""
+_PATIENCE_S = 60.0
+"""How long a batch waits for its model: a server that starts again loads its models first."""
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
+_WAIT_S = 30.0
+
+
+class ModelLines:
+    """Asks the models of one gateway."""
+
+    def __init__(
+        self, handler: Handler, texts: TextEndpoints, embeddings: EmbeddingEndpoint, responses: StoredResponses
+    ) -> None:
+        self._handler = handler
+        self._texts = texts
+        self._embeddings = embeddings
+        self._responses = responses
+
+    async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
+        """What became of a line, tried again while the server has no room for it or its model is not there yet.
+
+        Raises `Cancelled` when the run is to stop before there is an answer.
+        """
+        pause_s = _FIRST_PAUSE_S
+        give_up_ns = run.begun_ns + int(_PATIENCE_S * 1e9)
+        while True:
+            if run.stop or run.lost:
+                raise Cancelled(CANCELLED)
+            try:
+                body, job_id = await self._answer(run, line)
+            except ApiError as error:
+                if error.code != MODEL_NOT_FOUND or monotonic_ns() >= give_up_ns:
+                    return _refused(line, error)
+            except _Ended as ended:
+                return _refused(line, ended.error, ended.job_id)
+            except (ResourceExhausted, Unavailable):
+                pass  # nothing was accepted, or the log is away: the same key asks again
+            except Cancelled:
+                raise
+            except CharoniaError as error:
+                return _refused(line, error)
+            else:
+                return LineResult(line.number, line.custom_id, 200, body, job_id, usage=_usage(body))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+    async def _answer(self, run: BatchRun, line: BatchLine) -> tuple[dict[str, Any], str]:
+        """The body of the answer, and the id of its (first) job."""
+        url, body = run.state.endpoint, dict(line.body)
+        if url == "/v1/embeddings":
+            return await self._embeddings.document(body, run.caller), ""
+        if body.get("seed") is None:
+            body["seed"] = seed_of(run.state.id, line.number)
+        if url == "/v1/responses":
+            return await self._response(run, line, body)
+        chat = url == "/v1/chat/completions"
+        prepared = await (self._texts.prepare_chat if chat else self._texts.prepare_completion)(body)
+        return await self._text(run, line, prepared)
+
+    async def _text(self, run: BatchRun, line: BatchLine, prepared: Prepared) -> tuple[dict[str, Any], str]:
+        text, answer = prepared
+        jobs = run.jobs[line.number] = []
+        found = await asyncio.gather(
+            *[self._job(run, line, index, request, jobs) for index, request in enumerate(text.requests)]
+        )
+        for index, responses in enumerate(found):
+            for response in responses:
+                if response.error is not None:
+                    raise _Ended(response.error, jobs[0])
+                if not response.is_flag:
+                    answer.add(index, read_delta(response))
+        return answer.document(), jobs[0]
+
+    async def _job(
+        self, run: BatchRun, line: BatchLine, index: int, request: InferenceRequest, jobs: list[str]
+    ) -> Sequence[InferenceResponse]:
+        request.priority = LOWEST_LEVEL
+        receipt = await self._handler.submit_job(request, _options(run, line, index))
+        jobs.append(receipt.id)
+        return await self._result(run, receipt.id)
+
+    async def _result(self, run: BatchRun, job_id: str) -> Sequence[InferenceResponse]:
+        """The responses of a job, once it has ended. Raises `_Ended` for one that did not succeed."""
+        while True:
+            try:
+                _, responses = await self._handler.job_result(job_id, run.caller, _WAIT_S)
+            except NotFound as error:
+                raise Unavailable(error.message) from None  # forgotten: its line is asked for again
+            except CharoniaError as error:
+                view = await self._handler.job(job_id, run.caller)
+                if view.state.terminal:
+                    if run.stop:
+                        raise Cancelled(CANCELLED) from None
+                    raise _Ended(error, job_id) from None
+                await asyncio.sleep(_FIRST_PAUSE_S)
+                continue
+            if responses is not None:
+                return responses
+            await asyncio.sleep(_FIRST_PAUSE_S)  # while the gateway drains, waits end at once
+
+    async def _response(self, run: BatchRun, line: BatchLine, body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        request = read_response_request({**body, "background": False, "stream": False})
+        prepared = await self._responses.prepare(request, run.caller)
+        options = _options(run, line, 0)
+        job_id, _ = await self._responses.submit(request, prepared, options, priority=LOWEST_LEVEL)
+        run.jobs[line.number] = [job_id]
+        await self._result(run, job_id)
+        stored = await self._responses.find(PREFIX + job_id, run.caller)
+        document = await self._responses.ended(stored, run.caller)
+        if not request.store:
+            await self._responses.delete(stored, run.caller)
+        return document, job_id
+
+
+class _Ended(Exception):
+    """A job that ended without an answer."""
+
+    def __init__(self, error: CharoniaError, job_id: str) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.job_id = job_id
+
+
+def _options(run: BatchRun, line: BatchLine, index: int) -> DeliveryOptions:
+    key = f"{run.state.id}:{line.number}:{index}"
+    return replace(DeliveryOptions(caller=run.caller), idempotency_key=key)
+
+
+def _refused(line: BatchLine, error: Failure, job_id: str = "") -> LineResult:
+    return LineResult(line.number, line.custom_id, status_of(error), error_document(error), job_id)
+
+
+def _usage(body: dict[str, Any]) -> tuple[int, int]:
+    """The tokens of prompt and answer, of any kind of answer."""
+    usage = body.get("usage") or {}
+    prompt = usage.get("prompt_tokens", usage.get("input_tokens", 0))
+    answer = usage.get("completion_tokens", usage.get("output_tokens", 0))
+    return prompt or 0, answer or 0

@@ -1,0 +1,267 @@
+"""Keeps files and batches of the OpenAI API in the log, each for a time. `batch_runs` executes the batches.
+
+A file is a record (`keys.stored_file`) and its content in blobs of one MiB, written and read one after the other, so
+that a gateway never holds a whole file. A batch is a stream of facts (`batch_facts`), and one of its lines' results.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from charonia import keys
+from charonia.clock import wall_ns
+from charonia.eventlog.port import START, Blobs, Leases, Notes, Streams
+from gateway.openai.shapes.api_errors import ApiError
+
+from .batch_facts import BatchState, Counts, fold
+
+CHUNK_BYTES = 1 << 20
+MAX_FILE_BYTES = 100 << 20
+"""Half of OpenAI's limit: the log is in memory."""
+MAX_FILES = 1000
+MAX_TENANT_BYTES = 1 << 30
+"""The files of one tenant."""
+KEPT_S = 7 * 86_400
+"""How long files and batches are kept, unless an upload says otherwise."""
+MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 86_400
+"""OpenAI's bounds of `expires_after`."""
+WINDOW_S = 86_400
+_PAGE = 500
+_ALL = 100_000
+
+
+class ObjectLog(Streams, Notes, Blobs, Leases, Protocol):
+    """What of the log stored objects need."""
+
+
+def now_s() -> int:
+    return wall_ns() // 1_000_000_000
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file. Times are seconds since the epoch."""
+
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    size_bytes: int
+    created_s: int
+    expires_s: int
+    chunks: int
+
+    def document(self) -> dict[str, Any]:
+        """The file object."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.size_bytes,
+            "created_at": self.created_s,
+            "expires_at": self.expires_s,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+class FileWriter:
+    """Writes a new file. Without `end` there is none; what was written expires."""
+
+    def __init__(self, log: ObjectLog, file_id: str, kept_s: int) -> None:
+        self._log = log
+        self._held = bytearray()
+        self._id = file_id
+        self.kept_s = kept_s
+        self.size_bytes = self.chunks = 0
+
+    async def write(self, data: bytes) -> None:
+        self._held += data
+        self.size_bytes += len(data)
+        while len(self._held) >= CHUNK_BYTES:
+            chunk = bytes(self._held[:CHUNK_BYTES])
+            del self._held[:CHUNK_BYTES]
+            await self._put(chunk)
+
+    async def _put(self, chunk: bytes) -> None:
+        await self._log.put_blob(_chunk(self._id, self.chunks), chunk, self.kept_s)
+        self.chunks += 1
+
+    async def end(self, tenant: str, filename: str, purpose: str) -> FileRecord:
+        """Make the file visible."""
+        if self._held:
+            await self._put(bytes(self._held))
+            self._held.clear()
+        created_s = now_s()
+        expires_s = created_s + self.kept_s
+        record = FileRecord(self._id, tenant, filename, purpose, self.size_bytes, created_s, expires_s, self.chunks)
+        await self._log.put_note(keys.stored_file(self._id), orjson.dumps(asdict(record)), self.kept_s)
+        await self._log.set_times(keys.stored_files(tenant), {self._id.encode(): wall_ns() // 1000})
+        return record
+
+    async def abandon(self) -> None:
+        """Delete what was written."""
+        await self._log.delete_keys([keys.blob(_chunk(self._id, number)) for number in range(self.chunks)])
+
+
+class StoredFiles:
+    """The files of all tenants."""
+
+    def __init__(self, log: ObjectLog) -> None:
+        self._log = log
+
+    def writer(self, kept_s: int = KEPT_S, *, file_id: str = "") -> FileWriter:
+        return FileWriter(self._log, file_id or new_id("file-"), kept_s)
+
+    async def find(self, file_id: str, tenant: str) -> FileRecord:
+        """A file of a tenant. Raises a 404 `ApiError`, the same for a file of another tenant."""
+        record = (await self._records([file_id]))[0] if len(file_id) <= 128 else None
+        if record is None or record.tenant != tenant:
+            raise ApiError(f"No such File object: {file_id[:64]}", status=404, param="id")
+        return record
+
+    async def _records(self, file_ids: Sequence[str]) -> list[FileRecord | None]:
+        notes = await self._log.notes([keys.stored_file(file_id) for file_id in file_ids])
+        return [FileRecord(**orjson.loads(note)) if note is not None else None for note in notes]
+
+    async def of_tenant(self, tenant: str) -> list[FileRecord]:
+        """All files of a tenant, the oldest first. Forgets those that have expired."""
+        index = keys.stored_files(tenant)
+        names = [name.decode() for name in await self._log.due(index, wall_ns() // 1000 + 60_000_000, _ALL)]
+        records = await self._records(names)
+        gone = [name.encode() for name, record in zip(names, records, strict=True) if record is None]
+        await self._log.drop_times(index, gone)
+        return [record for record in records if record is not None]
+
+    async def check_capacity(self, tenant: str) -> int:
+        """How many bytes a tenant may store now. Raises a 429 `ApiError` when it has too many files."""
+        files = await self.of_tenant(tenant)
+        left = MAX_TENANT_BYTES - sum(record.size_bytes for record in files)
+        if len(files) >= MAX_FILES or left <= 0:
+            raise ApiError(f"{len(files)} files are stored, delete some first", status=429, code="storage_exceeded")
+        return min(left, MAX_FILE_BYTES)
+
+    async def content(self, record: FileRecord) -> AsyncIterator[bytes]:
+        """The content, in pieces. Raises a 404 `ApiError` when the file ends while it is read."""
+        for number in range(record.chunks):
+            chunk = await self._log.blob(_chunk(record.id, number))
+            if chunk is None:
+                raise ApiError(f"No such File object: {record.id}", status=404, param="id")
+            yield chunk
+
+    async def delete(self, record: FileRecord) -> None:
+        chunks = [keys.blob(_chunk(record.id, number)) for number in range(record.chunks)]
+        await self._log.delete_keys([keys.stored_file(record.id), *chunks])
+        await self._log.drop_times(keys.stored_files(record.tenant), [record.id.encode()])
+
+
+def _chunk(file_id: str, number: int) -> str:
+    return f"{file_id}.{number}"
+
+
+class StoredBatches:
+    """The batches of all tenants: their facts, and the results of their lines."""
+
+    def __init__(self, log: ObjectLog) -> None:
+        self._log = log
+
+    async def create(self, batch_id: str, fact: Mapping[str, Any]) -> BatchState:
+        """Record a batch, and that it has to be driven."""
+        await self.add(batch_id, fact)
+        at_us = wall_ns() // 1000
+        await self._log.set_times(keys.BATCHES_EXPIRING, {batch_id.encode(): at_us + KEPT_S * 1_000_000})
+        await self._log.set_times(keys.stored_batches(str(fact["tenant"])), {batch_id.encode(): at_us})
+        await self._log.set_times(keys.BATCHES_ACTIVE, {batch_id.encode(): at_us})
+        return await self.state(batch_id)
+
+    async def add(self, batch_id: str, fact: Mapping[str, Any]) -> None:
+        """Append a fact."""
+        await self._log.append(keys.batch_facts(batch_id), [b"f", orjson.dumps(fact)])
+
+    async def state(self, batch_id: str) -> BatchState:
+        """The state, without one that `exists` for an unknown batch."""
+        entries = await self._log.range(keys.batch_facts(batch_id))
+        return fold(batch_id, [orjson.loads(entry.fields[1]) for entry in entries])
+
+    async def find(self, batch_id: str, tenant: str) -> BatchState:
+        """A batch of a tenant. Raises a 404 `ApiError`."""
+        state = await self.state(batch_id) if len(batch_id) <= 128 else BatchState(batch_id)
+        if not state.exists or state.tenant != tenant:
+            raise ApiError(f"No batch found with id '{batch_id[:64]}'", status=404)
+        return state
+
+    async def of_tenant(self, tenant: str) -> list[str]:
+        """The ids of a tenant's batches, the oldest first; some may have expired."""
+        until_us = wall_ns() // 1000 + 60_000_000
+        return [name.decode() for name in await self._log.due(keys.stored_batches(tenant), until_us, _ALL)]
+
+    async def forget(self, tenant: str, batch_ids: Sequence[str]) -> None:
+        await self._log.drop_times(keys.stored_batches(tenant), [name.encode() for name in batch_ids])
+
+    # -- driving ------------------------------------------------------------------------------------------------------
+
+    async def active(self) -> list[str]:
+        """The batches that have not ended."""
+        return [name.decode() for name in await self._log.due(keys.BATCHES_ACTIVE, 1 << 62, _ALL)]
+
+    async def ended(self, batch_id: str) -> None:
+        """A batch has ended: nothing of it is needed but its facts."""
+        await self._log.drop_times(keys.BATCHES_ACTIVE, [batch_id.encode()])
+        counters = keys.counters(keys.batch_owner(batch_id))
+        await self._log.delete_keys([keys.batch_results(batch_id), keys.batch_progress(batch_id), counters])
+
+    async def take(self, batch_id: str, incarnation: str) -> int:
+        """Own a batch if no living gateway does: a new token, or 0."""
+        name = keys.batch_owner(batch_id)
+        owner, _ = await self._log.owner(name)
+        if owner == incarnation:
+            return 0
+        if owner and (await self._log.alive("gateway", [owner]))[0]:
+            return 0
+        return await self._log.take_ownership(name, incarnation, owner)
+
+    async def owns(self, batch_id: str, token: int) -> bool:
+        return (await self._log.owner(keys.batch_owner(batch_id)))[1] == token
+
+    async def release(self, batch_id: str, incarnation: str, token: int) -> None:
+        await self._log.release_ownership(keys.batch_owner(batch_id), incarnation, token)
+
+    async def add_result(self, batch_id: str, number: int, ok: bool, tokens: tuple[int, int], line: bytes) -> None:
+        """Keep what became of a line."""
+        about = orjson.dumps([number, ok, *tokens])
+        await self._log.append(keys.batch_results(batch_id), [b"a", about, b"l", line])
+
+    async def results(self, batch_id: str) -> AsyncIterator[tuple[int, bool, tuple[int, int], bytes]]:
+        """What became of lines: number, ok, tokens, line. The first result of a line is the one that counts."""
+        after = START
+        while entries := await self._log.range(keys.batch_results(batch_id), after, _PAGE):
+            after = entries[-1].id
+            for entry in entries:
+                number, ok, prompt, answer = orjson.loads(entry.fields[1])
+                yield number, ok, (prompt, answer), bytes(entry.fields[3])
+
+    async def report(self, batch_id: str, counts: Counts) -> None:
+        """Publish how far a batch is."""
+        await self._log.put_note(keys.batch_progress(batch_id), orjson.dumps(counts.note()), KEPT_S)
+
+    async def progress(self, batch_ids: Sequence[str]) -> list[Counts | None]:
+        notes = await self._log.notes([keys.batch_progress(batch_id) for batch_id in batch_ids])
+        return [Counts.of_note(orjson.loads(note)) if note is not None else None for note in notes]
+
+    async def sweep(self) -> None:
+        """Delete the batches whose time is over."""
+        over = await self._log.due(keys.BATCHES_EXPIRING, wall_ns() // 1000, _PAGE)
+        for name in over:
+            await self.ended(name.decode())
+            await self._log.delete_stream(keys.batch_facts(name.decode()))
+        await self._log.drop_times(keys.BATCHES_EXPIRING, over)

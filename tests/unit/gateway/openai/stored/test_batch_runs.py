@@ -1,0 +1,212 @@
+"""Batches driven by gateways that come, go and are held up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from memory_log.log import MemoryLog
+
+from charonia.errors import CANCELLED, Cancelled
+from gateway.openai.stored import batch_runs, stored_objects
+from gateway.openai.stored.batch_facts import BatchState
+from gateway.openai.stored.batch_lines import BatchLine, LineResult
+from gateway.openai.stored.batch_runs import BatchRun, BatchRuns
+from gateway.openai.stored.stored_objects import StoredBatches, StoredFiles, now_s
+
+URL = "/v1/chat/completions"
+LIMIT_S = 30
+
+
+class Lines:
+    """Answers lines at once, but those above `held`, which wait for `gate` or for the run to stop."""
+
+    def __init__(self, held: int = 1 << 30) -> None:
+        self.held = held
+        self.gate = asyncio.Event()
+        self.ran: list[int] = []
+        self.most = self._now = 0
+
+    async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
+        self.ran.append(line.number)
+        self._now += 1
+        self.most = max(self.most, self._now)
+        try:
+            await asyncio.sleep(0)
+            if line.number > self.held:
+                run.jobs[line.number] = [f"job-{line.number}"]
+                while not self.gate.is_set():
+                    if run.stop:
+                        raise Cancelled(CANCELLED)
+                    await asyncio.sleep(0.001)
+            status = 200 if line.body["model"] == "m" else 400
+            return LineResult(line.number, line.custom_id, status, {}, usage=(2, 3))
+        finally:
+            self._now -= 1
+
+
+class World:
+    """One log, and gateways over it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(batch_runs, "_LOOK_S", 0.02)
+        monkeypatch.setattr(batch_runs, "_CHECK_S", 0.01)
+        self.log = MemoryLog()
+        self.files, self.batches = StoredFiles(self.log), StoredBatches(self.log)
+        self.cancelled: list[str] = []
+        self.runs: list[BatchRuns] = []
+
+    async def gateway(self, name: str, lines: Lines) -> BatchRuns:
+        async def cancel_job(job_id: str, caller: Any) -> None:
+            self.cancelled.append(job_id)
+
+        await self.log.beat("gateway", name, 600_000)
+        handler: Any = SimpleNamespace(identifies=False, cancel_job=cancel_job)
+        runs = BatchRuns(self.batches, self.files, lines, handler, name)
+        self.runs.append(runs)
+        runs.start()
+        return runs
+
+    async def batch(self, count: int, window_s: int = 86_400, text: str = "") -> str:
+        writer = self.files.writer()
+        for number in range(1, count + 1):
+            line = {"custom_id": f"id-{number}", "method": "POST", "url": URL, "body": {"model": "m"}}
+            await writer.write(json.dumps(line).encode() + b"\n")
+        await writer.write(text.encode())
+        file = await writer.end("", "in", "batch")
+        fact = {
+            "kind": "created",
+            "time_s": now_s(),
+            "tenant": "",
+            "input_file": file.id,
+            "endpoint": URL,
+            "metadata": None,
+            "expires_s": now_s() + window_s,
+            "output_ttl_s": 3600,
+        }
+        batch_id = stored_objects.new_id("batch_")
+        await self.batches.create(batch_id, fact)
+        return batch_id
+
+    async def until(self, look: Any) -> Any:
+        async with asyncio.timeout(LIMIT_S):
+            while not (found := await look()):
+                await asyncio.sleep(0.005)
+        return found
+
+    async def ended(self, batch_id: str) -> BatchState:
+        async def look() -> BatchState | None:
+            state = await self.batches.state(batch_id)
+            return state if state.outcome and not await self.batches.active() else None
+
+        state: BatchState = await self.until(look)
+        return state
+
+    async def done(self, batch_id: str, count: int) -> None:
+        async def look() -> bool:
+            (counts,) = await self.batches.progress([batch_id])
+            return counts is not None and counts.done >= count
+
+        await self.until(look)
+
+    async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
+        if file_id is None:
+            return []
+        content = b"".join([piece async for piece in self.files.content(await self.files.find(file_id, ""))])
+        return [json.loads(line) for line in content.splitlines()]
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> Any:
+    world = World(monkeypatch)
+    yield world
+    for runs in world.runs:
+        await runs.close()
+
+
+async def test_each_line_once_and_so_many_at_a_time(world: World) -> None:
+    lines = Lines()
+    await world.gateway("one", lines)
+    state = await world.ended(await world.batch(200))
+    assert (state.outcome, state.counts.completed, state.counts.input_tokens) == ("completed", 200, 400)
+    found = await world.lines(state.output_file)
+    assert Counter(line["custom_id"] for line in found) == {f"id-{number}": 1 for number in range(1, 201)}
+    assert 1 < lines.most <= batch_runs.MAX_IN_FLIGHT
+    assert state.error_file is None
+
+
+async def test_a_wrong_file_runs_nothing(world: World) -> None:
+    lines = Lines()
+    await world.gateway("one", lines)
+    state = await world.ended(await world.batch(3, text="{"))
+    assert (state.outcome, [error["line"] for error in state.errors]) == ("failed", [4])
+    assert lines.ran == []
+
+
+async def test_a_file_that_is_gone(world: World) -> None:
+    batch_id = await world.batch(1)
+    state = await world.batches.state(batch_id)
+    await world.files.delete(await world.files.find(state.input_file, ""))
+    await world.gateway("one", Lines())
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.errors[0]["code"]) == ("failed", "input_file_missing")
+
+
+async def test_the_batches_of_a_dead_gateway_are_taken_over(world: World) -> None:
+    """The dead gateway is one that is held up: it wakes later, finds that it is not the owner, and ends nothing."""
+    slow, quick = Lines(held=10), Lines()
+    batch_id = await world.batch(50)
+    await world.gateway("one", slow)
+    await world.done(batch_id, 10)
+    await world.log.end_beat("gateway", "one")
+    await world.gateway("two", quick)
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.counts.completed) == ("completed", 50)
+    assert not set(quick.ran) & set(range(1, 11))
+    slow.gate.set()
+    found = await world.lines(state.output_file)
+    assert Counter(line["custom_id"] for line in found) == {f"id-{number}": 1 for number in range(1, 51)}
+
+
+async def test_a_gateway_that_stops_gives_its_batches_back(world: World) -> None:
+    batch_id = await world.batch(50)
+    runs = await world.gateway("one", Lines(held=10))
+    await world.done(batch_id, 10)
+    await runs.close()
+    quick = Lines()
+    await world.gateway("two", quick)  # the first one's lease has not ended
+    assert (await world.ended(batch_id)).counts.completed == 50
+    assert not set(quick.ran) & set(range(1, 11))
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "expired"])
+async def test_what_is_done_is_kept(world: World, outcome: str) -> None:
+    batch_id = await world.batch(60, window_s=86_400 if outcome == "cancelled" else 1)
+    await world.gateway("one", Lines(held=10))
+    if outcome == "cancelled":
+        await world.done(batch_id, 10)
+        await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
+    state = await world.ended(batch_id)
+    assert (state.outcome, state.counts.completed, state.counts.failed) == (outcome, 10, 50)
+    good, bad = await world.lines(state.output_file), await world.lines(state.error_file)
+    assert sorted(line["custom_id"] for line in good) == sorted(f"id-{number}" for number in range(1, 11))
+    assert sorted(line["custom_id"] for line in bad) == sorted(f"id-{number}" for number in range(11, 61))
+    assert {line["error"]["code"] for line in bad} == {f"batch_{outcome}"}
+    assert "job-11" in world.cancelled
+
+
+async def test_a_result_that_was_written_twice_counts_once(world: World) -> None:
+    batch_id = await world.batch(3)
+    line = LineResult(2, "id-2", 200, {}, usage=(1, 1))
+    for _ in range(2):
+        await world.batches.add_result(batch_id, 2, True, line.usage, line.line(batch_id))
+    lines = Lines()
+    await world.gateway("one", lines)
+    state = await world.ended(batch_id)
+    assert sorted(lines.ran) == [1, 3]
+    assert state.counts.completed == 3
+    assert len(await world.lines(state.output_file)) == 3

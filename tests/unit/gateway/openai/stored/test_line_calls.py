@@ -1,0 +1,160 @@
+"""One line of a batch: what is tried again, what is its answer, and when it stops."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from charonia.errors import Cancelled, InternalError, NotFound, ResourceExhausted, Unavailable
+from charonia.facts.jobs import JobState
+from charonia.inference import InferenceRequest, InferenceResponse
+from gateway.openai.shapes.api_errors import ApiError
+from gateway.openai.stored import line_calls
+from gateway.openai.stored.batch_facts import BatchState, Counts
+from gateway.openai.stored.batch_lines import BatchLine
+from gateway.openai.stored.batch_runs import BatchRun
+from gateway.openai.stored.line_calls import LOWEST_LEVEL, ModelLines
+from gateway.requests.delivery import ANYONE, DeliveryOptions
+
+LINE = BatchLine(3, "id", {"model": "m", "messages": []})
+
+
+class Handler:
+    """Jobs that end as `ends` says, one after the other: responses, or an error and the state of the job."""
+
+    def __init__(self, *ends: Any) -> None:
+        self.ends = list(ends)
+        self.keys: list[str] = []
+        self.levels: list[int] = []
+        self.refusals: list[Exception] = []
+        self.state = JobState.RUNNING
+
+    async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> Any:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.keys.append(options.idempotency_key)
+        self.levels.append(request.priority)
+        return SimpleNamespace(id=f"job-{len(self.keys)}", created=True)
+
+    async def job_result(self, job_id: str, caller: Any, wait_s: float) -> Any:
+        end = self.ends.pop(0)
+        if isinstance(end, tuple):
+            self.state = end[1]
+            raise end[0]
+        return None, end
+
+    async def job(self, job_id: str, caller: Any) -> Any:
+        return SimpleNamespace(state=self.state)
+
+
+class Texts:
+    """Reads a body as two requests, and answers with the number of their responses."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.missing = 0
+        self.added: list[int] = []
+
+    async def prepare_chat(self, body: dict[str, Any]) -> Any:
+        self.bodies.append(body)
+        if self.missing:
+            self.missing -= 1
+            raise ApiError("no such model", status=404, code="model_not_found")
+        if body.get("wrong"):
+            raise ApiError("wrong", param="wrong")
+        self.added.clear()
+        usage = {"usage": {"prompt_tokens": 2, "completion_tokens": 3}}
+        answer = SimpleNamespace(add=lambda index, _: self.added.append(index), document=lambda: usage)
+        return SimpleNamespace(requests=[InferenceRequest("m", 1, []) for _ in range(2)]), answer
+
+
+def response() -> InferenceResponse:
+    return InferenceResponse("m", 1, [], parameters={"a": 1})
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_calls, "_FIRST_PAUSE_S", 0.001)
+
+
+def run_of() -> BatchRun:
+    return BatchRun(BatchState("batch_1", endpoint="/v1/chat/completions"), 1, ANYONE, Counts())
+
+
+def lines_of(handler: Handler, texts: Texts) -> ModelLines:
+    nothing: Any = None
+    made: Any = handler
+    read: Any = texts
+    return ModelLines(made, read, nothing, nothing)
+
+
+async def test_each_choice_is_a_job_at_the_lowest_level() -> None:
+    handler, texts = Handler([response()], [response()]), Texts()
+    result = await lines_of(handler, texts).run(run_of(), LINE)
+    assert (result.status, result.usage, result.job_id) == (200, (2, 3), "job-1")
+    assert sorted(handler.keys) == ["batch_1:3:0", "batch_1:3:1"]
+    assert set(handler.levels) == {LOWEST_LEVEL}
+    assert texts.added == [0, 1]
+
+
+async def test_a_line_without_a_seed_has_the_same_one_each_time() -> None:
+    texts = Texts()
+    for _ in range(2):
+        await lines_of(Handler([response()], [response()]), texts).run(run_of(), LINE)
+    first, second = texts.bodies
+    assert first["seed"] == second["seed"]
+
+
+async def test_what_the_server_has_no_room_for_is_asked_again() -> None:
+    handler = Handler(*[[response()]] * 8)
+    handler.refusals = [ResourceExhausted("full"), Unavailable("the log is away")]
+    result = await lines_of(handler, Texts()).run(run_of(), LINE)
+    assert result.status == 200
+
+
+async def test_a_model_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = Texts()
+    texts.missing = 3
+    assert (await lines_of(Handler([response()], [response()]), texts).run(run_of(), LINE)).status == 200
+    monkeypatch.setattr(line_calls, "_PATIENCE_S", 0.0)
+    texts.missing = 3
+    result = await lines_of(Handler(), texts).run(run_of(), LINE)
+    assert (result.status, result.body and result.body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_wrong_body_is_its_line_s_error() -> None:
+    result = await lines_of(Handler(), Texts()).run(run_of(), BatchLine(1, "id", {"model": "m", "wrong": True}))
+    assert (result.status, result.body and result.body["error"]["param"]) == (400, "wrong")
+
+
+async def test_a_job_that_failed_is_the_answer() -> None:
+    handler = Handler((InternalError("broken"), JobState.FAILED), (InternalError("broken"), JobState.FAILED))
+    result = await lines_of(handler, Texts()).run(run_of(), LINE)
+    assert (result.status, result.body and result.body["error"]["message"]) == (500, "broken")
+
+
+async def test_a_job_that_cannot_be_read_is_waited_for_again() -> None:
+    away = (Unavailable("the log is away"), JobState.RUNNING)
+    handler = Handler(away, away, None, [response()], [response()])
+    assert (await lines_of(handler, Texts()).run(run_of(), LINE)).status == 200
+
+
+async def test_a_job_that_was_forgotten_is_asked_for_again() -> None:
+    forgotten = (NotFound("job not found"), JobState.QUEUED)
+    handler = Handler(forgotten, forgotten, [response()], [response()])
+    assert (await lines_of(handler, Texts()).run(run_of(), LINE)).status == 200
+
+
+async def test_a_run_that_stops() -> None:
+    run = run_of()
+    run.stop = "cancelled"
+    with pytest.raises(Cancelled):
+        await lines_of(Handler(), Texts()).run(run, LINE)
+    run = run_of()
+    cancelled = (Cancelled("cancelled"), JobState.CANCELLED)
+    handler = Handler(cancelled, cancelled)
+    lines = lines_of(handler, Texts())
+    result = await lines.run(run, LINE)  # another caller cancelled the job: that is an answer
+    assert (result.ok, result.status) == (False, 400)

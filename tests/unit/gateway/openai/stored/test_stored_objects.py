@@ -1,0 +1,157 @@
+"""Files and batches in a log."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from memory_log.log import MemoryLog
+
+from charonia import keys
+from gateway.openai.shapes.api_errors import ApiError
+from gateway.openai.stored import stored_objects
+from gateway.openai.stored.batch_facts import Counts
+from gateway.openai.stored.stored_objects import CHUNK_BYTES, StoredBatches, StoredFiles
+
+CREATED: dict[str, Any] = {
+    "kind": "created",
+    "time_s": 10,
+    "tenant": "a",
+    "input_file": "file-1",
+    "endpoint": "/v1/responses",
+    "metadata": None,
+    "expires_s": 20,
+    "output_ttl_s": 3600,
+}
+
+
+async def joined(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+async def test_a_file_is_in_pieces() -> None:
+    log = MemoryLog()
+    files = StoredFiles(log)
+    writer = files.writer(7200)
+    content = bytes(range(256)) * 10_000
+    for at in range(0, len(content), 300_000):
+        await writer.write(content[at : at + 300_000])
+    record = await writer.end("a", "in.jsonl", "batch")
+    assert (record.size_bytes, record.chunks) == (len(content), -(-len(content) // CHUNK_BYTES))
+    assert record.expires_s == record.created_s + 7200
+    found = await files.find(record.id, "a")
+    assert found == record
+    assert await joined(files.content(found)) == content
+    assert await files.of_tenant("a") == [record]
+
+
+async def test_a_file_belongs_to_its_tenant() -> None:
+    files = StoredFiles(MemoryLog())
+    writer = files.writer()
+    await writer.write(b"x")
+    record = await writer.end("a", "in", "batch")
+    for file_id, tenant in ((record.id, "b"), ("file-none", "a"), ("x" * 10_000, "a")):
+        with pytest.raises(ApiError) as missing:
+            await files.find(file_id, tenant)
+        assert missing.value.status == 404
+    assert await files.of_tenant("b") == []
+
+
+async def test_a_deleted_file_leaves_nothing() -> None:
+    log = MemoryLog()
+    files = StoredFiles(log)
+    writer = files.writer()
+    await writer.write(b"x" * (CHUNK_BYTES + 1))
+    record = await writer.end("a", "in", "batch")
+    await files.delete(record)
+    assert await files.of_tenant("a") == []
+    assert [await log.blob(f"{record.id}.{number}") for number in range(2)] == [None, None]
+    with pytest.raises(ApiError):
+        await joined(files.content(record))
+
+
+async def test_what_was_not_ended_is_no_file() -> None:
+    log = MemoryLog()
+    files = StoredFiles(log)
+    writer = files.writer()
+    await writer.write(b"x" * (2 * CHUNK_BYTES))
+    await writer.abandon()
+    assert await files.of_tenant("a") == []
+
+
+async def test_a_tenant_has_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_objects, "MAX_TENANT_BYTES", 10)
+    files = StoredFiles(MemoryLog())
+    assert await files.check_capacity("a") == 10
+    writer = files.writer()
+    await writer.write(b"x" * 6)
+    await writer.end("a", "in", "batch")
+    assert await files.check_capacity("a") == 4
+    assert await files.check_capacity("b") == 10
+    writer = files.writer()
+    await writer.write(b"x" * 4)
+    await writer.end("a", "in", "batch")
+    with pytest.raises(ApiError) as full:
+        await files.check_capacity("a")
+    assert full.value.status == 429
+
+
+async def test_one_living_gateway_drives_a_batch() -> None:
+    log = MemoryLog()
+    batches = StoredBatches(log)
+    await batches.create("batch_1", CREATED)
+    assert await batches.active() == ["batch_1"]
+    for name in ("one", "two"):
+        await log.beat("gateway", name, 60_000)
+    token = await batches.take("batch_1", "one")
+    assert token
+    assert await batches.take("batch_1", "two") == 0
+    await log.end_beat("gateway", "one")
+    later = await batches.take("batch_1", "two")
+    assert later > token
+    assert await batches.owns("batch_1", later)
+    assert not await batches.owns("batch_1", token)
+    await batches.release("batch_1", "two", later)
+    await log.beat("gateway", "one", 60_000)
+    assert await batches.take("batch_1", "one") > later
+
+
+async def test_results_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_objects, "_PAGE", 3)
+    batches = StoredBatches(MemoryLog())
+    await batches.create("batch_1", CREATED)
+    for number in range(8):
+        await batches.add_result("batch_1", number, number != 2, (number, 1), b"line %d\n" % number)
+    found = [one async for one in batches.results("batch_1")]
+    assert found == [(number, number != 2, (number, 1), b"line %d\n" % number) for number in range(8)]
+
+
+async def test_a_batch_that_has_ended_leaves_its_facts() -> None:
+    log = MemoryLog()
+    batches = StoredBatches(log)
+    await batches.create("batch_1", CREATED)
+    await log.beat("gateway", "one", 60_000)
+    await batches.take("batch_1", "one")
+    await batches.add_result("batch_1", 1, True, (0, 0), b"x")
+    await batches.report("batch_1", Counts(2, 1))
+    assert await batches.progress(["batch_1", "none"]) == [Counts(2, 1), None]
+    await batches.ended("batch_1")
+    assert await batches.active() == []
+    assert await batches.progress(["batch_1"]) == [None]
+    assert [one async for one in batches.results("batch_1")] == []
+    assert (await batches.find("batch_1", "a")).exists
+
+
+async def test_batches_whose_time_is_over_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_objects, "KEPT_S", -1)
+    log = MemoryLog()
+    batches = StoredBatches(log)
+    await batches.create("batch_1", CREATED)
+    await batches.sweep()
+    with pytest.raises(ApiError):
+        await batches.find("batch_1", "a")
+    assert await batches.active() == []
+    assert await log.due(keys.BATCHES_EXPIRING, 1 << 62, 10) == []
+    await batches.forget("a", ["batch_1"])
+    assert await batches.of_tenant("a") == []

@@ -1,0 +1,153 @@
+"""The paths of what is stored: all of them are there, documented, and answer as the document says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx2
+import jsonschema_rs
+import pytest
+from memory_log.log import MemoryLog
+
+from charonia.options.settings import GatewaySettings
+from gateway.http.openapi.document import build_document
+from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
+from gateway.http.openapi.text_operations import TEXT_OPERATIONS, text_schemas
+from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
+from gateway.openai.stored import file_routes
+
+LIMIT_S = 30
+SCHEMAS = {**text_schemas(), **stored_schemas()}
+DOCUMENT = build_document("1.2.3", (*TEXT_OPERATIONS, *STORED_OPERATIONS), SCHEMAS)
+
+
+def check(schema: str, value: Any) -> None:
+    where = {"$ref": f"#/components/schemas/{schema}", "components": DOCUMENT["components"]}
+    jsonschema_rs.Draft202012Validator(where).validate(value)
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return MemoryLog()
+
+
+@pytest.fixture
+async def stored(settings: GatewaySettings, handler: Any, log: MemoryLog) -> Any:
+    """The interface over a log, and a client of it."""
+    interface = OpenAiInterface(settings, handler, log=log)
+    transport = httpx2.ASGITransport(app=OpenAiApplication(settings, handler, interface))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        yield interface, client
+
+
+async def test_every_path_is_in_the_document(stored: Any) -> None:
+    interface, client = stored
+    routes = {(route.path, route.method.lower()) for route in interface.routes.routes}
+    assert {(one.path, one.method) for one in STORED_OPERATIONS} <= routes
+    documented = {(one.path, one.method) for one in (*TEXT_OPERATIONS, *STORED_OPERATIONS)}
+    words = ("responses", "files", "batches")
+    assert {route for route in routes if any(f"/v1/{word}" in route[0] for word in words)} <= documented
+    own = (await client.get("/openapi.json")).json()
+    assert {one.path for one in STORED_OPERATIONS} <= set(own["paths"])
+
+
+def test_examples_fit_their_schemas() -> None:
+    for one in STORED_OPERATIONS:
+        for content in (*one.bodies, *(content for reply in one.replies.values() for content in reply.contents)):
+            schema = {**content.schema, "components": DOCUMENT["components"]}
+            jsonschema_rs.Draft202012Validator(schema).validate(content.example)
+
+
+async def test_a_file_and_a_batch_that_is_wrong(stored: Any, log: MemoryLog) -> None:
+    interface, client = stored
+    made = (await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", b"{\n")})).json()
+    check("OpenAiFile", made)
+    check("OpenAiFiles", (await client.get("/v1/files")).json())
+    body = {"input_file_id": made["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    check("OpenAiBatchRequest", body)
+    batch = (await client.post("/v1/batches", json=body)).json()
+    check("OpenAiBatch", batch)
+    await log.beat("gateway", "test", 60_000)
+    interface.stored.start()
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while (found := (await client.get(f"/v1/batches/{batch['id']}")).json())["status"] != "failed":
+                await asyncio.sleep(0.005)
+    finally:
+        await interface.stored.close()
+    check("OpenAiBatch", found)
+    assert found["errors"]["data"][0]["line"] == 1
+    check("OpenAiBatches", (await client.get("/v1/batches")).json())
+    assert (await client.post(f"/v1/batches/{batch['id']}/cancel")).status_code == 409
+    check("OpenAiDeleted", (await client.delete(f"/v1/files/{made['id']}")).json())
+
+
+async def test_lists_are_paged(stored: Any) -> None:
+    _, client = stored
+    made = [
+        (await client.post("/v1/files", data={"purpose": "batch"}, files={"file": (f"{at}", b"x")})).json()["id"]
+        for at in range(5)
+    ]
+    first = (await client.get("/v1/files", params={"limit": 2, "order": "asc"})).json()
+    assert ([one["id"] for one in first["data"]], first["has_more"]) == (made[:2], True)
+    rest = (await client.get("/v1/files", params={"order": "asc", "after": first["last_id"]})).json()
+    assert ([one["id"] for one in rest["data"]], rest["has_more"]) == (made[2:], False)
+    assert [one["id"] for one in (await client.get("/v1/files")).json()["data"]] == made[::-1]
+    for wrong in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "file-none"}):
+        assert (await client.get("/v1/files", params=wrong)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("data", "content", "status"),
+    [
+        ({"purpose": "batch"}, b"", 400),
+        ({"purpose": "fine-tune"}, b"x", 400),
+        ({}, b"x", 400),
+        ({"purpose": "batch", "expires_after[anchor]": "now"}, b"x", 400),
+        ({"purpose": "batch", "expires_after[seconds]": "1"}, b"x", 400),
+        ({"purpose": "batch"}, b"x" * 101, 413),
+    ],
+)
+async def test_uploads_that_are_refused_leave_nothing(
+    stored: Any, monkeypatch: pytest.MonkeyPatch, data: dict[str, str], content: bytes, status: int
+) -> None:
+    _, client = stored
+    monkeypatch.setattr("gateway.openai.stored.stored_objects.MAX_FILE_BYTES", 100)
+    refused = await client.post("/v1/files", data=data, files={"file": ("in", content)})
+    assert (refused.status_code, json.loads(refused.content)["error"]["type"]) == (status, "invalid_request_error")
+    assert (await client.get("/v1/files")).json()["data"] == []
+
+
+async def test_an_expiry_after_the_file_is_refused(stored: Any) -> None:
+    _, client = stored
+    parts = [
+        '--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n',
+        '--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nabc\r\n',
+        '--x\r\nContent-Disposition: form-data; name="expires_after[seconds]"\r\n\r\n7200\r\n--x--\r\n',
+    ]
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    refused = await client.post("/v1/files", content="".join(parts).encode(), headers=headers)
+    assert refused.json()["error"]["param"] == "expires_after"
+    assert (await client.post("/v1/files", json={})).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"input_file_id": None}, "input_file_id"),
+        ({"input_file_id": "file-none"}, "id"),
+        ({"endpoint": "/v1/audio"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": [1]}, "metadata"),
+        ({"output_expires_after": {"anchor": "now"}}, "output_expires_after"),
+    ],
+)
+async def test_batches_that_are_refused(stored: Any, changes: dict[str, Any], param: str) -> None:
+    _, client = stored
+    made = (await client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in", b"x")})).json()
+    body = {"input_file_id": made["id"], "endpoint": "/v1/responses", "completion_window": "24h", **changes}
+    refused = await client.post("/v1/batches", json=body)
+    assert refused.json()["error"]["param"] == param
+    assert file_routes.MAX_PAGE >= 1000
