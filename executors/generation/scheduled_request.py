@@ -9,7 +9,7 @@ from charonia.generation.block_hashes import next_hash
 
 
 class ScheduledRequest:
-    """`length` counts the tokens of prompt and answer; keys and values of the first `computed` are in `blocks`.
+    """Keys and values of its first `computed` tokens are in `blocks`.
 
     It decodes when one token is left to compute, and prefills when more are. All fields belong to the scheduler.
     """
@@ -25,7 +25,6 @@ class ScheduledRequest:
         "is_long",
         "is_running",
         "key",
-        "length",
         "max_tokens",
         "named",
         "names",
@@ -51,14 +50,13 @@ class ScheduledRequest:
         self.key = key
         self.prompt = prompt
         self.answer = answer
-        """The tokens that were generated, those of an earlier attempt included."""
+        """The tokens that were generated, those of an earlier attempt included. The caller appends to it."""
         self.max_tokens = max_tokens
         self.adapter = adapter
         self.priority = priority
         self.number = number
         """Of its arrival: a later one has a larger number."""
         self.root = root
-        self.length = len(prompt) + len(answer)
         self.computed = 0
         self.blocks: list[int] = []
         self.capacity = 0
@@ -82,13 +80,14 @@ class ScheduledRequest:
         return (self.priority, self.number)
 
     @property
+    def length(self) -> int:
+        """The tokens of prompt and answer."""
+        return len(self.prompt) + len(self.answer)
+
+    @property
     def left(self) -> int:
         """Tokens that are still to be computed before the next one can be sampled."""
         return self.length - self.computed
-
-    def append(self, token: int) -> None:
-        self.answer.append(token)
-        self.length += 1
 
     def tokens(self, begin: int, end: int) -> npt.NDArray[np.int32]:
         """Tokens of prompt and answer, `end` excluded."""

@@ -124,13 +124,14 @@ class StepScheduler:
         prompt: Sequence[int],
         *,
         max_tokens: int,
-        answer: Sequence[int] = (),
+        answer: list[int] | None = None,
         adapter: str = "",
         priority: int = 0,
     ) -> ScheduledRequest:
         """A new request waits. Raises `InvalidArgument` for one that can never run, or whose key is known.
 
-        `answer` are tokens that an earlier attempt generated; `max_tokens` counts them.
+        `answer` has the tokens that an earlier attempt generated, which `max_tokens` counts. Sampled tokens are to be
+        appended to it, after `complete`.
         """
         if key in self._requests:
             raise InvalidArgument("a request with this key is running")
@@ -138,7 +139,7 @@ class StepScheduler:
         self.check(len(tokens), adapter)
         self._number += 1
         one = ScheduledRequest(
-            *(key, tokens, list(answer), min(max_tokens, self.context - len(tokens)), adapter, priority),
+            *(key, tokens, [] if answer is None else answer, min(max_tokens, self.context - len(tokens)), adapter, priority),
             *(self._number, root_hash(adapter, self._salt)),
         )
         self._requests[key] = one

@@ -44,7 +44,7 @@ class Bench:
         for one in sampled:
             if not one.answer:
                 self.started.append(one.number)
-            one.append((one.length * 7 + one.number) % 5)
+            one.answer.append((one.length * 7 + one.number) % 5)
             if len(one.answer) >= one.max_tokens:
                 scheduler.remove(one)
         self.check(plan)

@@ -43,7 +43,7 @@ def step(scheduler: StepScheduler) -> StepPlan:
     sampled = plan.sampling()
     scheduler.complete(plan)
     for one in sampled:
-        one.append(0)
+        one.answer.append(0)
         if len(one.answer) == one.max_tokens:
             scheduler.remove(one)
     return plan
