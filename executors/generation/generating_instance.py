@@ -260,7 +260,7 @@ class GeneratingInstance:
             self._thread.wake()
 
     def _leave(self, call: _Call) -> None:
-        """A call is over, or nobody waits for it any more."""
+        """A call is over, or its executor does not wait for it any more."""
         self._calls.discard(call)
         if call.draining is not None:
             call.draining.cancel()
