@@ -16,7 +16,8 @@ _BYTES = 8
 
 def root_hash(adapter: str, salt: bytes = b"") -> int:
     """The begin of a chain. `salt` keeps the blocks of those with another salt apart, as of versions or tenants."""
-    return int.from_bytes(hashlib.blake2b(adapter.encode(), digest_size=_BYTES, key=salt[:64]).digest(), "little")
+    key = hashlib.blake2b(salt, digest_size=32).digest()
+    return int.from_bytes(hashlib.blake2b(adapter.encode(), digest_size=_BYTES, key=key).digest(), "little")
 
 
 def next_hash(parent: int, tokens: npt.NDArray[np.int32]) -> int:

@@ -1,15 +1,15 @@
 """Histories of the scheduler of steps as text: requests that came and went, and what each step computed.
 
-    # What it shows, and why.
-    StepScheduler(blocks=8, max_num_seqs=2)     settings; those of `_USUAL` are left out
+# What it shows, and why.
+StepScheduler(blocks=8, max_num_seqs=2)     settings; those of `_USUAL` are left out
 
-    add a prompt=12 max_tokens=3                further words: shared (tokens that prompts begin with alike), level,
-                                                adapter, answer (tokens of an earlier attempt)
-    step                                        the next step; `step 3` makes three
-            -> a:12                             so many tokens of a prompt
-            -> a b:4                            a name alone is one token after a prompt
-            ~ preempted b, loaded x into 0, ended a, 3 blocks free
-    remove a
+add a prompt=12 max_tokens=3                further words: shared (tokens that prompts begin with alike), level,
+                                            adapter, answer (tokens of an earlier attempt)
+step                                        the next step; `step 3` makes three
+        -> a:12                             so many tokens of a prompt
+        -> a b:4                            a name alone is one token after a prompt
+        ~ preempted b, loaded x into 0, ended a, 3 blocks free
+remove a
 """
 
 from __future__ import annotations
