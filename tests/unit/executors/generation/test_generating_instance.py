@@ -15,7 +15,14 @@ from generation_bench import TOKENIZER, make_engine
 from stub_decoder import StubDecoder
 from text_calls import Call, ask, model_request, output, serving
 
-from charonia.backend import CancellableInstance, InstanceDied, ModelResponse, StreamingInstance, WindowedInstance
+from charonia.backend import (
+    CancellableInstance,
+    InstanceDied,
+    ModelResponse,
+    SelfCheckingInstance,
+    StreamingInstance,
+    WindowedInstance,
+)
 from charonia.errors import Cancelled, InvalidArgument
 from executors.generation.engine import StepInput
 from executors.generation.token_engine import TokenEngine
@@ -58,6 +65,8 @@ async def test_a_stream_has_a_response_for_each_step() -> None:
         assert isinstance(instance, StreamingInstance)
         assert isinstance(instance, WindowedInstance)
         assert isinstance(instance, CancellableInstance)
+        assert isinstance(instance, SelfCheckingInstance)
+        assert await instance.check_health()
         call = await ask(instance, "hello", ignore_eos=True)
         assert call.freed.is_set()
         assert 1 <= len(call.responses) <= 8
@@ -337,6 +346,7 @@ async def test_a_dead_engine_is_a_dead_instance() -> None:
                 await call.task
             assert caught.value.shared
             assert not caught.value.blameless
+        assert not await instance.check_health()
         with pytest.raises(InstanceDied):
             await instance.execute_stream([model_request("hello")], calls[0])
         assert instance.open == 0
