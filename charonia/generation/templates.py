@@ -1,4 +1,4 @@
-"""The prompt of a chat, by the model's chat template in jinja2, with the conventions of Hugging Face's `transformers`.
+"""The prompt of a chat, by the model's chat template in jinja2, with the conventions of Hugging Face's transformers.
 
 A template comes with the model: it runs in jinja's sandbox, and loops, products, sums and output are counted, so that
 it cannot hold up a gateway. What a single filter or a format with a width makes is not bounded. `text_assets` has the
@@ -262,7 +262,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as `transformers` writes it: jinja's own filter escapes characters of HTML."""
+    """JSON as transformers writes it: jinja's own filter escapes characters of HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

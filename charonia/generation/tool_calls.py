@@ -2,8 +2,8 @@
 
 A reader takes text in pieces and gives content and calls: a call's name once, then its arguments as pieces of JSON
 text. However the text is cut, the joined content and calls are the same. What looks like a call but turns out to be
-none, before its name was given, is content. Forced calls (`tool_choice` required or named) are JSON by a grammar, and
-need no reader of these.
+none, before its name and the begin of its arguments are there, is content. Forced calls are JSON by a grammar, and need
+no reader of these.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _SPACE = " \t\r\n"
+_ARGUMENTS = ("arguments", "parameters")
 MAX_NAME_CHARACTERS = 256
 
 
@@ -48,7 +49,8 @@ class _Call:
     """
 
     def __init__(self, index: int, name: str = "") -> None:
-        self.done = self.broken = self.given = False
+        self.done = self.broken = False
+        self._told = False
         self._index = index
         self._name = name
         self._bare = bool(name)
@@ -83,20 +85,27 @@ class _Call:
         else:
             self.broken = True
 
+    @property
+    def given(self) -> bool:
+        """Whether it is certain to be a call: it has a name and arguments, or their begin."""
+        return bool(self._name) and self._has_arguments
+
     def take(self) -> list[str | ToolDelta]:
         """What is certain since the last time: the name as soon as there are arguments, then these."""
-        if self.broken or not (self._name and self._has_arguments):
+        if not self.given:
             return []
         arguments = "".join(self._pending)
         self._pending.clear()
-        name = "" if self.given else self._name
-        self.given = True
+        name = "" if self._told else self._name
+        self._told = True
         return [ToolDelta(self._index, name, arguments)] if name or arguments else []
 
     def _in_key(self, character: str) -> None:
         self._text.append(character)
         if self._string_ends(character):
-            self._key = _loaded("".join(self._text)) or ""
+            key = _loaded("".join(self._text)) or ""
+            # the first of several arguments counts
+            self._key = "" if key in _ARGUMENTS and self._has_arguments else key
             self._phase = "colon"
 
     def _string_ends(self, character: str) -> bool:
@@ -119,7 +128,7 @@ class _Call:
                 self.push(character)
             return
         self._text.append(character)
-        if self._key in ("arguments", "parameters") and self._text[0] in "{[":
+        if self._key in _ARGUMENTS and self._text[0] in "{[":
             self._has_arguments = True
             self._pending.append(character)
         if self._in_string:
@@ -140,10 +149,12 @@ class _Call:
 
     def _end_value(self) -> None:
         text = "".join(self._text)
-        if self._key == "name":
+        if self._key == "name" and not self._name:
             self._name = _loaded(text) or ""
-            self.broken = not self._name or len(self._name) > MAX_NAME_CHARACTERS
-        elif self._key in ("arguments", "parameters") and text[0] not in "{[":
+            if len(self._name) > MAX_NAME_CHARACTERS:
+                self._name = ""
+            self.broken = not self._name
+        elif self._key in _ARGUMENTS and text[0] not in "{[":
             # some models write the arguments as a text, or null for none
             inner = _loaded(text)
             self._pending.append(inner if inner else "{}")
@@ -239,10 +250,13 @@ class _Reader:
                 break
         if not call.given:
             self._raw += self._held[:count]
+        elif call.broken:
+            count -= 1  # content goes on with this character
         self._held = self._held[count:]
         if call.broken:
             if not call.given:
                 self._say(self._raw)
+            self._out += call.take()
             self._calls += call.given
             self._call, self._raw, self._step = None, "", self._content
         elif call.done:

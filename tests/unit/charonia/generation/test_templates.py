@@ -1,4 +1,4 @@
-"""Chat templates: the conventions of `transformers`, contents in parts, and templates that would take for ever."""
+"""Chat templates: the conventions of transformers, contents in parts, and templates that would take for ever."""
 
 from __future__ import annotations
 

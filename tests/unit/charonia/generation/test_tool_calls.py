@@ -43,6 +43,13 @@ CASES = [
     ("hermes", '<tool_call>{"id": 3, "name":"a\\u0062","arguments":{}}</tool_call> Done.', " Done.", [("ab", "{}")]),
     ("hermes", '<tool_call>{"name":"a","arguments":{}}', "", [("a", "{}")]),
     ("hermes", '<tool_call>{"name":"a","arguments":{"x": 1', "", [("a", '{"x": 1')]),
+    (
+        "hermes",
+        '<tool_call>{"name":"a","arguments":{},"parameters":{"x":1},"name":"b","arguments":"y"}</tool_call>',
+        "",
+        [("a", "{}")],
+    ),
+    ("hermes", '<tool_call>{"name":"a","arguments":{"x":1},oops}</tool_call>', "oops}</tool_call>", [("a", '{"x":1}')]),
     ("hermes", "<tool_call>not json</tool_call>", "<tool_call>not json</tool_call>", []),
     ("hermes", '<tool_call>{"name": "a"}</tool_call>', '<tool_call>{"name": "a"}</tool_call>', []),
     ("hermes", '<tool_call>{"name": 5, "arguments": {}}', '<tool_call>{"name": 5, "arguments": {}}', []),
