@@ -8,6 +8,7 @@ responses, not the steps: what waits for it is joined.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from .engine_thread import EngineThread
 from .progress_codec import unpack_progress
 from .text_answer import TextAnswer
 from .text_requests import TextRequest, prepare, read_text_request
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +236,12 @@ class GeneratingInstance:
                 call.draining = asyncio.get_running_loop().create_task(self._drain(call))
             return
         final = bool(answer.finish)
-        call.responses.send(one.index, answer.response(), final=final)
+        try:
+            call.responses.send(one.index, answer.response(), final=final)
+        except Exception:  # those of other requests have to go on
+            _log.exception("a response could not be sent")
+            self._give_up([one])
+            final = True
         if final:
             self._forget(one)
 

@@ -263,6 +263,24 @@ async def test_a_slow_reader_gets_fewer_responses_and_holds_nobody_up() -> None:
         assert sum(len(each) for each in slow.values("token_ids")) == 20
 
 
+async def test_a_response_that_cannot_be_sent_ends_its_request_only() -> None:
+    class Broken(Call):
+        def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+            raise OSError("gone")
+
+    stub = decoder()
+    gate, engine = Gate(stub), make_engine(stub)
+    async with serving(engine) as instance:
+        broken = Broken(model_request("hello", max_tokens=100, ignore_eos=True)).start(instance)
+        good = Call(model_request("hi", max_tokens=5, ignore_eos=True)).start(instance)
+        await admitted(engine, 2)
+        gate.open(20)
+        await good.end()
+        assert broken.task is not None
+        await broken.task
+        assert instance.open == 0
+
+
 async def test_no_more_responses_than_are_wanted() -> None:
     stub = decoder()
     gate = Gate(stub)
