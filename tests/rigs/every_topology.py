@@ -49,6 +49,7 @@ SERVICES = tuple(
         "poison",
         "response_cache",
         "resumed_streams",
+        "resumed_texts",
         "unforeseen_errors",
         "wave_losses",
         "webhook_processes",
