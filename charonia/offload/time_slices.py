@@ -1,8 +1,8 @@
 """Sets the time slice of a thread: how soon it runs when it wakes on a busy processor (Linux 6.12 and later).
 
-The kernel lets a thread that wakes interrupt another one of the same priority only if its slice is shorter; otherwise it
-waits for the end of that slice, which is noticed at a tick (4 ms with 250 ticks a second). A slice changes no share of
-the processor and needs no right. Elsewhere, and on older kernels, it has no effect.
+The kernel lets a thread that wakes interrupt another one of the same priority only if its slice is shorter. Otherwise
+it waits for the end of that slice, which is noticed at a tick (4 ms with 250 ticks a second). A slice changes no share
+of the processor and needs no right. Elsewhere, and on older kernels, it has no effect.
 """
 
 from __future__ import annotations
