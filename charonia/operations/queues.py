@@ -43,8 +43,8 @@ async def list_queues(
 ) -> dict[str, Any]:
     """Models with their totals, and each lane with requests. Empty lanes are left out.
 
-    A total is the log's exact count of single requests, and the requests of the waves that were read: a lower bound for a
-    model with a lane that is longer than `scan_requests`, whose row says that it is not exact.
+    A total is the log's exact count of single requests, and the requests of the waves that were read: a lower bound
+    for a model with a lane that is longer than `scan_requests`, whose row says that it is not exact.
     """
     for model in models:
         await must_be_known(log, model)
