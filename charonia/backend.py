@@ -57,7 +57,7 @@ Isolation = Literal["none", "process", "sandbox"]
 Wants = Literal["host", "pinned", "device"]
 """Where the arrays of a batch are to lie: see `PlacedModel`."""
 
-_MOST_DIGITS = 19
+_MAX_DIGITS = 19
 _WORDS_OF_ON = frozenset(("1", "true", "on", "yes"))
 _WORDS_OF_OFF = frozenset(("0", "false", "off", "no"))
 
@@ -151,7 +151,7 @@ class ModelSource:
         said = self.parameter(key)
         if said is None:
             return None
-        if not (said.isascii() and said.isdecimal() and len(said) < _MOST_DIGITS):
+        if not (said.isascii() and said.isdecimal() and len(said) < _MAX_DIGITS):
             raise InvalidArgument(f"parameter '{key}' of '{self.name}' must be an integer of at least 0, got '{said}'")
         return int(said)
 

@@ -26,7 +26,7 @@ ENTRY_POINT_GROUP = "charonia.batch_strategies"
 VOLUME = "volume"
 VOLUME_PARAMETER = "MAX_BATCH_VOLUME_BYTES"
 
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 """Nothing has as many bytes, and `int` does not read any number of digits."""
 
 
@@ -78,7 +78,7 @@ class VolumeStrategy:
     def of(parameters: Mapping[str, str]) -> VolumeStrategy:
         """Raises `InvalidArgument` without a positive `MAX_BATCH_VOLUME_BYTES`."""
         text = parameters.get(VOLUME_PARAMETER, "")
-        if not (text.isascii() and text.isdecimal() and len(text) < _MOST_DIGITS and int(text) > 0):
+        if not (text.isascii() and text.isdecimal() and len(text) < _MAX_DIGITS and int(text) > 0):
             raise InvalidArgument(
                 f"the batch strategy '{VOLUME}' needs the parameter '{VOLUME_PARAMETER}', a number of bytes above 0, "
                 f"got '{text}'"

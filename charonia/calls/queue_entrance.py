@@ -25,11 +25,11 @@ from charonia.wire import Lineage, Reference, SequenceMark, pack_request, record
 from .admission import Admitted, sequence_mark
 from .waiters import OpenRequest
 
-MOST_IN_GROUP = 64
+MAX_IN_GROUP = 64
 """Max members of a group. The log's scripts settle a whole group of up to 64 members by one comparison (`SEQUENCE` in
 `group_values.lua`), and would check the members of a larger one each by itself."""
 
-_LAST_BYTES = [bytes((last,)) for last in range(MOST_IN_GROUP)]
+_LAST_BYTES = [bytes((last,)) for last in range(MAX_IN_GROUP)]
 _IDS_AT_ONCE = 256
 
 Spawn = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -70,12 +70,12 @@ class EntryIds:
     def __init__(self, draw: Callable[[], bytes]) -> None:
         self._draw = draw
         self._prefix = b""
-        self._given = MOST_IN_GROUP
+        self._given = MAX_IN_GROUP
 
     def next(self, most: int) -> bytes:
         """An id for the next request of an entry of at most `most` requests."""
         given = self._given
-        if given >= most or given >= MOST_IN_GROUP:
+        if given >= most or given >= MAX_IN_GROUP:
             self._prefix = self._draw()[:15]
             given = 0
         self._given = given + 1
@@ -83,7 +83,7 @@ class EntryIds:
 
     def turn(self) -> None:
         """An entry has left: the next id begins a new group."""
-        self._given = MOST_IN_GROUP
+        self._given = MAX_IN_GROUP
 
 
 @dataclass(slots=True)

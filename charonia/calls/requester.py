@@ -44,10 +44,10 @@ from .waiters import Held, OpenRequest, Waiter
 _log = logging.getLogger(__name__)
 
 _RECHECK_S = 1.0
-_MOST_IDS = 1000
-_MOST_ENTRANCES = 10_000
-_MOST_TOGETHER = 32
-_MOST_TOGETHER_BYTES = 64 * 1024
+_MAX_IDS = 1000
+_MAX_ENTRANCES = 10_000
+_MAX_TOGETHER = 32
+_MAX_TOGETHER_BYTES = 64 * 1024
 _FULL = "this gateway holds {} bytes of unanswered requests"
 
 R = TypeVar("R", bound=OpenRequest)
@@ -241,7 +241,7 @@ class Requester(Generic[R]):
         key = (model, level, lane, tenant, journalled)
         found = self._entrances.get(key)
         if found is None:
-            if len(self._entrances) >= _MOST_ENTRANCES:  # idle ones hold nothing
+            if len(self._entrances) >= _MAX_ENTRANCES:  # idle ones hold nothing
                 self._entrances.clear()
             found = self._entrances[key] = self.make_entrance(
                 self._log,
@@ -250,8 +250,8 @@ class Requester(Generic[R]):
                 Terms(lane, tenant, self._limits, journalled, ""),
                 self.spawn,
                 self.ids.next,
-                max_requests=_MOST_TOGETHER,
-                max_size_bytes=_MOST_TOGETHER_BYTES,
+                max_requests=_MAX_TOGETHER,
+                max_size_bytes=_MAX_TOGETHER_BYTES,
             )
         return found
 
@@ -348,8 +348,8 @@ async def _no_longer_open(log: Work, ids_by_model: Mapping[str, Sequence[bytes]]
     """The requests that are settled or unknown to the log: no reply will be sent to them any more."""
     found: set[bytes] = set()
     for model, ids in ids_by_model.items():
-        for at in range(0, len(ids), _MOST_IDS):
-            part = ids[at : at + _MOST_IDS]
+        for at in range(0, len(ids), _MAX_IDS):
+            part = ids[at : at + _MAX_IDS]
             attempts = await log.unsettled(model, part)
             found.update(request_id for request_id, attempt in zip(part, attempts, strict=True) if attempt < 0)
     return found

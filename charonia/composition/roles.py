@@ -23,6 +23,7 @@ from charonia.errors import StartupError
 from charonia.eventlog.membership import LeaseKeeper
 from charonia.eventlog.port import EventLog
 from charonia.metrics.stalls import watch_stalls
+from charonia.offload.time_slices import LOOP_SLICE_NS, set_time_slice
 from charonia.options.cache_options import cache_options
 from charonia.options.role_settings import (
     batcher_settings,
@@ -57,6 +58,7 @@ def run_role(role: str, values: Values) -> int:
     if not values["log_url"]:
         raise StartupError(f"charonia {role} needs --log-url, the URL of the log all parts share")
     keeper = HeartbeatProcess.fork(keeper_terms(values))  # before there are threads
+    set_time_slice(LOOP_SLICE_NS, inherited=False)
     try:
         import uvloop
     except ImportError:

@@ -36,8 +36,8 @@ ID_BYTES = 16
 
 _KINDS = ("accepted", "batched", "started", "ended")
 _ACCEPTED, _BATCHED, _STARTED, _ENDED = range(4)
-_MOST_ATTEMPTS = 10_000
-_MOST_OF_GROUP = 256
+_MAX_ATTEMPTS = 10_000
+_MAX_OF_GROUP = 256
 _STATE_OF_CODE = {code[0]: state for state, code in OUTCOME_CODES.items()}
 _NOT_JOURNALLED = ord("-")
 _TOLD = ord("1")
@@ -85,14 +85,14 @@ def pack_ids(ids: Sequence[bytes]) -> bytes:
     tails = bytes([one[-1] for one in ids])
     if len(first) != ID_BYTES - 1 or any(len(one) != ID_BYTES for one in ids):
         raise ValueError("a journal knows requests by ids of 16 bytes")
-    if len(ids) <= _MOST_OF_GROUP and all(one.startswith(first) for one in ids):  # most entries and batches
+    if len(ids) <= _MAX_OF_GROUP and all(one.startswith(first) for one in ids):  # most entries and batches
         return b"%c%b%b" % (len(ids) - 1, first, tails)
     parts: list[bytes] = []
     at = 0
     for name, members in groupby(ids, key=lambda one: one[:-1]):
         count = len(list(members))
-        for start in range(at, at + count, _MOST_OF_GROUP):
-            lasts = tails[start : min(start + _MOST_OF_GROUP, at + count)]
+        for start in range(at, at + count, _MAX_OF_GROUP):
+            lasts = tails[start : min(start + _MAX_OF_GROUP, at + count)]
             parts.append(b"%c%b%b" % (len(lasts) - 1, name, lasts))
         at += count
     return b"".join(parts)
@@ -195,6 +195,6 @@ def _numbers(attempts: Sequence[int]) -> int | Sequence[int]:
 
 
 def _checked(attempts: Sequence[int], count: int) -> tuple[int, ...]:
-    if len(attempts) != count or not all(0 <= number <= _MOST_ATTEMPTS for number in attempts):
+    if len(attempts) != count or not all(0 <= number <= _MAX_ATTEMPTS for number in attempts):
         raise InvalidRecord(f"{count} ids and the attempts {str(attempts)[:80]}")
     return tuple(attempts)

@@ -65,10 +65,12 @@ class Task:
     function: str
     note: Any
     buffers: Sequence[Buffer] = field(repr=False)
+    max_result_bytes: int = 0
+    """Where the result may be larger than the buffers: its bound."""
 
     @property
     def size_bytes(self) -> int:
-        return sum(map(len, self.buffers))
+        return max(sum(map(len, self.buffers)), self.max_result_bytes)
 
 
 class Offload:

@@ -18,6 +18,7 @@ from typing import Any
 from charonia.errors import CharoniaError, InternalError
 
 from .handover import Buffer, receive, send
+from .time_slices import WORK_SLICE_NS, set_time_slice
 
 Function = Callable[[Any, list[memoryview]], tuple[Any, Sequence[Buffer]]]
 
@@ -33,6 +34,7 @@ def main(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(_NICE)
+        set_time_slice(WORK_SLICE_NS, inherited=True)
         with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
             file.write(_FIRST_TO_END)
     gc.disable()  # tasks make millions of objects and no cycles

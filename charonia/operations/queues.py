@@ -41,7 +41,11 @@ class Selection:
 async def list_queues(
     log: EventLog, models: Sequence[str], now_ns: int, scan_requests: int = SCAN_REQUESTS
 ) -> dict[str, Any]:
-    """Models with their exact totals, and each lane with requests. Empty lanes are left out."""
+    """Models with their totals, and each lane with requests. Empty lanes are left out.
+
+    A total is the log's exact count of single requests, and the requests of the waves that were read: a lower bound
+    for a model with a lane that is longer than `scan_requests`, whose row says that it is not exact.
+    """
     for model in models:
         await must_be_known(log, model)
     totals: list[dict[str, Any]] = []

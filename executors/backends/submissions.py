@@ -21,6 +21,14 @@ class ParallelInstance(Protocol):
     parallel_parts: Sequence[BatchInstance]
 
 
+@runtime_checkable
+class CancellablePart(BatchInstance, Protocol):
+    """What runs one batch at a time of an instance that has several, and can cancel it."""
+
+    def cancel(self) -> None:
+        """Cancel the batch unless it has begun; in another thread. One that has just ended may be meant."""
+
+
 def depth_of(instance: object) -> int:
     """How many batches an instance may have under way."""
     if isinstance(instance, ParallelInstance):
@@ -79,7 +87,7 @@ class Submission:
             self._future = None
 
     def cancel(self) -> None:
-        """Cancel the batch unless it has begun; in another thread. One that has just ended may be meant."""
+        """See `CancellablePart`."""
         future = self._future
         if future is not None:
             self._is_cancelled = True

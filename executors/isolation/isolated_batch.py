@@ -9,10 +9,10 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
-from charonia.backend import Array, InstanceDied, Outcome
+from charonia.backend import Array, InstanceDied, Interrupted, Outcome
 from charonia.errors import CharoniaError
 from executors.backends.python.exchange import failure_of
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
@@ -26,12 +26,35 @@ from .shared_process import ModelProcess
 _CLOSE_S = 10.0
 _HEALTH_CEILING_S = 60.0
 _END_S = 30.0
+_AHEAD_S = 0.1
+"""How often a batch whose time is over checks those ahead of it."""
 _GONE_S = 5.0
 """On a busy machine it takes a while until the end of a process is seen."""
 
 
+class _Run:
+    """A batch under way, and those of the same instance that were when it began."""
+
+    __slots__ = ("ahead", "call", "changed_s")
+
+    def __init__(self, call: int, ahead: list[_Run]) -> None:
+        self.call = call
+        self.ahead = ahead
+        self.changed_s = time.monotonic()
+        """When it began, or when it ended; 0 before `call` is sent."""
+
+    def end(self) -> None:
+        self.changed_s = time.monotonic()
+        self.ahead = []  # else each batch would keep all before it
+
+    def since_s(self) -> float:
+        """Since when it may be the one that its device executes: its own begin, or the last end of one ahead."""
+        return max([self.changed_s, *(run.changed_s for run in self.ahead)])
+
+
 class IsolatedBatches:
-    """A `BatchInstance`. An execution longer than `ceiling_s` seconds (0: no limit) ends the process.
+    """A `BatchInstance`. An execution longer than `ceiling_s` seconds (0: no limit) ends the process; it does not count
+    that a batch waited for those of its instance that began before it.
 
     `parallel_parts` run batches of one instance at the same time, each over a connection of its own: this one, and
     others like it that only `add_part` adds.
@@ -51,6 +74,12 @@ class IsolatedBatches:
         self.batch_sizes = tuple(made.batch_sizes)
         self.number = made.number
         self._others: list[IsolatedBatches] = []
+        self._runs: set[_Run] = set()
+        """Of all parts. Each changes only its own membership, in any thread."""
+        self._run: _Run | None = None
+        self._cancelled = 0
+        """The call that `cancel` was for."""
+        self._calls = 0
         self._process = process
         self._connection = connection
         self._within_s = -1.0
@@ -72,10 +101,21 @@ class IsolatedBatches:
 
     def add_part(self, part: IsolatedBatches) -> None:
         """Add a connection of the same instance. It is closed with this one."""
+        part._runs = self._runs
         self._others.append(part)
 
+    def cancel(self) -> None:
+        """See `CancellablePart`. Not heeded by a process that has begun with the batch."""
+        run = self._run
+        if run is not None and run.call:
+            self._cancelled = run.call
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._loop.call_soon_threadsafe(self._process.answer, Kind.CANCEL, run.call, self.number)
+
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array] | Outcome:
-        """See `BatchInstance.execute`. Raises `InstanceDied` when the process has ended or was too slow."""
+        """See `BatchInstance.execute`. Raises `InstanceDied` when the process has ended or was too slow, `Interrupted`
+        after `cancel`.
+        """
         tensors, data = described(inputs)
         slots = self._slots
         taken = expected = None
@@ -83,9 +123,11 @@ class IsolatedBatches:
             taken, expected = slots.put(data), slots.expect()
         try:
             content = [list(outputs), tensors, taken, expected]
-            frame = self._call(Kind.EXECUTE, content, data if taken is None else (), self._ceiling_s)
+            frame = self._execute(content, data if taken is None else ())
             if frame.kind is Kind.FAILED:
                 raise failure_of(frame)
+            if frame.kind is Kind.CANCEL and frame.call == self._cancelled:
+                raise Interrupted("a batch was cancelled", blameless=True)
             return outcome_of(frame, partial(outputs_in, slots, expected))
         except FrameError as error:
             raise self._killed(f"it does not keep to the protocol: {error}") from None
@@ -118,25 +160,46 @@ class IsolatedBatches:
         self._process.on_end.discard(self._interrupt)
         self._connection.close()
 
-    def _call(self, kind: Kind, content: Any, data: Sequence[Buffer], within_s: float) -> Frame:
+    def _execute(self, content: Any, data: Sequence[Buffer]) -> Frame:
+        self._calls = self._calls % 0xFFFFFFFF + 1
+        self._run = run = _Run(self._calls, list(self._runs))
+        self._runs.add(run)
+        try:
+            return self._call(Kind.EXECUTE, content, data, self._ceiling_s, run)
+        finally:
+            self._run = None
+            self._runs.discard(run)
+            run.end()
+
+    def _call(
+        self, kind: Kind, content: Any, data: Sequence[Buffer], within_s: float, run: _Run | None = None
+    ) -> Frame:
         process = self._process
         if process.ended.is_set():
             raise InstanceDied(str(process.dead), process.last_lines(), blameless=True)
-        ends = time.monotonic() + within_s if within_s else inf
+        run = _Run(0, []) if run is None else run
         process.executing.add(self)
         try:
             if within_s != self._within_s:
                 self._limit(within_s)
-            for buffer in pack(kind, 0, content, data):
+            for buffer in pack(kind, run.call, content, data):
                 self._connection.sendall(buffer)
             while True:
-                count = self._connection.recv_into(self._reader.get_buffer())
+                try:
+                    count = self._connection.recv_into(self._reader.get_buffer())
+                except BlockingIOError:
+                    # one ahead that is still under way is ended by its own limit, if it takes too long
+                    left_s = run.since_s() + within_s - time.monotonic()
+                    if left_s <= 0 and not any(one in self._runs for one in run.ahead):
+                        raise
+                    self._limit(max(left_s, _AHEAD_S))
+                    continue
                 if not count:
                     raise self._died()
                 frames = self._reader.received(count)
                 if frames:
                     return frames[0]
-                if time.monotonic() > ends:
+                if within_s and time.monotonic() > run.since_s() + within_s:
                     raise TimeoutError
         except (TimeoutError, BlockingIOError):
             raise self._killed(f"it ran longer than {within_s:g} s ({MAX_EXECUTION})") from None

@@ -24,6 +24,7 @@ from charonia.backend import (
     StreamingInstance,
 )
 from charonia.errors import InternalError
+from executors.backends.python.exchange import failure_of
 from executors.backends.python.model_calls import PendingModelCalls
 from executors.backends.python.process_settings import Limits
 from executors.backends.python.protocol.frames import UNREADABLE, Kind
@@ -41,6 +42,7 @@ from .shared_process import ModelProcess
 _log = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
+_MEMORY_S = 10.0
 
 
 class IsolatingBackend(Backend):
@@ -151,13 +153,24 @@ class IsolatedModel:
         return either
 
     def memory(self) -> list[MemoryUse]:
-        """What the models of its processes say that they hold. Not called in the event loop."""
+        """What the models of its processes say that they hold. Not called in the event loop.
+
+        Raises what `MeasuredModel.memory` raises there, and `InternalError` when there is no answer in time.
+        """
         return asyncio.run_coroutine_threadsafe(self._memory(), self._loop).result()
 
     async def _memory(self) -> list[MemoryUse]:
         found: list[MemoryUse] = []
         for process in list(self._processes.values()):
-            found += memory_of(await process.load_call(self._source, Kind.MEMORY, None))
+            try:
+                # no time limit of the call: a model that answers batches is not ended because it cannot say this
+                frame = await asyncio.wait_for(process.call(Kind.MEMORY, None), _MEMORY_S)
+            except TimeoutError:
+                name = self._source.name
+                raise InternalError(f"model '{name}' did not say in {_MEMORY_S:g} s how much memory it holds") from None
+            if frame.kind is Kind.FAILED:
+                raise failure_of(frame)
+            found += memory_of(frame.content())
         return found
 
     async def close(self) -> None:

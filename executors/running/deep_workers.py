@@ -19,7 +19,7 @@ from typing import TypeVar
 from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, Interrupted, SelfCheckingInstance
 from charonia.errors import InternalError
 from charonia.wire import RequestRecord
-from executors.backends.submissions import Submission, depth_of, parts_of
+from executors.backends.submissions import CancellablePart, depth_of, parts_of
 from executors.batches.accounting import Executed
 from executors.batches.execution import Batch
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
@@ -92,7 +92,7 @@ class DeepWorker(ThreadWorker):
             running, part = turn.running, turn.instance
             if running is None or running[0] is not batch or not is_unwanted(batch):
                 continue
-            if isinstance(part, Submission):
+            if isinstance(part, CancellablePart):
                 part.cancel()
 
     async def _create(self) -> None:

@@ -13,8 +13,9 @@ from charonia.errors import CharoniaError
 from charonia.inference import InferenceResponse
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from charonia.tensors import Buffer
+from gateway.requests.inflation import GZIP, InflationFault, inflate
 
-from .codec.compression import IDENTITY, compress, content_encoding, decompress
+from .codec.compression import IDENTITY, compress, content_encoding, refusal_of
 from .codec.conversions import read_reply, reply_task
 from .codec.error_replies import Headers, HttpRefusal, error_body
 from .codec.job_json import response_json
@@ -28,9 +29,6 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 LimitText = Callable[[dict[bytes, bytes], int, int], str]
 """Makes the text that refuses a body: headers, size, limit."""
-
-_INFLATED_IN_LOOP_BYTES = 2 * 1024
-"""Data may grow a thousandfold. Larger bodies are decompressed in a thread: zlib releases the interpreter lock."""
 
 _DEFLATED_IN_LOOP_BYTES = 64 * 1024
 """Compressing this much takes a millisecond."""
@@ -115,14 +113,17 @@ async def read_body(
         message = await receive()
 
 
-async def inflate(offload: Offload, declared: bytes, body: bytes | memoryview, limit_bytes: int) -> bytes | memoryview:
+async def without_encoding(
+    offload: Offload, declared: bytes, body: bytes | memoryview, limit_bytes: int
+) -> bytes | memoryview:
     """The body without its Content-Encoding `declared`. Raises as `content_encoding`, `decompress` and `Offload`."""
     encoding = content_encoding(declared)
-    if encoding == IDENTITY:
+    if encoding == IDENTITY or not body:
         return body
-    if len(body) <= _INFLATED_IN_LOOP_BYTES:
-        return decompress(encoding, body, limit_bytes)
-    return await offload.in_thread(limit_bytes, decompress, encoding, body, limit_bytes)
+    try:
+        return await inflate(offload, encoding, body, limit_bytes, several=encoding == GZIP)
+    except InflationFault as error:
+        raise refusal_of(error, limit_bytes) from None
 
 
 async def deflate(offload: Offload, encoding: str, body: bytes | LargeReply) -> bytes:

@@ -40,10 +40,10 @@ from .bodies import (
     Send,
     check_declared,
     deflate,
-    inflate,
     is_quick_to_write,
     read_body,
     reply_whole,
+    without_encoding,
     written,
 )
 from .codec.compression import IDENTITY, choose_encoding
@@ -201,7 +201,7 @@ class HttpApplication:
                 raise Unsupported(DECOUPLED)  # whatever else the body says
         else:
             limit = self._max_input_size_bytes
-            body = await inflate(self._handler.offload, headers[b"content-encoding"], body, limit)
+            body = await without_encoding(self._handler.offload, headers[b"content-encoding"], body, limit)
         if trace is not None:
             trace.mark(HTTP_RECV_END)
         version = version_of(route.version)

@@ -37,7 +37,7 @@ from .writer import TraceWriter
 
 _log = logging.getLogger(__name__)
 
-MOST_AWAITED = 10_000
+MAX_AWAITED = 10_000
 """Max jobs whose reports one gateway waits for; the oldest trace is written without it."""
 _HEARD_WITHIN_S = 10.0
 
@@ -274,7 +274,7 @@ class Tracer:
         """Wait for the report of a traced job after its call has ended."""
         trace.awaits_report = True
         self._awaited[job_id] = trace
-        if len(self._awaited) > MOST_AWAITED:
+        if len(self._awaited) > MAX_AWAITED:
             self._give_up(next(iter(self._awaited)))
 
     def await_no_report(self, job_id: bytes, error: str = "") -> None:

@@ -104,7 +104,7 @@ class TritonFile:
 
 _log = logging.getLogger(__name__)
 
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 _CLOSE_S = 3.0
 
 
@@ -137,7 +137,7 @@ class TraceWriter:
         return self._refused + self._sink.dropped
 
     def put(self, trace: Finished) -> None:
-        if self._waiting.qsize() >= MOST_WAITING:
+        if self._waiting.qsize() >= MAX_WAITING:
             self._refused += 1
             return
         self._waiting.put(trace)
@@ -155,7 +155,7 @@ class TraceWriter:
         going = True
         while going:
             traces = [self._waiting.get()]
-            while len(traces) < MOST_WAITING and not self._waiting.empty():
+            while len(traces) < MAX_WAITING and not self._waiting.empty():
                 traces.append(self._waiting.get())
             going = None not in traces
             self._write([trace for trace in traces if trace is not None])

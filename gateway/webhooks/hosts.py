@@ -15,7 +15,7 @@ _FIRST_GUESS_S = 0.01
 _HASTE = 2
 """Postponed webhooks come back twice as fast as expected: too early costs little, an idle host costs time."""
 _WEIGHT = 0.2
-_MOST_POSTPONED_S = 600.0
+_MAX_POSTPONED_S = 600.0
 _REMEMBERED = 4096
 
 
@@ -50,7 +50,7 @@ class Host:
         """When there may be capacity for one more: each is postponed a little further, by the host's pace."""
         now_us = wall_ns() // 1000
         step_us = int(self._call_s / self._concurrency / _HASTE * 1e6) + 1
-        self._free_us = min(max(self._free_us, now_us) + step_us, now_us + int(_MOST_POSTPONED_S * 1e6))
+        self._free_us = min(max(self._free_us, now_us) + step_us, now_us + int(_MAX_POSTPONED_S * 1e6))
         return self._free_us
 
 

@@ -22,10 +22,10 @@ from charonia import failpoints
 
 from .addresses import Address, Allowed, Endpoint
 
-_MOST_HEAD_BYTES = 16_384
-_MOST_READ_BYTES = 32_768
+_MAX_HEAD_BYTES = 16_384
+_MAX_READ_BYTES = 32_768
 _READ_BYTES = 1024
-_MOST_ADDRESSES = 4
+_MAX_ADDRESSES = 4
 _RESOLVERS = 16
 
 Resolve = Callable[[str, int], Sequence[str]]
@@ -89,7 +89,7 @@ class Poster:
             asking.cancel()
 
     async def _post(self, endpoint: Endpoint, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
-        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MOST_HEAD_BYTES)
+        connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
         request = h11.Request(
             method="POST",
             target=endpoint.target,
@@ -115,7 +115,7 @@ class Poster:
 
     async def _connect(self, endpoint: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         failed: OSError | None = None
-        for address in (await self._addresses(endpoint))[:_MOST_ADDRESSES]:
+        for address in (await self._addresses(endpoint))[:_MAX_ADDRESSES]:
             try:
                 return await asyncio.open_connection(
                     str(address),
@@ -201,7 +201,7 @@ async def _head(connection: h11.Connection, reader: asyncio.StreamReader) -> h11
             read += len(data)
             if not data:
                 raise EOFError("closed without an answer")
-            if read > _MOST_READ_BYTES:
+            if read > _MAX_READ_BYTES:
                 raise h11.RemoteProtocolError("no end of interim answers")
             connection.receive_data(data)
 

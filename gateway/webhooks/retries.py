@@ -8,10 +8,10 @@ from enum import StrEnum
 DELAYS = (1, 60, 360, 1440, 3600, 7200, 10080, 14400, 17280)
 """Waits in multiples of the first one; with its 5 s: 5 s, 5 min, 30 min, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h."""
 
-MOST_ATTEMPTS = len(DELAYS) + 1
+MAX_ATTEMPTS = len(DELAYS) + 1
 
 _JITTER = 0.2
-_MOST_WISHED_S = 86_400
+_MAX_WISHED_S = 86_400
 
 
 class DeliveryState(StrEnum):
@@ -47,7 +47,7 @@ def judge(attempts: int, status: int, first_s: float, chance: float, wished_s: i
         return Verdict(DeliveryState.DELIVERED)
     if status == 410:
         return Verdict(DeliveryState.DISABLED)
-    if attempts >= MOST_ATTEMPTS:
+    if attempts >= MAX_ATTEMPTS:
         return Verdict(DeliveryState.GIVEN_UP)
     wait_s = DELAYS[attempts - 1] * first_s * (1 - _JITTER + 2 * _JITTER * chance)
-    return Verdict(DeliveryState.PENDING, max(wait_s, min(wished_s, _MOST_WISHED_S)))
+    return Verdict(DeliveryState.PENDING, max(wait_s, min(wished_s, _MAX_WISHED_S)))

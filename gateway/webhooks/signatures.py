@@ -13,7 +13,7 @@ import hmac
 from collections.abc import Sequence
 
 PREFIX = "whsec_"
-LEAST_BYTES, MOST_BYTES = 24, 64
+LEAST_BYTES, MAX_BYTES = 24, 64
 """The specification's bounds of a secret."""
 
 
@@ -25,8 +25,8 @@ def parse_secret(text: str) -> bytes:
         secret = base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError):
         raise ValueError(f"what follows {PREFIX} in a webhook secret must be base64") from None
-    if not LEAST_BYTES <= len(secret) <= MOST_BYTES:
-        raise ValueError(f"a webhook secret has {LEAST_BYTES} to {MOST_BYTES} bytes, got {len(secret)}")
+    if not LEAST_BYTES <= len(secret) <= MAX_BYTES:
+        raise ValueError(f"a webhook secret has {LEAST_BYTES} to {MAX_BYTES} bytes, got {len(secret)}")
     return secret
 
 

@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 OVERHEAD_BYTES = 512
 """Approximate overhead of a response beyond its record: its key, its place in the index, its objects."""
 
-MOST_HERE_BYTES = 64 * 1024**2
-_MOST_ON_THE_WAY_BYTES = 64 * 1024**2
+MAX_HERE_BYTES = 64 * 1024**2
+_MAX_ON_THE_WAY_BYTES = 64 * 1024**2
 _TELL_USES_S = 1.0
 _SWEEP_S = 60.0
 _LOOK_S = 0.5
@@ -81,7 +81,7 @@ class CacheStore:
     def __init__(self, log: Notes, limit_bytes: int) -> None:
         self._log = log
         self._limit_bytes = limit_bytes
-        self._limit_here_bytes = min(limit_bytes, MOST_HERE_BYTES)
+        self._limit_here_bytes = min(limit_bytes, MAX_HERE_BYTES)
         self._here: OrderedDict[bytes, Cached] = OrderedDict()
         self._uses: dict[bytes, int] = {}
         self._on_the_way_bytes = 0
@@ -167,7 +167,7 @@ class CacheStore:
                 )
             return None
         self._keep(key, cached)
-        if self._on_the_way_bytes + len(data) > _MOST_ON_THE_WAY_BYTES:
+        if self._on_the_way_bytes + len(data) > _MAX_ON_THE_WAY_BYTES:
             return None
         self._on_the_way_bytes += len(data)
         stored = asyncio.get_running_loop().create_future()

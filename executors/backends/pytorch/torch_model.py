@@ -27,7 +27,7 @@ from .padding import rows_taken
 from .tensor_names import input_names, names_of_leaf, output_names, positions
 from .torch_instance import TorchInstance
 from .torch_programs import LOADING, Program, library, load_program
-from .torch_settings import TorchSettings, set_process_switches
+from .torch_settings import TorchSettings, set_process_switches, warn_of_unused
 
 
 class PyTorchBackend(Backend):
@@ -47,6 +47,7 @@ class PyTorchBackend(Backend):
 
     async def load(self, source: ModelSource) -> TorchModel:
         """Return the model; its file is read when something asks for it."""
+        warn_of_unused(source)
         return TorchModel(source)
 
 

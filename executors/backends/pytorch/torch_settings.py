@@ -74,6 +74,15 @@ class TorchSettings:
         )
 
 
+def warn_of_unused(source: ModelSource) -> None:
+    """Log the settings that change nothing here."""
+    if source.config.optimization.cuda.graphs:
+        _log.warning(
+            "model '%s': the pytorch backend runs without CUDA graphs, 'optimization.cuda.graphs' changes nothing",
+            source.name,
+        )
+
+
 def set_process_switches(torch: Any, source: ModelSource) -> None:
     """Set the switches of the whole process that a model's parameters name."""
     executor, profiling, fuser = (

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from charonia.backend import BatchInstance
+from charonia.backend import BatchInstance, Interrupted
 from charonia.errors import CharoniaError, InternalError
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameReader, Kind, pack
 from executors.backends.python.protocol.shared_slots import ModelSlots
+from executors.backends.submissions import CancellablePart
 from executors.host.host_policy import restrict_thread
 from executors.isolation.forms import arrays_of, described, in_frame, outcome_content
 
@@ -40,6 +41,13 @@ class BatchServer:
         self._connection = connection
         self._slots = slots
         self._cores = cores
+        self._call = 0
+        """The batch under way, by its number."""
+
+    def cancel(self, call: int) -> None:
+        """Cancel this batch, if it is under way and the instance has not begun it; in another thread."""
+        if self._call == call and isinstance(self._part, CancellablePart):
+            self._part.cancel()
 
     async def start(self, name: str) -> None:
         """Start the thread. Raises what the instance raises when it is notified of that."""
@@ -80,6 +88,8 @@ class BatchServer:
             else:
                 content, data = self._execute(frame)
             kind = Kind.DONE
+        except Interrupted:
+            kind, content, data = Kind.CANCEL, None, ()
         except Exception as error:
             known = error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
             kind, content, data = Kind.FAILED, [int(known.code), known.message], ()
@@ -93,7 +103,11 @@ class BatchServer:
             parts = self._slots.columns(taken[0], taken[1], sizes)
         else:
             parts = in_frame(frame, sizes)
-        found = self._part.execute(arrays_of(tensors, parts), outputs)
+        self._call = frame.call
+        try:
+            found = self._part.execute(arrays_of(tensors, parts), outputs)
+        finally:
+            self._call = 0
         arrays, rest = outcome_content(found)
         answers, data = described(arrays)
         if expected is None or self._slots is None:

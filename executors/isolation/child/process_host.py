@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from charonia.backend import (
     BatchInstance,
@@ -86,6 +87,8 @@ class ProcessHost:
         """By number: the instances over arrays that can be asked for their health."""
         self._depths: dict[int, _Deep] = {}
         """By number: the instances over arrays that run several batches, until all their sockets are there."""
+        self._servers: WeakValueDictionary[int, BatchServer] = WeakValueDictionary()
+        """By number: what runs batches of instances over arrays, while its socket is open."""
         self._answers = Answers()
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,6 +96,11 @@ class ProcessHost:
     def _received(self, frame: Frame) -> None:
         if frame.kind in (Kind.ANSWER, Kind.LAST_ANSWER):
             self._answers.received(frame)
+            return
+        if frame.kind is Kind.CANCEL:
+            server = self._servers.get(frame.content())
+            if server is not None:
+                server.cancel(frame.call)
             return
         # descriptors come in the order of the frames they belong to
         passed = _descriptors(self._passing) if frame.kind is Kind.CREATE else []
@@ -160,9 +168,11 @@ class ProcessHost:
             pins = False
             if slots is not None and isinstance(instance, ExchangingInstance) and instance.pins:
                 slots.pin, pins = instance.pin, True
-            await BatchServer(instance, part, connection, slots, spec.cores).start(spec.name)
+            server = BatchServer(instance, part, connection, slots, spec.cores)
+            await server.start(spec.name)
             checks = isinstance(instance, SelfCheckingInstance) and instance.checks_health
             number = next(self._numbers)
+            self._servers[number] = server
             if others:
                 self._depths[number] = _Deep(instance, others, spec)
             if isinstance(instance, SelfCheckingInstance) and checks:
@@ -179,9 +189,9 @@ class ProcessHost:
         if not isinstance(instance, RequestInstance | StreamingInstance):
             connection.close()
             raise InternalError(f"backend '{spec.source.config.backend}' made a {type(instance).__name__}: no instance")
-        server = RequestServer(instance, spec.source.name, slots, self._answers)
-        await server.start(connection)
-        calls.link = server.link
+        requests = RequestServer(instance, spec.source.name, slots, self._answers)
+        await requests.start(connection)
+        calls.link = requests.link
         return Made(
             batch=False,
             requests=isinstance(instance, RequestInstance),
@@ -197,8 +207,11 @@ class ProcessHost:
         part = deep.parts.pop()
         if not deep.parts:
             del self._depths[number]
-        await BatchServer(deep.instance, part, connection, slots, deep.spec.cores).start(deep.spec.name)
-        return Made(True, False, False)
+        server = BatchServer(deep.instance, part, connection, slots, deep.spec.cores)
+        await server.start(deep.spec.name)
+        number = next(self._numbers)
+        self._servers[number] = server
+        return Made(True, False, False, number)
 
 
 @dataclass(slots=True)

@@ -15,9 +15,10 @@ from charonia.errors import CharoniaError, ResourceExhausted
 from charonia.tensors import Buffer
 from gateway.grpc.calling import Reply, Streaming, Unary
 from gateway.grpc.statuses import INTERNAL, Refusal, Status
+from gateway.requests.inflation import InflationFault, inflate
 
 from .codec.call_headers import CallHeaders, answer_block, http_block, status_block
-from .codec.grpc_messages import Assembler, MessageFault, Packed, framed
+from .codec.grpc_messages import Assembler, MessageFault, Packed, fault_of, framed
 from .codec.http2_frames import END_HEADERS, END_STREAM, HEADERS, ErrorCode, frame, rst_stream, window_update
 from .grpc_lane import LaneCall
 from .outbox import ENDED_SILENTLY, REFUSED, Outbox, Stream
@@ -26,8 +27,6 @@ from .serving import Serving, Tally
 _log = logging.getLogger(__name__)
 
 STREAM_WINDOW = 1 << 20
-_INFLATED_IN_LOOP_BYTES = 2 * 1024
-"""Data may grow a thousandfold. Larger messages are decompressed in a thread: zlib releases the interpreter lock."""
 _DEFLATED_IN_LOOP_BYTES = 64 * 1024
 """Compressing this much takes a millisecond."""
 _EXPIRY_GRACE_S = 0.05
@@ -166,14 +165,13 @@ class Calls:
         else:
             stream.arrived()
 
-    async def unpack(self, stream: Stream, message: Packed) -> bytes | None:
+    async def unpack(self, stream: Stream, message: Packed) -> bytes | memoryview | None:
         """The decompressed message; None if it is broken, and the call is refused."""
-        serving = self._serving
         try:
-            if len(message) <= _INFLATED_IN_LOOP_BYTES:
-                return message.unpacked()
-            return await serving.offload.in_thread(serving.max_decompressed_bytes, message.unpacked)
-        except MessageFault as fault:
+            offload = self._serving.offload
+            return await inflate(offload, message.encoding, message.data, message.limit_bytes, several=False)
+        except InflationFault as error:
+            fault = fault_of(error, message.limit_bytes)
             status, text = fault.status, str(fault)
         except CharoniaError as error:
             full = isinstance(error, ResourceExhausted)

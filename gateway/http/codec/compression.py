@@ -1,6 +1,6 @@
 """Content encodings of infer bodies: gzip, deflate (zlib format) and identity (H18). Pure.
 
-The size is bounded while decompressing, so that a decompression bomb never becomes a large buffer.
+`gateway.requests.inflation` decompresses within a bound; this module knows the headers and the texts of refusals.
 """
 
 from __future__ import annotations
@@ -10,21 +10,28 @@ from collections.abc import Iterable
 
 from charonia.errors import InvalidArgument
 from charonia.tensors import Buffer
+from gateway.requests.inflation import (
+    AFTER_END,
+    DEFLATE,
+    GZIP,
+    TOO_LARGE,
+    TRUNCATED,
+    WINDOW_BITS,
+    InflationFault,
+    inflated,
+)
 
 from .error_replies import HttpRefusal
 
 IDENTITY = "identity"
-GZIP = "gzip"
-DEFLATE = "deflate"
 
-_WINDOW_BITS = {GZIP: 31, DEFLATE: 15}
 _LEVEL = 1
 """Tensors compress little better at higher levels and the time is the caller's latency."""
 
-_STEP_BYTES = 1 << 20
-"""Output of one decompression step."""
-_PIECE_BYTES = 1 << 18
-"""Input of one decompression step: zlib copies the unused rest with every step."""
+_FAULTS = {
+    AFTER_END: "data after the end of the compressed stream",
+    TRUNCATED: "the compressed data is truncated",
+}
 
 
 def content_encoding(value: bytes) -> str:
@@ -32,7 +39,7 @@ def content_encoding(value: bytes) -> str:
     word = value.decode("latin-1").strip().lower()
     if word in ("", IDENTITY):
         return IDENTITY
-    if word in _WINDOW_BITS:
+    if word in WINDOW_BITS:
         return word
     raise HttpRefusal(501, "Unsupported compression type", headers=[(b"accept-encoding", b"gzip, deflate")])
 
@@ -54,7 +61,7 @@ def choose_encoding(accept: bytes) -> str:
         for word in (GZIP, DEFLATE):
             qualities.setdefault(word, wildcard)
     for word, quality in qualities.items():
-        if word in _WINDOW_BITS and quality > best_quality:
+        if word in WINDOW_BITS and quality > best_quality:
             best, best_quality = word, quality
     # identity is always acceptable here, but is preferred only when the header names it
     return IDENTITY if qualities.get(IDENTITY, 0.0) > best_quality else best
@@ -62,35 +69,25 @@ def choose_encoding(accept: bytes) -> str:
 
 def decompress(encoding: str, body: bytes | memoryview, limit_bytes: int) -> bytes:
     """The decompressed body. Raises `InvalidArgument` for a broken stream, a 413 `HttpRefusal` past the limit."""
-    parts: list[bytes] = []
-    total = 0
-    decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
-    for at in range(0, len(body), _PIECE_BYTES):
-        rest: bytes | memoryview = memoryview(body)[at : at + _PIECE_BYTES]
-        part = b""
-        while rest or len(part) == _STEP_BYTES:
-            if decoder.eof and rest:
-                if encoding == DEFLATE:
-                    text = "failed to decompress the request body: data after the end of the compressed stream"
-                    raise InvalidArgument(text)
-                decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
-            try:
-                part = decoder.decompress(rest, min(_STEP_BYTES, limit_bytes - total + 1))
-            except zlib.error as error:
-                raise InvalidArgument(f"failed to decompress the request body: {error}") from None
-            total += len(part)
-            if total > limit_bytes:
-                raise HttpRefusal(413, decompressed_too_large(limit_bytes))
-            parts.append(part)
-            rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
-    if body and not decoder.eof:
-        raise InvalidArgument("failed to decompress the request body: the compressed data is truncated")
-    return b"".join(parts)
+    if not body:
+        return b""
+    try:
+        return inflated(encoding, body, limit_bytes, several=encoding == GZIP)
+    except InflationFault as error:
+        raise refusal_of(error, limit_bytes) from None
+
+
+def refusal_of(error: InflationFault, limit_bytes: int) -> InvalidArgument | HttpRefusal:
+    """What a body that cannot be decompressed is refused with."""
+    if error.fault == TOO_LARGE:
+        return HttpRefusal(413, decompressed_too_large(limit_bytes))
+    text = _FAULTS.get(error.fault, error.fault)
+    return InvalidArgument(f"failed to decompress the request body: {text}")
 
 
 def compress(encoding: str, parts: Iterable[Buffer]) -> bytes:
     """The parts of a body, joined, in `encoding`."""
-    encoder = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS[encoding])
+    encoder = zlib.compressobj(_LEVEL, zlib.DEFLATED, WINDOW_BITS[encoding])
     return b"".join([*map(encoder.compress, parts), encoder.flush()])
 
 

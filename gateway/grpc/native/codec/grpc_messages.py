@@ -9,15 +9,12 @@ from struct import Struct
 from charonia.tensors import Buffer
 from gateway.grpc.calling import LARGEST_MESSAGE_BYTES, too_large
 from gateway.grpc.statuses import Status
+from gateway.requests.inflation import AFTER_END, TOO_LARGE, TRUNCATED, WINDOW_BITS, InflationFault, inflated
 
 PREFIX_BYTES = 5
 PREFIX = Struct(">BL")
 """Whether compressed, length in bytes."""
-_WINDOW_BITS = {"gzip": 31, "deflate": 15}
-_STEP_BYTES = 1 << 20
-"""Output of one decompression step."""
-_PIECE_BYTES = 1 << 18
-"""Input of one decompression step: zlib copies the unused rest with every step."""
+_FAULTS = {AFTER_END: "there is more after its end", TRUNCATED: "it is truncated"}
 LARGE_MESSAGE_BYTES = 1 << 16
 """Messages of at least this size are received into their own memory."""
 
@@ -36,19 +33,19 @@ class MessageFault(Exception):
 class Packed:
     """A complete compressed message, decompressed when needed: many may wait, and each may grow a thousandfold."""
 
-    __slots__ = ("_data", "_encoding", "_limit_bytes")
+    __slots__ = ("data", "encoding", "limit_bytes")
 
     def __init__(self, encoding: str, data: Buffer, limit_bytes: int) -> None:
-        self._encoding = encoding
-        self._data = data
-        self._limit_bytes = limit_bytes
-
-    def __len__(self) -> int:
-        return len(self._data)
+        self.encoding = encoding
+        self.data = data
+        self.limit_bytes = limit_bytes
 
     def unpacked(self) -> bytes:
         """The decompressed message. Raises `MessageFault`."""
-        return decompressed(self._encoding, self._data, self._limit_bytes)
+        try:
+            return inflated(self.encoding, self.data, self.limit_bytes, several=False)
+        except InflationFault as error:
+            raise fault_of(error, self.limit_bytes) from None
 
 
 class Assembler:
@@ -150,50 +147,30 @@ class Assembler:
     def _read(self, flag: int, data: bytes | bytearray) -> bytes | memoryview | Packed:
         if not flag:
             return memoryview(data) if self._allocate is not None and len(data) >= LARGE_MESSAGE_BYTES else bytes(data)
-        if flag != 1 or self._encoding not in _WINDOW_BITS:
+        if flag != 1 or self._encoding not in WINDOW_BITS:
             raise MessageFault(Status.INTERNAL, "message is marked as compressed, but its call names no compression")
         if not data:
             return b""  # as gRPC's own servers do for an empty message
         return Packed(self._encoding, data, self._limit_bytes)
 
 
-def decompressed(encoding: str, data: Buffer, limit_bytes: int) -> bytes:
-    """The decompressed message. Raises `MessageFault` for a broken one, or one above the limit.
-
-    The size is bounded while decompressing, so that a decompression bomb never becomes a large buffer.
-    """
-    decoder = zlib.decompressobj(_WINDOW_BITS[encoding])
-    parts: list[bytes] = []
-    total = 0
-    try:
-        for at in range(0, len(data), _PIECE_BYTES):
-            rest: bytes | memoryview = memoryview(data)[at : at + _PIECE_BYTES]
-            part = b""
-            while rest or len(part) == _STEP_BYTES:
-                if decoder.eof and rest:
-                    raise MessageFault(Status.INTERNAL, "failed to decompress the message: there is more after its end")
-                part = decoder.decompress(rest, min(_STEP_BYTES, limit_bytes - total + 1))
-                total += len(part)
-                if total > limit_bytes:
-                    text = (
-                        f"decompressed request exceeds the maximum allowed input size of {limit_bytes} bytes. Use "
-                        "--http-max-input-size to increase the limit."
-                    )
-                    raise MessageFault(Status.RESOURCE_EXHAUSTED, text)
-                parts.append(part)
-                rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
-    except zlib.error as error:
-        raise MessageFault(Status.INTERNAL, f"failed to decompress the message: {error}") from None
-    if not decoder.eof:
-        raise MessageFault(Status.INTERNAL, "failed to decompress the message: it is truncated")
-    return b"".join(parts)
+def fault_of(error: InflationFault, limit_bytes: int) -> MessageFault:
+    """What a message that cannot be decompressed ends its call with."""
+    if error.fault == TOO_LARGE:
+        text = (
+            f"decompressed request exceeds the maximum allowed input size of {limit_bytes} bytes. Use "
+            "--http-max-input-size to increase the limit."
+        )
+        return MessageFault(Status.RESOURCE_EXHAUSTED, text)
+    text = _FAULTS.get(error.fault, error.fault)
+    return MessageFault(Status.INTERNAL, f"failed to decompress the message: {text}")
 
 
 def framed(parts: Sequence[Buffer], level: int = 0) -> list[Buffer]:
     """A message in parts, with its prefix; gzip-compressed if `level` is not 0 and that makes it smaller."""
     size = sum(map(len, parts))
     if level:
-        encoder = zlib.compressobj(level, zlib.DEFLATED, _WINDOW_BITS["gzip"])
+        encoder = zlib.compressobj(level, zlib.DEFLATED, WINDOW_BITS["gzip"])
         packed = b"".join([*map(encoder.compress, parts), encoder.flush()])
         if len(packed) < size:
             return [PREFIX.pack(1, len(packed)), packed]

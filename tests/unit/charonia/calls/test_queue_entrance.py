@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from charonia.calls.queue_entrance import MOST_IN_GROUP, EntryIds, Ids
+from charonia.calls.queue_entrance import MAX_IN_GROUP, EntryIds, Ids
 
 
 def test_ids_of_one_entry_differ_in_their_last_byte_alone() -> None:
@@ -27,6 +27,6 @@ def test_a_full_entry_begins_the_next_one() -> None:
 
 def test_a_group_is_never_larger_than_the_scripts_look_at_as_a_whole() -> None:
     ids = EntryIds(Ids().next)
-    drawn = [ids.next(1000) for _ in range(3 * MOST_IN_GROUP)]
+    drawn = [ids.next(1000) for _ in range(3 * MAX_IN_GROUP)]
     assert len(set(drawn)) == len(drawn)
     assert len({one[:15] for one in drawn}) == 3

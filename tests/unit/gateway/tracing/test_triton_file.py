@@ -99,7 +99,7 @@ class Slow:
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "MOST_WAITING", 3)
+    monkeypatch.setattr(writing, "MAX_WAITING", 3)
     sink = Slow()
     writer = TraceWriter(sink)
     writer.put(trace("a"))

@@ -132,7 +132,7 @@ async def test_what_is_larger_than_all_is_not_kept(log: MemoryLog, caplog: pytes
 
 
 async def test_what_is_large_lies_in_the_log_alone(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_store, "MOST_HERE_BYTES", 2 * ONE_BYTES)
+    monkeypatch.setattr(cache_store, "MAX_HERE_BYTES", 2 * ONE_BYTES)
     store = CacheStore(log, 100 * ONE_BYTES)
     await put(store, 1)
     await put(store, 2, response(3 * ONE_BYTES, 2))
@@ -142,7 +142,7 @@ async def test_what_is_large_lies_in_the_log_alone(log: MemoryLog, monkeypatch: 
 
 
 async def test_what_is_on_its_way_is_bounded(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_store, "_MOST_ON_THE_WAY_BYTES", 2 * len(pack(response(), 0)))
+    monkeypatch.setattr(cache_store, "_MAX_ON_THE_WAY_BYTES", 2 * len(pack(response(), 0)))
     store = CacheStore(log, 100 * ONE_BYTES)
     ways = [store.put(key(number), response(), 60) for number in range(1, 4)]
     assert [way is None for way in ways] == [False, False, True]

@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from gateway.grpc.native.codec.grpc_messages import PREFIX, Assembler, MessageFault, Packed, decompressed, framed
+from gateway.grpc.native.codec.grpc_messages import PREFIX, Assembler, MessageFault, Packed, framed
 from gateway.grpc.statuses import Status
 
 LIMIT_BYTES = 100_000
@@ -91,9 +91,9 @@ class TestDecompression:
     @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
     def test_up_to_the_limit(self, encoding: str) -> None:
         for size in (0, 1, LIMIT_BYTES):
-            assert decompressed(encoding, pack(encoding, bytes(size)), LIMIT_BYTES) == bytes(size)
+            assert Packed(encoding, pack(encoding, bytes(size)), LIMIT_BYTES).unpacked() == bytes(size)
         with pytest.raises(MessageFault) as caught:
-            decompressed(encoding, pack(encoding, bytes(LIMIT_BYTES + 1)), LIMIT_BYTES)
+            Packed(encoding, pack(encoding, bytes(LIMIT_BYTES + 1)), LIMIT_BYTES).unpacked()
         assert caught.value.status is Status.RESOURCE_EXHAUSTED
         assert str(caught.value) == (
             "decompressed request exceeds the maximum allowed input size of 100000 bytes. Use --http-max-input-size to "
@@ -104,7 +104,7 @@ class TestDecompression:
         bomb = gzip.compress(bytes(32 * 1024 * 1024), 1)
         tracemalloc.start()
         with pytest.raises(MessageFault, match="exceeds"):
-            decompressed("gzip", bomb, 4 * 1024 * 1024)
+            Packed("gzip", bomb, 4 * 1024 * 1024).unpacked()
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak_bytes < 8 * 1024 * 1024
@@ -122,7 +122,7 @@ class TestDecompression:
             (good + good, "there is more after its end"),
         ):
             with pytest.raises(MessageFault) as caught:
-                decompressed(encoding, broken, LIMIT_BYTES)
+                Packed(encoding, broken, LIMIT_BYTES).unpacked()
             assert caught.value.status is Status.INTERNAL
             assert str(caught.value).startswith("failed to decompress the message: ")
             assert text in str(caught.value), broken
