@@ -49,12 +49,14 @@ class TokenLogprob:
 class TokenEvent:
     """What one step gave one request: its tokens from `index` on. `finish` is "", "stop" or "length".
 
-    An event with `error` ends its request. `logprobs` has a tuple per token, the chosen one first, when asked for.
+    `text` is what is certain since the event before: it may lack the end of these tokens, and have more of earlier
+    ones. An event with `error` ends its request. `logprobs` has a tuple per token, the chosen one first, if asked for.
     """
 
     key: bytes
     index: int
     tokens: tuple[int, ...]
+    text: str = ""
     finish: str = ""
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     error: Exception | None = None
@@ -95,7 +97,8 @@ class StepInput:
 
     `tokens`, `positions` [T]; `past_lengths` [B], how many tokens of each are in its blocks already; `begins` [B + 1]
     into `tokens`; `blocks`, `block_begins` [B + 1]; `sampled` [S], the places in `tokens` whose logits are wanted;
-    `adapters` [T], the slot of the adapter of each token, -1 for none.
+    `adapters` [T], the slot of the adapter of each token, -1 for none. Sequences with one new token come first. The
+    arrays are used again for the next step.
     """
 
     tokens: Ids

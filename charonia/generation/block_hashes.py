@@ -1,0 +1,35 @@
+"""Names the blocks of a prompt by chained 64-bit hashes: equal names mean an equal text up to the end of the block.
+
+Engines find computed blocks by them, and whoever places requests can compare prompts with what an engine holds. The
+chain begins with the adapter, since keys and values of one text differ between adapters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+_BYTES = 8
+
+
+def root_hash(adapter: str, salt: bytes = b"") -> int:
+    """The begin of a chain. `salt` keeps the blocks of those with another salt apart, as of versions or tenants."""
+    return int.from_bytes(hashlib.blake2b(adapter.encode(), digest_size=_BYTES, key=salt[:64]).digest(), "little")
+
+
+def next_hash(parent: int, tokens: npt.NDArray[np.int32]) -> int:
+    """The name of the block with these tokens after the one that is named `parent`."""
+    data = parent.to_bytes(_BYTES, "little") + tokens.astype("<i4", copy=False).tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=_BYTES).digest(), "little")
+
+
+def block_hashes(tokens: npt.NDArray[np.int32], block_tokens: int, root: int) -> list[int]:
+    """The names of all full blocks of `tokens`, in order."""
+    names: list[int] = []
+    parent = root
+    for begin in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        parent = next_hash(parent, tokens[begin : begin + block_tokens])
+        names.append(parent)
+    return names

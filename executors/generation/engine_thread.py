@@ -1,0 +1,84 @@
+"""Runs an engine in a thread of its own, and hands over what its steps gave in the event loop.
+
+What the loop has not taken yet goes along with the next step: however late the loop is, one callback waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+
+from .engine import Engine, EngineLoad, TokenEvent
+
+
+class EngineThread:
+    """`deliver` gets events, `died` the exception that ended the engine, both in the loop that made this object.
+
+    The engine's `admit` and `cancel` may be called by anybody; call `wake` afterwards.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        deliver: Callable[[Sequence[TokenEvent]], None],
+        died: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._deliver = deliver
+        self._died = died
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._events: list[TokenEvent] = []
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.load: EngineLoad | None = None
+        """What the engine said after its last step."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to do, or may be."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End after the step that is under way, and close the engine. Blocks; a second call does nothing more."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                self._hand_over(self._engine.step())
+                self.load = load = self._engine.load()
+                if not load.running and not load.waiting:
+                    self._wake.wait()
+        except BaseException as error:
+            self._call(self._died, error)
+        finally:
+            self._engine.close()
+
+    def _hand_over(self, events: Sequence[TokenEvent]) -> None:
+        if not events:
+            return
+        with self._lock:
+            is_waited_for = bool(self._events)
+            self._events += events
+        if not is_waited_for:
+            self._call(self._take)
+
+    def _take(self) -> None:
+        with self._lock:
+            events, self._events = self._events, []
+        self._deliver(events)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(function, *arguments)
