@@ -204,6 +204,8 @@ class ModelRequest:
     """How many responses it may be given for now, 0 for any number; a `WindowedInstance` is notified of more."""
     settled: bool = False
     """Its outcome is known already: no caller reads its responses."""
+    priority: int = 0
+    """Its level; a smaller number goes first. For instances that have requests of several levels at a time."""
     progress: Sequence[bytes] = ()
     """Of a resumable model: the `ModelResponse.progress` of each response that the log accepted from earlier attempts,
     from the first on. The instance gives the same responses for these again, at once and without running the model,

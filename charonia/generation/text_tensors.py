@@ -39,6 +39,9 @@ INPUTS = (
 `repetition_penalty`, `logit_bias` (token id to bias), `logprobs`, `prompt_logprobs`, `bad_words`,
 `skip_special_tokens`, "structured_outputs" (`json`, `regex`, `choice`, `grammar` or `json_object`) and "lora_name"."""
 
+UNFINISHED = "None"
+"""The finish reason of all responses but the last, as Triton's backend says it."""
+
 OUTPUTS = (
     TextTensor("text_output", "BYTES", (-1,)),
     TextTensor("finish_reason", "BYTES", (-1,)),
@@ -48,7 +51,7 @@ OUTPUTS = (
     TextTensor("num_output_tokens", "UINT32", (-1,)),
     TextTensor("token_ids", "INT32", (-1,), added=True),
 )
-"""`finish_reason` is "null" until the last response, then "stop" (an end token, a stop string, a finished grammar) or
+"""`finish_reason` is `UNFINISHED` until the last response, then "stop" (an end token, a stop string, a finished grammar) or
 "length". `logprobs` is JSON: for each new token an object from token id to `{"logprob", "rank", "decoded_token"}`, as
 vLLM's. `num_input_tokens` counts the prompt, `num_output_tokens` the tokens of this response."""
 

@@ -55,6 +55,7 @@ def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]
         origin=record,
         trace=record.trace,
         window=record.window,
+        priority=record.level,
     )
 
 

@@ -6,13 +6,10 @@ had been sampled here. `executors.generation.token_engine` gives it the tokens.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from charonia.generation.detokenizer import Detokenizer, end_tokens
 from charonia.generation.grammar import Matcher
 from charonia.generation.sampling import RowState
-from charonia.generation.tokenizer import Tokenizer
+from charonia.generation.tokenizer import Tokenizer, bad_word_sequences
 
 from .engine import GenerationRequest
 
@@ -20,7 +17,7 @@ from .engine import GenerationRequest
 class GenerationState:
     """One request. Raises `InvalidArgument` for a grammar that cannot be used."""
 
-    __slots__ = ("adapter", "detokenizer", "ends", "finish", "is_constrained", "max_tokens", "matcher", "min_tokens", "request", "row")
+    __slots__ = ("adapter", "detokenizer", "finish", "matcher", "max_tokens", "request", "row")
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, adapter: str, max_tokens: int) -> None:
         parameters = request.parameters
@@ -30,23 +27,20 @@ class GenerationState:
         self.max_tokens = max_tokens
         self.detokenizer = Detokenizer(tokenizer, parameters)
         self.matcher = None if parameters.structured is None else Matcher(parameters.structured, tokenizer)
-        self.min_tokens = min(parameters.min_tokens, max_tokens)
-        self.ends = np.array(sorted(end_tokens(tokenizer, parameters)), np.int64)
-        self.row = RowState(parameters, np.asarray(request.prompt, np.int32))
+        self.row = RowState(
+            parameters,
+            request.prompt,
+            bad_words=bad_word_sequences(tokenizer, parameters.bad_words),
+            end_tokens=end_tokens(tokenizer, parameters),
+        )
         self.finish = ""
-        self.is_constrained = self.matcher is not None or self.min_tokens > 0
         for token in request.emitted:
             self.accept(token)
 
-    def constrain(self, logits: npt.NDArray[np.float32], row: int) -> npt.NDArray[np.float32]:
-        """Forbid what the next token cannot be; returns `logits`, or a copy if they cannot be changed."""
+    def constrain(self) -> None:
+        """Compute which tokens the grammar allows next."""
         if self.matcher is not None:
-            self.row.mask = self.matcher.mask()
-        if len(self.row.emitted) < self.min_tokens and len(self.ends):
-            if not logits.flags.writeable:
-                logits = logits.copy()
-            logits[row, self.ends] = -np.inf
-        return logits
+            self.row.allowed = self.matcher.mask()
 
     def accept(self, token: int) -> str:
         """Take the next token; returns the text that is certain now. `finish` says whether it was the last."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -73,6 +73,8 @@ class TokenEngine:
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._builder = StepBuilder(settings.max_num_batched_tokens, settings.max_num_seqs, decoder.block_tokens)
+        self._vocabulary = min(decoder.vocabulary, tokenizer.vocabulary)
+        """Models may have more rows than their tokenizer has tokens: none of those is ever sampled."""
         self._states: dict[bytes, GenerationState] = {}
         self._inbox: deque[GenerationState | bytes] = deque()
         """Requests and keys of cancelled ones, from any thread, for the next step."""
@@ -112,9 +114,9 @@ class TokenEngine:
         adapter = self._adapter_of(request)
         self.scheduler.check(len(request.prompt), adapter)
         prompt = np.asarray(request.prompt, np.int64)
-        if not 0 <= prompt.min() <= prompt.max() < self._decoder.vocabulary:
-            raise InvalidArgument(f"token ids of a prompt must be from 0 to {self._decoder.vocabulary - 1}")
-        check_vocabulary(request.parameters, self._decoder.vocabulary)
+        if not 0 <= prompt.min() <= prompt.max() < self._vocabulary:
+            raise InvalidArgument(f"token ids of a prompt must be from 0 to {self._vocabulary - 1}")
+        check_vocabulary(request.parameters, self._vocabulary)
         max_tokens = min(request.parameters.max_tokens, self.context - len(prompt))
         state = GenerationState(request, self._tokenizer, adapter, max_tokens)
         self._states[request.key] = state
@@ -157,7 +159,7 @@ class TokenEngine:
         plan = self._plan(events)
         if not plan.decodes and not plan.chunks:
             return events
-        logits = self._decoder.step(self._builder.build(plan))
+        logits = self._decoder.step(self._builder.build(plan))[:, : self._vocabulary]
         sampling = plan.sampling()
         self.scheduler.complete(plan)
         self._count(plan)
@@ -232,23 +234,17 @@ class TokenEngine:
         states = [self._states[one.key] for one in sampling]
         failed: dict[int, Exception] = {}
         for row, state in enumerate(states):
-            if state.is_constrained:
+            if state.matcher is not None:
                 try:
-                    logits = state.constrain(logits, row)
+                    state.constrain()
                 except Exception as error:
                     failed[row] = error
-        rows = range(len(states))
-        if failed:
-            rows = [row for row in rows if row not in failed]
-            logits = logits[rows]
         try:
-            sampled: Iterable[Sampled | Exception] = sample(logits, [states[row].row for row in rows])
+            sampled: Sequence[Sampled | Exception] = sample(logits, [state.row for state in states])
         except Exception:
-            sampled = [_sampled_alone(logits[at : at + 1], states[row]) for at, row in enumerate(rows)]
-        for row, one in zip(rows, sampled, strict=True):
-            self._accept(sampling[row], states[row], one, events)
-        for row, error in failed.items():
-            self._fail(sampling[row].key, _as_error(error), events)
+            sampled = [_sampled_alone(logits[row : row + 1], state) for row, state in enumerate(states)]
+        for row, (scheduled, state) in enumerate(zip(sampling, states, strict=True)):
+            self._accept(scheduled, state, failed.get(row, sampled[row]), events)
 
     def _accept(
         self, scheduled: ScheduledRequest, state: GenerationState, sampled: Sampled | Exception, events: list[TokenEvent]

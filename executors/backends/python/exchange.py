@@ -4,7 +4,8 @@
     INITIALIZE     {location, args, outputs}          DONE  whether the model has a health function
     EXECUTE        [[id, correlation id, outputs, parameters as JSON text or "", timeout us, flags, tensors], ...]; of
                    traced ones also span id and JSON text of the context or nil; of others with a window b"" and nil;
-                   of those with a window then also how many responses it may be given for now
+                   of those with a window then also how many responses it may be given for now, its progress and its
+                   level, up to the last that is not 0 or empty
                                                       DONE  [[[code, message] or nil, parameters, tensors, again] or
                                                       nil, ...], nil for what RESPONSEs answer; nil of decoupled models
                                                       RESPONSE  [index, final, one of DONE's or nil for no response];
@@ -70,9 +71,11 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
             request.flags,
             tensors,
         )
-        if request.trace is not None or request.window or request.progress:
+        if request.trace is not None or request.window or request.progress or request.priority:
             item = (*item, *(_traced(request.trace.context) if request.trace is not None else (b"", None)))
-        if request.progress:
+        if request.priority:
+            item = (*item, request.window, request.progress, request.priority)
+        elif request.progress:
             item = (*item, request.window, request.progress)
         elif request.window:
             item = (*item, request.window)

@@ -31,8 +31,8 @@ from executors.isolation.forms import in_frame
 from .link import Link
 from .remote_calls import Answers, Origin
 
-_SPAN, _WINDOW, _PROGRESS = 7, 9, 10
-"""Where a request of an EXECUTE has its span, its window and its progress (`exchange`)."""
+_SPAN, _WINDOW, _PROGRESS, _PRIORITY = 7, 9, 10, 11
+"""Where a request of an EXECUTE has its span, its window, its progress and its level (`exchange`)."""
 
 _UNUSABLE = 70
 """Exit status of a process whose instance says that it cannot be used any more."""
@@ -277,6 +277,7 @@ def _requests_of(frame: Frame, parts: list[memoryview] | None) -> list[ModelRequ
             origin=Origin(frame.call, item[_SPAN] if len(item) > _SPAN else b""),
             window=item[_WINDOW] if len(item) > _WINDOW else 0,
             progress=item[_PROGRESS] if len(item) > _PROGRESS else (),
+            priority=item[_PRIORITY] if len(item) > _PRIORITY else 0,
         )
         requests.append(request)
     return requests
