@@ -7,7 +7,7 @@ reads its tokenizer and runs an engine for each instance.
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from charonia.backend import Backend, Format, InstanceSpec, Isolation, MemoryUse, Model, ModelSource, StreamingInstance
 from charonia.errors import InvalidArgument, Unsupported
@@ -20,6 +20,9 @@ from protos import model_config_pb2 as pb
 from .conversion import IR
 from .llm_settings import LlmSettings
 from .model_directory import GGUF, LanguageModel, find_model
+
+if TYPE_CHECKING:
+    from executors.generation.token_engine import TokenEngine
 
 RESUMABLE = "charonia.resumable"
 
@@ -65,7 +68,12 @@ class LlmModel(Model):
             raise Unsupported(f"model '{spec.source.name}' asks for a GPU instance, but the llm backend runs on CPUs")
         _check(spec.source.config)
         files, assets, tokenizer = await self._files()
-        return await asyncio.to_thread(self._create, spec, files, assets, tokenizer)
+        settings = LlmSettings.of(spec, files.assets.context, len(files.adapters))
+        engine = await asyncio.to_thread(self._engine, spec, settings, files, assets, tokenizer)
+        from executors.generation.generating_instance import GeneratingInstance, InstanceSettings
+
+        waiting = 2 * settings.scheduler.max_num_seqs
+        return GeneratingInstance(engine, tokenizer, InstanceSettings(engine.context, waiting, spec.name))
 
     def memory(self) -> list[MemoryUse]:
         """The weights as they lie in their file, and the blocks of keys and values, of all instances."""
@@ -85,22 +93,19 @@ class LlmModel(Model):
         found = find_model(self._source)
         return found, found.assets.pack(), Tokenizer.from_bytes(found.assets.tokenizer_json, found.assets)
 
-    def _create(
-        self, spec: InstanceSpec, files: LanguageModel, assets: bytes, tokenizer: Tokenizer
-    ) -> StreamingInstance:
-        from executors.generation.generating_instance import GeneratingInstance
+    def _engine(
+        self, spec: InstanceSpec, settings: LlmSettings, files: LanguageModel, assets: bytes, tokenizer: Tokenizer
+    ) -> TokenEngine:
         from executors.generation.token_engine import TokenEngine
 
         from .decoder import OpenVinoDecoder
 
-        settings = LlmSettings.of(spec, files.assets.context, len(files.adapters))
         with thread_on(spec.cores):  # the library's threads inherit the cores of this one
             decoder = OpenVinoDecoder(str(files.graph), settings.decoder)
         weights = files.graph.with_suffix(".bin").stat().st_size
         self._memory[spec.name] = weights + decoder.memory_bytes
         salt = f"{spec.source.name} {spec.source.version} {digest_of(assets)}".encode()
-        engine = TokenEngine(decoder, tokenizer, settings.scheduler, adapters=files.adapters, salt=salt)
-        return GeneratingInstance(engine, tokenizer, name=spec.name)
+        return TokenEngine(decoder, tokenizer, settings.scheduler, adapters=files.adapters, salt=salt)
 
 
 def completed(written: pb.ModelConfig) -> pb.ModelConfig:
