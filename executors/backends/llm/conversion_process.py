@@ -2,11 +2,16 @@
 
 FILE is a link in an otherwise empty directory: the library writes what it makes beside it. A process of its own,
 because the library keeps the memory, and its threads the cores, that a conversion takes.
+
+The library rounds zero points to whole numbers, which changes what models with Q4_1 weights say: they are put right.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+from .zero_points import correct_zero_points
 
 
 def main(words: list[str]) -> int:
@@ -18,6 +23,7 @@ def main(words: list[str]) -> int:
         return 1
     try:
         openvino_genai.LLMPipeline(words[0], "CPU", enable_save_ov_model=True)
+        correct_zero_points(Path(words[0]).parent / "openvino_model.xml", Path(words[0]))
     except Exception as error:  # of the library, of several types
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         sys.stderr.write(f"{lines[-1] if lines else type(error).__name__}\n")

@@ -1,12 +1,14 @@
-"""Reads what a GGUF file says of its model: keys and values before the tensors. No tensor is read.
+"""Reads what a GGUF file says of its model: the keys and values before the tensors, and where the tensors lie.
 
-The format: the magic "GGUF", a version, the numbers of tensors and of keys, then each key, its type and its value.
+The format: the magic "GGUF", a version, the numbers of tensors and of keys; each key, its type and its value; each
+tensor's name, dimensions (the innermost first), type and offset; then, at the next multiple of the alignment, the data.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,15 +19,39 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MOST_KEYS = 1 << 16
+_MOST_TENSORS = 1 << 20
+_MOST_DIMENSIONS = 4
+_ALIGNMENT = "general.alignment"
 _MOST_BYTES = 256 << 20
 """What keys and values may take: vocabularies of 256,000 tokens have 10 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where a tensor lies. `shape` has the innermost dimension last; `kind` is the format's number of its type."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """The values by key: numbers, texts (UTF-8) and lists of them. Raises `InvalidArgument` for a malformed file."""
     try:
         with path.open("rb") as file:
-            return _Reader(file, path).metadata()
+            return _Reader(file, path).metadata()[0]
+    except OSError as error:
+        raise InvalidArgument(f"cannot read '{path}': {error.strerror}") from None
+
+
+def read_tensors(path: Path) -> list[GgufTensor]:
+    """The tensors of a file, in its order, with offsets from the begin of the file. Raises as `read_metadata` does."""
+    try:
+        with path.open("rb") as file:
+            reader = _Reader(file, path)
+            metadata, count = reader.metadata()
+            return reader.tensors(count, metadata.get(_ALIGNMENT, 32))
     except OSError as error:
         raise InvalidArgument(f"cannot read '{path}': {error.strerror}") from None
 
@@ -36,16 +62,32 @@ class _Reader:
         self._path = path
         self._left = min(_MOST_BYTES, os.fstat(file.fileno()).st_size)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> tuple[dict[str, Any], int]:
+        """The values by key, and how many tensors there are."""
         if self._take(len(_MAGIC)) != _MAGIC:
             raise self._malformed("it does not begin with 'GGUF'")
         (version,) = self._numbers("I", 1)
         if version not in _VERSIONS:
             raise self._malformed(f"version {version} is not known")
-        _, keys = self._numbers("Q", 2)
-        if keys > _MOST_KEYS:
-            raise self._malformed(f"it has {keys} keys")
-        return {self._text(): self._value(self._numbers("I", 1)[0]) for _ in range(keys)}
+        tensors, keys = self._numbers("Q", 2)
+        if keys > _MOST_KEYS or tensors > _MOST_TENSORS:
+            raise self._malformed(f"it has {keys} keys and {tensors} tensors")
+        return {self._text(): self._value(self._numbers("I", 1)[0]) for _ in range(keys)}, tensors
+
+    def tensors(self, count: int, alignment: Any) -> list[GgufTensor]:
+        """To be called after `metadata`."""
+        found = []
+        for _ in range(count):
+            name, (dimensions,) = self._text(), self._numbers("I", 1)
+            if dimensions > _MOST_DIMENSIONS:
+                raise self._malformed(f"a tensor has {dimensions} dimensions")
+            shape = self._numbers("Q", dimensions)
+            kind, offset = struct.unpack("<IQ", self._take(12))
+            found.append(GgufTensor(name, shape[::-1], kind, offset))
+        if not isinstance(alignment, int) or alignment < 1:
+            raise self._malformed(f"its alignment is {alignment!r}")
+        begin = -(-self._file.tell() // alignment) * alignment
+        return [GgufTensor(one.name, one.shape, one.kind, begin + one.offset) for one in found]
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
