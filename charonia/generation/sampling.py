@@ -290,9 +290,9 @@ def _top(row: Row, count: int) -> Ids:
     else:
         places, values = np.arange(len(row)), row
     lowest = np.partition(values, len(values) - count)[len(values) - count]
-    return places[values >= lowest]
+    return np.asarray(places[values >= lowest], np.int64)
 
 
 def _ordered(row: Row, places: Ids) -> Ids:
     """Places by falling logit; equal ones keep their order."""
-    return places[np.argsort(-row[places], kind="stable")]
+    return np.asarray(places[np.argsort(-row[places], kind="stable")], np.int64)
