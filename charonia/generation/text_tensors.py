@@ -51,9 +51,9 @@ OUTPUTS = (
     TextTensor("num_output_tokens", "UINT32", (-1,)),
     TextTensor("token_ids", "INT32", (-1,), added=True),
 )
-"""`finish_reason` is `UNFINISHED` until the last response, then "stop" (an end token, a stop string, a finished grammar) or
-"length". `logprobs` is JSON: for each new token an object from token id to `{"logprob", "rank", "decoded_token"}`, as
-vLLM's. `num_input_tokens` counts the prompt, `num_output_tokens` the tokens of this response."""
+"""`finish_reason` is `UNFINISHED` until the last response, then "stop" (an end token, a stop string, a grammar that
+is complete) or "length". `logprobs` is JSON: for each new token an object from token id to `{"logprob", "rank",
+"decoded_token"}`, as vLLM's. `num_input_tokens` counts the prompt, `num_output_tokens` the tokens of this response."""
 
 ASSETS_PARAMETER = "charonia.text_assets"
 """A parameter of the loaded configuration: the digest of the blob that holds the model's tokenizer and template."""

@@ -1,8 +1,8 @@
 """An instance that serves requests for text over an engine, with the tensors of `charonia.generation.text_tensors`.
 
 Requests are admitted in the event loop, the engine steps in a thread (`engine_thread`), and what a step gave comes back
-in one callback, as one response to each request (`text_answer`). A slow reader, or a slow log, holds back its responses,
-not the steps: what waits for it is joined.
+in one callback, as one response to each request (`text_answer`). A slow reader, or a slow log, holds back its
+responses, not the steps: what waits for it is joined.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from charonia.backend import InstanceDied, ModelRequest, ModelResponse, ResponseStream
 from charonia.errors import CANCELLED, Cancelled, CharoniaError, InternalError
@@ -71,6 +72,7 @@ class GeneratingInstance:
         self._open: dict[bytes, _Open] = {}
         self._by_request: dict[int, _Open] = {}
         self._calls: set[_Call] = set()
+        self._admissions: set[asyncio.Task[None]] = set()
         self._number = 0
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -95,14 +97,16 @@ class GeneratingInstance:
         if self._death is not None:
             raise InstanceDied(str(self._death), blameless=True)
         call = _Call(responses)
-        read = [self._begin(call, index, request) for index, request in enumerate(requests)]
         self._calls.add(call)
         try:
+            read = [self._begin(call, index, request) for index, request in enumerate(requests)]
+            # goes on if this call is cancelled: the engine must not keep what it takes in a thread meanwhile
+            admission = asyncio.get_running_loop().create_task(self._admit_all(call, read))
+            self._admissions.add(admission)
+            admission.add_done_callback(self._admissions.discard)
             await self._wait_for_room(call)
             responses.free()  # the inputs were read
-            for one, text in zip(call.requests, read, strict=True):
-                if text is not None:
-                    await self._admit(one, text)
+            await asyncio.shield(admission)
             await call.over
         finally:
             self._leave(call)
@@ -147,10 +151,16 @@ class GeneratingInstance:
         while len(self._open) >= self._settings.max_open and not call.over.done():
             self._has_room.clear()
             room = asyncio.ensure_future(self._has_room.wait())
+            waited: set[asyncio.Future[Any]] = {room, call.over}
             try:
-                await asyncio.wait({room, call.over}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 room.cancel()
+
+    async def _admit_all(self, call: _Call, read: Sequence[TextRequest | None]) -> None:
+        for one, text in zip(call.requests, read, strict=True):
+            if text is not None:
+                await self._admit(one, text)
 
     async def _admit(self, one: _Open, text: TextRequest) -> None:
         """Give again what was given by an earlier attempt, and have the engine go on after it."""
@@ -181,9 +191,7 @@ class GeneratingInstance:
         given, emitted = answer.replay(progress)
         parameters, request = prepared.parameters, one.request
         self._engine.admit(
-            GenerationRequest(
-                one.key, prepared.prompt, parameters, parameters.lora_name, request.priority, emitted
-            )
+            GenerationRequest(one.key, prepared.prompt, parameters, parameters.lora_name, request.priority, emitted)
         )
         return given
 

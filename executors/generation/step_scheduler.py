@@ -8,7 +8,8 @@ computed. In between nothing else is called but `remove`.
   budget to short ones, which therefore do not wait behind it.
 - A request gets all blocks of its prompt when it is admitted, and one block at a time as it decodes. When none is left,
   the last request of the lowest level is preempted: it gives up its blocks, waits, and is computed again.
-- A request that was preempted `max_preemptions` times gets the blocks for its longest answer at once, and is left alone.
+- A request that was preempted `max_preemptions` times gets the blocks for its longest answer at once, and is not
+  preempted again.
 - A waiting request of a higher level preempts running ones of lower levels when slots or blocks are full.
 - No request overtakes one of its level that waits for a slot or for blocks. One that waits for its turn as a long
   prompt, for a slot of an adapter, or for a prefix that is being computed, is overtaken.
@@ -138,9 +139,10 @@ class StepScheduler:
         tokens = np.asarray(prompt, np.int32)
         self.check(len(tokens), adapter)
         self._number += 1
+        limit = min(max_tokens, self.context - len(tokens))
+        root = root_hash(adapter, self._salt)
         one = ScheduledRequest(
-            *(key, tokens, [] if answer is None else answer, min(max_tokens, self.context - len(tokens)), adapter, priority),
-            *(self._number, root_hash(adapter, self._salt)),
+            key, tokens, [] if answer is None else answer, limit, adapter, priority, self._number, root
         )
         self._requests[key] = one
         insort(self._waiting, one, key=_order)

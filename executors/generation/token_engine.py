@@ -247,7 +247,11 @@ class TokenEngine:
             self._accept(scheduled, state, failed.get(row, sampled[row]), events)
 
     def _accept(
-        self, scheduled: ScheduledRequest, state: GenerationState, sampled: Sampled | Exception, events: list[TokenEvent]
+        self,
+        scheduled: ScheduledRequest,
+        state: GenerationState,
+        sampled: Sampled | Exception,
+        events: list[TokenEvent],
     ) -> None:
         if isinstance(sampled, Exception):
             self._fail(scheduled.key, _as_error(sampled), events)
@@ -259,7 +263,7 @@ class TokenEngine:
             self._fail(scheduled.key, _as_error(error), events)
             return
         self.counters.generated_tokens += 1
-        logprobs = ()
+        logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
         if sampled.logprobs:
             logprobs = (tuple(TokenLogprob(one.token, one.logprob, one.rank) for one in sampled.logprobs),)
         index = len(state.row.emitted) - 1

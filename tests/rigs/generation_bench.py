@@ -46,7 +46,13 @@ def make_engine(
 
 
 def make_request(
-    name: str, prompt: str | Sequence[int], *, adapter: str = "", priority: int = 0, emitted: Sequence[int] = (), **more: Any
+    name: str,
+    prompt: str | Sequence[int],
+    *,
+    adapter: str = "",
+    priority: int = 0,
+    emitted: Sequence[int] = (),
+    **more: Any,
 ) -> GenerationRequest:
     tokens = TOKENIZER.encode(prompt, special=True) if isinstance(prompt, str) else prompt
     parameters = SamplingParameters(**({"seed": 7, "temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | more))

@@ -1,7 +1,7 @@
-"""A decoder without a model: its logits come from a hash of the tokens before, which it keeps in blocks as a model would.
+"""A decoder without a model: its logits come from a hash of the tokens before, which it keeps in blocks like a model.
 
-A row's logits depend on every token before it and on the adapter, as read through the blocks of the step: a wrong table,
-a block that two texts share, or a prefix that was not computed gives other logits.
+A row's logits depend on every token before it and on the adapter, as read through the blocks of the step: a wrong
+table, a block that two texts share, or a prefix that was not computed gives other logits.
 """
 
 from __future__ import annotations

@@ -85,7 +85,12 @@ def output(response: ModelResponse, name: str) -> Any:
 
 
 def model_request(
-    text: str | None, *, progress: Sequence[bytes] = (), window: int = 0, inputs: dict[str, Any] | None = None, **sampling: Any
+    text: str | None,
+    *,
+    progress: Sequence[bytes] = (),
+    window: int = 0,
+    inputs: dict[str, Any] | None = None,
+    **sampling: Any,
 ) -> ModelRequest:
     """A stream; `inputs` are further tensors, or others in place of the usual ones (None: without)."""
     given: dict[str, Any] = {"stream": True, "sampling_parameters": json.dumps({"max_tokens": 8, "seed": 1} | sampling)}

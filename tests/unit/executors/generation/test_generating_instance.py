@@ -7,6 +7,7 @@ import json
 import math
 import random
 import threading
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -196,12 +197,33 @@ async def test_a_thousand_cancels_leave_nothing() -> None:
         for begin in range(0, 1000, 50):
             await asyncio.gather(*(one(number) for number in range(begin, begin + 50)))
         assert instance.open == 0
+        await ask(instance, "hello")  # the engine takes what it is told in order
         assert len(asyncio.all_tasks()) == tasks
     assert engine._states == {}
     engine.scheduler.pool.check()
     assert engine.load().free_blocks == 60
     assert engine.load().running + engine.load().waiting == 0
     assert threading.active_count() < 20
+
+
+async def test_a_request_that_is_prepared_in_a_thread_may_be_given_up() -> None:
+    engine = make_engine(decoder(context=6000, blocks=3000))
+    async with serving(engine) as instance:
+        for cancel in (False, True):
+            request = model_request("ab" * 2500, max_tokens=500, ignore_eos=True)
+            call = Call(request).start(instance)
+            await call.freed.wait()
+            assert call.task is not None
+            if cancel:
+                instance.cancel_requests([request])
+                await call.end()
+            else:
+                call.task.cancel()
+                await asyncio.gather(call.task, return_exceptions=True)
+        await ask(instance, "hello")
+        while instance.load is None or instance.load.running or instance.load.waiting:
+            await asyncio.sleep(0.001)
+        assert engine._states == {}
 
 
 async def test_a_slow_reader_gets_fewer_responses_and_holds_nobody_up() -> None:
@@ -265,7 +287,7 @@ async def test_what_was_given_is_given_again_and_continued(temperature: float) -
             assert [one.progress for one in again.responses[:count]] == progress[:count]
             assert [values(one) for one in again.responses[:count]] == [values(one) for one in whole.responses[:count]]
             assert again.text == whole.text
-            assert sum(again.values("token_ids"), []) == sum(whole.values("token_ids"), [])
+            assert list(chain(*again.values("token_ids"))) == list(chain(*whole.values("token_ids")))
             assert again.values("cumulative_logprob")[-1] == pytest.approx(whole.values("cumulative_logprob")[-1])
 
 

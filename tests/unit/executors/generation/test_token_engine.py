@@ -22,7 +22,9 @@ def mixed() -> list[GenerationRequest]:
     shared = "the quick brown fox jumps"
     requests = []
     for number in range(24):
-        prompt = f"{shared} {'ab'[number % 2] * (number * 3 % 40 + 1)}" if number % 3 else "xyz"[number % 3] * (number + 1)
+        prompt = (
+            f"{shared} {'ab'[number % 2] * (number * 3 % 40 + 1)}" if number % 3 else "xyz"[number % 3] * (number + 1)
+        )
         requests.append(
             make_request(
                 f"r{number}",
