@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import shutil
 import subprocess
@@ -27,7 +26,8 @@ CONVERSIONS = "charonia.conversions"
 IR, WEIGHTS = "openvino_model.xml", "openvino_model.bin"
 _LIMIT_S = 3600.0
 _SAMPLED_BYTES = 1 << 20
-_log = logging.getLogger(__name__)
+_FORM = 1
+"""To be raised when conversions of before are wrong."""
 
 
 def default_directory() -> Path:
@@ -69,7 +69,7 @@ def converted(gguf: Path, directory: Path) -> Path:
 def _convert(gguf: Path, place: Path) -> None:
     link = place / "model.gguf"
     link.symlink_to(gguf.resolve())
-    _log.info("converting '%s' (%d MB) to OpenVINO's IR: once, for seconds to minutes", gguf, gguf.stat().st_size >> 20)
+    _say(f"converting '{gguf}' ({gguf.stat().st_size >> 20} MB) to OpenVINO's IR: once, for seconds to minutes")
     began = time.monotonic()
     try:
         done = subprocess.run(
@@ -92,14 +92,20 @@ def _convert(gguf: Path, place: Path) -> None:
         )
     if done.returncode or not (place / IR).is_file():
         raise InternalError(f"'{gguf.name}' cannot be converted: {' '.join(lines[-1:]) or done.returncode}")
-    _log.info("converted '%s' in %.0f s", gguf, time.monotonic() - began)
+    _say(f"converted '{gguf}' in {time.monotonic() - began:.0f} s")
+
+
+def _say(line: str) -> None:
+    """To the executor, which writes what its models write."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _name(gguf: Path) -> str:
     status = gguf.stat()
     digest = hashlib.blake2b(digest_size=12)
     # another converter may make another graph
-    digest.update(f"{status.st_size} {status.st_mtime_ns} {_converter()}".encode())
+    digest.update(f"{status.st_size} {status.st_mtime_ns} {_converter()} {_FORM}".encode())
     with gguf.open("rb") as file:
         digest.update(file.read(_SAMPLED_BYTES))
         file.seek(max(0, status.st_size - _SAMPLED_BYTES))
