@@ -30,7 +30,10 @@ PROMPTS = (
 SCHEMA = json.dumps(
     {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}},
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        },
         "required": ["name", "age"],
         "additionalProperties": False,
     }
@@ -75,7 +78,7 @@ def mix(real: Real) -> dict[str, GenerationRequest]:
         "greedy": {},
         "seeded": {"temperature": 1.0, "seed": 5, "top_p": 0.9},
         "penalties": {"temperature": 0.8, "seed": 6, "repetition_penalty": 1.2, "presence_penalty": 0.5},
-        "json": {"temperature": 0.9, "seed": 7, "structured": structured, "max_tokens": 48},
+        "json": {"temperature": 0.9, "seed": 7, "structured": structured, "max_tokens": 100},
         "adapter": {"adapter": "two", "temperature": 0.5, "seed": 8},
     }
     return {
@@ -130,9 +133,7 @@ def test_an_answer_goes_on_as_if_nothing_had_happened(real: Real, at: int) -> No
     again = []
     for name, request in requests.items():
         emitted = whole[name].tokens[: min(at, len(whole[name].tokens) - 1)]
-        again.append(
-            GenerationRequest(request.key, request.prompt, request.parameters, request.adapter, 0, emitted)
-        )
+        again.append(GenerationRequest(request.key, request.prompt, request.parameters, request.adapter, 0, emitted))
     resumed = real.run(*again, prefix_cache=False)
     for one in again:
         name = one.key.decode()

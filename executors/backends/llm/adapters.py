@@ -107,9 +107,7 @@ def _tensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
             raise ValueError("its header is larger than the file")
         table = json.loads(data[8 : 8 + size])
         begin = 8 + size
-        return {
-            name: _array(data, begin, described) for name, described in table.items() if name != "__metadata__"
-        }
+        return {name: _array(data, begin, described) for name, described in table.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise InvalidArgument(f"adapter '{path.parent.name}': {path.name} is malformed: {error}") from None
 

@@ -80,9 +80,7 @@ class OpenVinoDecoder:
             raise InternalError(f"openvino error: {reason(error)}") from None
         names = {name for node in self._compiled.inputs for name in node.names}
         self._has_positions = "position_ids" in names
-        self._caches = [
-            node for node in self._compiled.inputs if node.any_name.startswith((KEY_CACHE, VALUE_CACHE))
-        ]
+        self._caches = [node for node in self._compiled.inputs if node.any_name.startswith((KEY_CACHE, VALUE_CACHE))]
         self.block_bytes = sum(_block_bytes(node) for node in self._caches)
         self.blocks = settings.blocks or settings.memory_bytes // self.block_bytes
         if self.blocks < _FEWEST_BLOCKS:

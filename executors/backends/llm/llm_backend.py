@@ -119,9 +119,7 @@ def completed(written: pb.ModelConfig) -> pb.ModelConfig:
     known = {item.name for item in done.input}
     for tensor in INPUTS:
         if tensor.name not in known:
-            done.input.add(
-                name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims, optional=tensor.optional
-            )
+            done.input.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims, optional=tensor.optional)
     if not done.output:
         for tensor in OUTPUTS:
             done.output.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims)
@@ -141,9 +139,7 @@ def _check(config: pb.ModelConfig) -> None:
         for item in items:
             tensor = known.get(item.name)
             if tensor is None:
-                raise InvalidArgument(
-                    f"model '{config.name}' has no {side} '{item.name}', it has {', '.join(known)}"
-                )
+                raise InvalidArgument(f"model '{config.name}' has no {side} '{item.name}', it has {', '.join(known)}")
             if item.data_type != _data_type(tensor) or tuple(item.dims) != tensor.dims:
                 raise InvalidArgument(
                     f"{side} '{item.name}' of '{config.name}' must be of type {tensor.datatype} and dims "

@@ -57,7 +57,7 @@ def find_model(source: ModelSource) -> LanguageModel:
         raise InvalidArgument(f"model '{source.name}': the llm backend reads .gguf and .xml, not '{path.name}'")
     files = {name: (path.parent / name).read_bytes() for name in _ASSETS if (path.parent / name).is_file()}
     assets = assets_of_files(files, context=source.integer(CONTEXT) or None)
-    return LanguageModel(path, assets, _adapters(source, root))
+    return LanguageModel(path, assets, adapter_directories(source, root))
 
 
 def _found(source: ModelSource, root: Path) -> Path:
@@ -71,7 +71,7 @@ def _found(source: ModelSource, root: Path) -> Path:
     return candidates[0].resolve()
 
 
-def _adapters(source: ModelSource, root: Path) -> dict[str, str]:
+def adapter_directories(source: ModelSource, root: Path) -> dict[str, str]:
     """The directories below `adapters`, and what `multi_lora.json` names: paths relative to the version directory."""
     folder = root / ADAPTERS
     found = {path.name: str(path) for path in sorted(folder.iterdir()) if path.is_dir()} if folder.is_dir() else {}
