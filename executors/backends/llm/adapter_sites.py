@@ -129,7 +129,7 @@ def _below(node: Any) -> Iterator[Any]:
 
 def _is_product(node: Any) -> bool:
     """Whether it is a matrix product with constant weights."""
-    if node.get_type_name() != "MatMul" or len(node.input(1).get_partial_shape()) != 2:  # noqa: PLR2004
+    if node.get_type_name() != "MatMul" or len(node.input(1).get_partial_shape()) != 2:
         return False
     left = [node.input(1).get_source_output().get_node()]
     while left:

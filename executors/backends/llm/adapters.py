@@ -118,7 +118,7 @@ def _array(data: bytes, begin: int, described: Mapping[str, Any]) -> npt.NDArray
     if kind not in _DTYPES:
         raise ValueError(f"a tensor has the type {kind}, known are {', '.join(_DTYPES)}")
     dtype = np.dtype(_DTYPES[kind])
-    if len(shape) != 2 or not 0 <= first <= last <= len(data) - begin:  # noqa: PLR2004
+    if len(shape) != 2 or not 0 <= first <= last <= len(data) - begin:
         raise ValueError("a tensor is no matrix, or outside the file")
     if math.prod(shape) * dtype.itemsize != last - first:
         raise ValueError("a tensor's size does not fit its shape")

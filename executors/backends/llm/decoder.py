@@ -2,8 +2,8 @@
 
 Exact steps (ADR 0042): the library's attention has other kernels for one token, for several of a sequence, and for
 fewer sequences than threads, which round differently. Each token is therefore passed as a sequence of its own, whose
-past are the tokens before it, and there are never fewer than threads. Then the keys, values and logits of a token depend
-on the tokens before it alone, bit by bit: not on its neighbours in the step, nor on how a prompt was cut.
+past are the tokens before it, and there are never fewer than threads. Then the keys, values and logits of a token
+depend on the tokens before it alone, bit by bit: not on its neighbours in the step, nor on how a prompt was cut.
 """
 
 from __future__ import annotations

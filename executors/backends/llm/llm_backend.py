@@ -147,6 +147,6 @@ def _check(config: pb.ModelConfig) -> None:
                 )
 
 
-def _data_type(tensor: TextTensor) -> pb.DataType:
+def _data_type(tensor: TextTensor) -> int:
     word = "STRING" if tensor.datatype == "BYTES" else tensor.datatype
     return pb.DataType.Value(f"TYPE_{word}")

@@ -71,7 +71,7 @@ def _scales_of(node: Any) -> Half | None:
     if target.get_node().get_type_name() != "Multiply" or scale.get_type_name() != "Constant":
         return None
     found: Half = np.array(scale.get_data())
-    return found if found.dtype == np.float16 and found.ndim == 3 else None  # noqa: PLR2004
+    return found if found.dtype == np.float16 and found.ndim == 3 else None
 
 
 def _zero_points(scales: Half, tensors: list[tuple[Half, Half]]) -> Half | None:

@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_refused(
 def test_broken_weights_are_refused(tmp_path: Path, content: bytes) -> None:
     directory = write_weights(tmp_path / "one", WEIGHTS)
     (directory / "adapter_model.safetensors").write_bytes(content)
-    with pytest.raises(InvalidArgument, match="adapter_model.safetensors is malformed"):
+    with pytest.raises(InvalidArgument, match=r"adapter_model\.safetensors is malformed"):
         read_adapter(str(directory), SITES, 4)
 
 

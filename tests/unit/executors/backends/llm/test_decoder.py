@@ -36,6 +36,7 @@ def test_tokens_become_sequences() -> None:
 
 
 def test_decodes_stay_as_they_are() -> None:
-    lists = dict.fromkeys(("tokens", "positions", "past_lengths", "blocks", "sampled", "adapters"), [0, 1])
+    names = ("tokens", "positions", "past_lengths", "blocks", "sampled", "adapters")
+    lists = {name: [0, 1] for name in names}
     given = step(**lists, begins=[0, 1, 2], block_begins=[0, 1, 2])
     assert one_by_one(given, 2, 9) is given

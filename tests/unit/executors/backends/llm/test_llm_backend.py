@@ -91,7 +91,7 @@ def test_parameters() -> None:
     assert (decoder.adapter_slots, decoder.adapter_rank) == (2, 32)
     assert (changed.scheduler.max_num_seqs, changed.scheduler.max_num_batched_tokens) == (300, 600)
     assert not changed.scheduler.prefix_cache
-    with pytest.raises(InvalidArgument, match="'charonia.kv_precision' of 'm' must be f32, f16, u8, got 'f8'"):
+    with pytest.raises(InvalidArgument, match=r"'charonia.kv_precision' of 'm' must be f32, f16, u8, got 'f8'"):
         LlmSettings.of(spec(**{"charonia.kv_precision": "f8"}), 2048, 0)
 
 
@@ -122,11 +122,11 @@ def test_a_file_that_cannot_be_converted_says_why(tmp_path: Path) -> None:
         find_model(written)
     values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": ["a b"]}
     write_gguf(gguf, values)
-    with pytest.raises(CharoniaError, match="any-name.gguf' (cannot|has to) be converted"):
+    with pytest.raises(CharoniaError, match=r"any-name.gguf' (cannot|has to) be converted"):
         find_model(written)
     assert list((tmp_path / "made").iterdir()) == []  # nothing half made is left
     (tmp_path / "file").touch()
-    with pytest.raises(InternalError, match="name another directory with 'charonia.conversions'"):
+    with pytest.raises(InternalError, match=r"name another directory with 'charonia.conversions'"):
         find_model(source(tmp_path, **{"charonia.conversions": str(tmp_path / "file" / "made")}))
 
 
