@@ -97,8 +97,8 @@ class StepInput:
 
     `tokens`, `positions` [T]; `past_lengths` [B], how many tokens of each are in its blocks already; `begins` [B + 1]
     into `tokens`; `blocks`, `block_begins` [B + 1]; `sampled` [S], the places in `tokens` whose logits are wanted;
-    `adapters` [T], the slot of the adapter of each token, -1 for none. Sequences with one new token come first. The
-    arrays are used again for the next step.
+    `adapters` [T], the slot of the adapter of each token, -1 for none. Sequences that decode come first, with one
+    token each. The arrays are used again for the next step.
     """
 
     tokens: Ids

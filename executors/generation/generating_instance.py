@@ -63,7 +63,7 @@ class _Call:
 
 
 class GeneratingInstance:
-    """A `StreamingInstance`, `WindowedInstance` and `CancellableInstance`. To be made in the event loop."""
+    """Also a `WindowedInstance`, `CancellableInstance` and `SelfCheckingInstance`. To be made in the event loop."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, settings: InstanceSettings) -> None:
         self._engine = engine
@@ -125,6 +125,15 @@ class GeneratingInstance:
         if one is not None:
             one.request.window = count
             self._send_due(one)
+
+    @property
+    def checks_health(self) -> bool:
+        """See `SelfCheckingInstance`."""
+        return True
+
+    async def check_health(self) -> bool:
+        """See `SelfCheckingInstance`: an engine that ended while nothing ran is found out before the next request."""
+        return self._death is None
 
     async def close_instance(self) -> None:
         """See `StreamingInstance`. The engine is closed in its thread."""
@@ -260,7 +269,7 @@ class GeneratingInstance:
             self._thread.wake()
 
     def _leave(self, call: _Call) -> None:
-        """A call is over, or nobody waits for it any more."""
+        """A call is over, or its executor does not wait for it any more."""
         self._calls.discard(call)
         if call.draining is not None:
             call.draining.cancel()

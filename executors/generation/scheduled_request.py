@@ -62,7 +62,7 @@ class ScheduledRequest:
         self.capacity = 0
         """How many tokens its blocks hold."""
         self.table: npt.NDArray[np.int32] | None = None
-        """`blocks` as an array; None after they changed. Kept by whoever builds steps."""
+        """`blocks` as an array; None after they changed. `step_input` keeps it."""
         self.names: list[int] = []
         """The hashes of its full blocks, as far as they are known."""
         self.named = 0

@@ -178,6 +178,8 @@ class ResponseWriter:
         known = {streamed: self._open[streamed][0] for streamed in by_batch if streamed in self._open}
         for streamed, refused in (await append_progress(self._log, known, by_batch)).items():
             batch = known[streamed]
+            if late := sum(batch.records[index].id not in batch.unwanted for index in refused):
+                _log.warning("%d requests run elsewhere by now, or have ended: their responses are dropped", late)
             self._unwanted(batch, frozenset(batch.records[index].id for index in refused))
             by_batch[streamed] = [one for one in by_batch[streamed] if one.final or one.index not in refused]
 

@@ -8,7 +8,7 @@ import random
 import sys
 from pathlib import Path
 
-NAMES = ("http", "infer", "protobuf", "http2", "config", "wire", "frames", "jobs")
+NAMES = ("http", "infer", "protobuf", "http2", "config", "wire", "frames", "jobs", "text")
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import logging
 import resource
@@ -31,6 +32,12 @@ from charonia.facts.jobs import parse_public_id, public_id
 from charonia.facts.journal import FIELD, read_facts
 from charonia.facts.resource_waits import TurnsNote
 from charonia.facts.sequence_states import SequenceAbout, SequenceState
+from charonia.generation.detokenizer import Detokenizer
+from charonia.generation.grammar import check as check_structure
+from charonia.generation.parameters import SamplingParameters, check_vocabulary, parse_sampling
+from charonia.generation.templates import render_chat
+from charonia.generation.text_assets import TextAssets
+from charonia.generation.tool_calls import FORMATS, call_reader
 from charonia.models.interface import ModelInterface
 from charonia.models.names import check_model_name
 from charonia.traces.contexts import read_parent
@@ -407,6 +414,82 @@ def jobs(data: bytes) -> None:
         _refusing(lambda: _WORDS[data[0] % len(_WORDS)](data[1:]))
 
 
+def _a_sampling(data: bytes) -> None:
+    parameters = parse_sampling(data, context=100, prompt_tokens=10, seed=lambda: 1)
+    check_vocabulary(parameters, 1000)
+    assert 1 <= parameters.max_tokens <= 90, parameters
+    if parameters.structured is not None and importlib.util.find_spec("llguidance"):
+        check_structure(parameters.structured)
+
+
+def _some_assets(data: bytes) -> None:
+    with contextlib.suppress(InvalidRecord):
+        assets = TextAssets.unpack(data)
+        assert TextAssets.unpack(assets.pack()) == assets
+
+
+def _some_calls(data: bytes) -> None:
+    """Content and calls are the same however the text is cut, and no text is lost that is no call."""
+    pieces = [piece.decode("latin-1") for piece in cuts(data)]
+    for name in FORMATS:
+        together, apart = _divided(name, ["".join(pieces)]), _divided(name, pieces)
+        assert together == apart, (name, together, apart)
+
+
+def _divided(name: str, pieces: list[str]) -> tuple[str, list[list[str]]]:
+    reader = call_reader(name)
+    assert reader is not None
+    content, calls = "", []
+    for found in [each for piece in pieces for each in reader.push(piece)] + reader.flush():
+        if isinstance(found, str):
+            content += found
+        elif found.name:
+            assert found.index == len(calls), found
+            calls.append([found.name, found.arguments])
+        else:
+            calls[found.index][1] += found.arguments
+    return content, calls
+
+
+class _ByteTokens:
+    """A tokenizer whose tokens are bytes."""
+
+    end_tokens = frozenset({256})
+    special_tokens = frozenset({256})
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token])
+
+
+def _a_text(data: bytes) -> None:
+    """The part before the first NUL is stop strings, one a line: no text goes on behind one."""
+    stops, _, text = data.partition(b"\0")
+    stop = tuple(dict.fromkeys(line for line in stops.decode(errors="replace").split("\n") if line))[:64]
+    detokenizer = Detokenizer(_ByteTokens(), SamplingParameters(seed=0, stop=stop))
+    found = "".join([*map(detokenizer.push, text), detokenizer.flush()])
+    whole = text.decode(errors="replace")
+    assert whole.startswith(found)
+    assert not any(each in found for each in stop)
+    assert detokenizer.finished or found == whole
+
+
+def _a_chat(data: bytes) -> None:
+    if importlib.util.find_spec("jinja2"):
+        with contextlib.suppress(ValueError):
+            chat = json.loads(data)
+            if isinstance(chat, list):
+                render_chat(TextAssets(b"", context=1), chat)
+
+
+_TEXTS: tuple[Check, ...] = (_a_sampling, _some_assets, _some_calls, _a_text, _a_chat)
+
+
+def text(data: bytes) -> None:
+    """Sampling parameters with their grammars, text assets, texts with calls of tools or stop strings, and chats."""
+    if data:
+        _refusing(lambda: _TEXTS[data[0] % len(_TEXTS)](data[1:]))
+
+
 TARGETS: dict[str, Check] = {
     "http": http,
     "infer": infer,
@@ -416,6 +499,7 @@ TARGETS: dict[str, Check] = {
     "wire": wire,
     "frames": frames,
     "jobs": jobs,
+    "text": text,
 }
 
 

@@ -15,9 +15,17 @@ from generation_bench import TOKENIZER, make_engine
 from stub_decoder import StubDecoder
 from text_calls import Call, ask, model_request, output, serving
 
-from charonia.backend import CancellableInstance, InstanceDied, ModelResponse, StreamingInstance, WindowedInstance
+from charonia.backend import (
+    CancellableInstance,
+    InstanceDied,
+    ModelResponse,
+    SelfCheckingInstance,
+    StreamingInstance,
+    WindowedInstance,
+)
 from charonia.errors import Cancelled, InvalidArgument
 from executors.generation.engine import StepInput
+from executors.generation.token_engine import TokenEngine
 
 
 def decoder(**more: int) -> StubDecoder:
@@ -46,11 +54,19 @@ class Gate:
         self.steps.release(count)
 
 
+async def admitted(engine: TokenEngine, count: int) -> None:
+    """Wait until the engine has so many requests."""
+    while len(engine._states) < count:
+        await asyncio.sleep(0)
+
+
 async def test_a_stream_has_a_response_for_each_step() -> None:
     async with serving() as instance:
         assert isinstance(instance, StreamingInstance)
         assert isinstance(instance, WindowedInstance)
         assert isinstance(instance, CancellableInstance)
+        assert isinstance(instance, SelfCheckingInstance)
+        assert await instance.check_health()
         call = await ask(instance, "hello", ignore_eos=True)
         assert call.freed.is_set()
         assert 1 <= len(call.responses) <= 8
@@ -222,18 +238,19 @@ async def test_a_request_that_is_prepared_in_a_thread_may_be_given_up() -> None:
                 await asyncio.gather(call.task, return_exceptions=True)
         await ask(instance, "hello")
         while instance.load is None or instance.load.running or instance.load.waiting:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         assert engine._states == {}
 
 
 async def test_a_slow_reader_gets_fewer_responses_and_holds_nobody_up() -> None:
     stub = decoder()
-    gate = Gate(stub)
-    async with serving(make_engine(stub)) as instance:
+    gate, engine = Gate(stub), make_engine(stub)
+    async with serving(engine) as instance:
         slow = Call(model_request("hello", max_tokens=20, ignore_eos=True, inputs={"return_token_ids": True}))
         slow.full = True
         slow.start(instance)
         quick = Call(model_request("hi", max_tokens=10, ignore_eos=True)).start(instance)
+        await admitted(engine, 2)
         gate.open(12)
         await quick.end()
         assert slow.responses == []
@@ -247,10 +264,15 @@ async def test_a_slow_reader_gets_fewer_responses_and_holds_nobody_up() -> None:
 
 
 async def test_no_more_responses_than_are_wanted() -> None:
-    async with serving() as instance:
-        call = Call(model_request("hello", window=2, ignore_eos=True, inputs={"return_token_ids": True}))
+    stub = decoder()
+    gate = Gate(stub)
+    async with serving(make_engine(stub)) as instance:
+        call = Call(model_request("hello", window=2, ignore_eos=True))
         call.start(instance)
-        await call.until(2)
+        for count in (1, 2):
+            gate.open()
+            await call.until(count)
+        gate.open(30)
         other = await ask(instance, "hello", ignore_eos=True)
         assert len(call.responses) == 2
         instance.allow_responses(call.request, 3)
@@ -324,6 +346,7 @@ async def test_a_dead_engine_is_a_dead_instance() -> None:
                 await call.task
             assert caught.value.shared
             assert not caught.value.blameless
+        assert not await instance.check_health()
         with pytest.raises(InstanceDied):
             await instance.execute_stream([model_request("hello")], calls[0])
         assert instance.open == 0
@@ -345,15 +368,15 @@ async def test_closing_ends_calls_and_the_engine() -> None:
 
 async def test_levels_reach_the_engine() -> None:
     stub = decoder()
-    gate = Gate(stub)
-    async with serving(make_engine(stub, max_num_seqs=1)) as instance:
+    gate, engine = Gate(stub), make_engine(stub, max_num_seqs=1)
+    async with serving(engine) as instance:
         low = model_request("hello", max_tokens=50, ignore_eos=True)
         low.priority = 1
         below = Call(low).start(instance)
         gate.open(3)
         await below.until(1)
         above = Call(model_request("hi", max_tokens=3, ignore_eos=True)).start(instance)
-        await above.freed.wait()
+        await admitted(engine, 2)
         gate.open(6)
         await above.end()
         assert not below.final

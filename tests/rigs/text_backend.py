@@ -1,0 +1,76 @@
+"""A backend that generates text over a decoder without a model; `install` makes a distribution of it, named `stubtext`.
+
+Its steps take `step_ms`, so that a text is under way for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from small_tokenizers import byte_level
+from stub_decoder import StubDecoder
+
+from charonia.backend import InstanceSpec, ModelSource
+from charonia.generation.text_tensors import INPUTS, OUTPUTS, TextTensor
+from executors.generation.generating_instance import GeneratingInstance, InstanceSettings
+from executors.generation.step_scheduler import SchedulerSettings
+from executors.generation.token_engine import TokenEngine
+
+CONTEXT = 4000
+
+
+def install(directory: Path) -> str:
+    """Make the distribution; returns what is to be put on PYTHONPATH."""
+    information = directory / "stubtext-1.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: stubtext\nVersion: 1\n")
+    (information / "entry_points.txt").write_text(f"[charonia.backends]\nstubtext = {__name__}:StubText\n")
+    return os.pathsep.join([str(directory), str(Path(__file__).parent)])
+
+
+def write_model(repository: Path, name: str, step_ms: int, more: str = "") -> None:
+    (repository / name / "1").mkdir(parents=True)
+    lines = ['backend: "stubtext" max_batch_size: 0', "model_transaction_policy { decoupled: true }", more]
+    lines += [f"input {{ {_described(tensor)} optional: {str(tensor.optional).lower()} }}" for tensor in INPUTS]
+    lines += [f"output {{ {_described(tensor)} }}" for tensor in OUTPUTS]
+    lines += ["instance_group { count: 1 kind: KIND_CPU }"]
+    for key, value in (("step_ms", str(step_ms)), ("charonia.resumable", "true")):
+        lines.append(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}')
+    (repository / name / "config.pbtxt").write_text("\n".join(lines))
+
+
+def _described(tensor: TextTensor) -> str:
+    word = "STRING" if tensor.datatype == "BYTES" else tensor.datatype
+    return f'name: "{tensor.name}" data_type: TYPE_{word} dims: {list(tensor.dims)}'
+
+
+def make_text_engine(step_ms: int = 0) -> TokenEngine:
+    tokenizer = byte_level()
+    decoder = StubDecoder(vocabulary=tokenizer.vocabulary, context=CONTEXT, block_tokens=16, blocks=2000)
+    if step_ms:
+        decoder.before_step = lambda step: time.sleep(step_ms / 1000)
+    return TokenEngine(decoder, tokenizer, SchedulerSettings(16, 128))
+
+
+class StubText:
+    name = "stubtext"
+    api = (1, 0)
+
+    async def load(self, source: ModelSource) -> StubTextModel:
+        return StubTextModel(source.integer("step_ms") or 0)
+
+
+class StubTextModel:
+    def __init__(self, step_ms: int) -> None:
+        self._step_ms = step_ms
+
+    async def signature(self) -> None:
+        return None
+
+    async def create_instance(self, spec: InstanceSpec) -> GeneratingInstance:
+        engine = make_text_engine(self._step_ms)
+        return GeneratingInstance(engine, byte_level(), InstanceSettings(engine.context, 64, spec.name))
+
+    async def close(self) -> None: ...
