@@ -45,7 +45,7 @@ def write_adapter(
 
 
 def write_weights(directory: Path, weights: Mapping[str, Any], dtype: str = "F32", **settings: Any) -> Path:
-    """An adapter of these matrices. `dtype` is F32, F16 or BF16."""
+    """An adapter of these matrices. `dtype` is a word of safetensors: one of those in `_bytes`, or BF16."""
     directory.mkdir(parents=True, exist_ok=True)
     usual = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "bias": "none", "task_type": "CAUSAL_LM"}
     (directory / "adapter_config.json").write_text(json.dumps(usual | settings))

@@ -1,6 +1,6 @@
 """A llama's forward pass in NumPy over the weights of a GGUF file: what a decoder is compared with.
 
-Types Q4_1, Q8_0 and F32 are read. Rows of queries and keys are put back in the order that models are trained with.
+Types Q4_1, Q8_0 and float32 are read. Rows of queries and keys are put back in the order that models are trained with.
 """
 
 from __future__ import annotations

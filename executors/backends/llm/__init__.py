@@ -1,7 +1,7 @@
 """The `llm` backend: text of language models in GGUF or OpenVINO's IR, on CPUs.
 
     llm_backend         models: what is read once, and an engine for each instance
-    model_directory     the files of a version, and its adapters
+    language_model      the files of a version, and its adapters
     conversion          from GGUF to IR, once; the work is done in `conversion_process`
     gguf_metadata       what a GGUF file says of itself
     gguf_tokenizer      a tokenizer in Hugging Face's form, from that

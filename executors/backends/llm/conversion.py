@@ -31,7 +31,7 @@ _FORM = 1
 
 
 def default_directory() -> Path:
-    """Where conversions are without a setting: `charonia/llm` in the user's directory of caches."""
+    """Where conversions are without a setting: in the user's directory of caches."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(caches) / "charonia" / "llm"
 

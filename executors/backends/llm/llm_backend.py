@@ -19,7 +19,7 @@ from protos import model_config_pb2 as pb
 
 from .conversion import IR
 from .llm_settings import LlmSettings
-from .model_directory import GGUF, LanguageModel, find_model
+from .language_model import GGUF, LanguageModel, find_model
 
 if TYPE_CHECKING:
     from executors.generation.token_engine import TokenEngine

@@ -15,7 +15,7 @@ from charonia.models.interface import ModelInterface
 from executors.backends.llm import LlmBackend
 from executors.backends.llm.llm_backend import completed
 from executors.backends.llm.llm_settings import LlmSettings
-from executors.backends.llm.model_directory import adapter_directories, find_model
+from executors.backends.llm.language_model import adapter_directories, find_model
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
 
