@@ -18,8 +18,8 @@ from executors.host.host_policy import thread_on
 from protos import model_config_pb2 as pb
 
 from .conversion import IR
-from .llm_settings import LlmSettings
 from .language_model import GGUF, LanguageModel, find_model
+from .llm_settings import LlmSettings
 
 if TYPE_CHECKING:
     from executors.generation.token_engine import TokenEngine
