@@ -26,7 +26,7 @@ CONVERSIONS = "charonia.conversions"
 IR, WEIGHTS = "openvino_model.xml", "openvino_model.bin"
 _LIMIT_S = 3600.0
 _SAMPLED_BYTES = 1 << 20
-_FORM = 1
+_FORM = 2
 """To be raised when conversions of before are wrong."""
 
 
