@@ -1,7 +1,8 @@
 """The log as services see it, by roles: who needs one of them is given that. Pure interface, no I/O.
 
 `Streams` (entries in order), `Work` (accepted requests) with `Waves` (many of them in one entry), `Progress` (how far
-they are, of resumable models), `Jobs` (records and journal), `Sequences`, `Leases` (who owns what, who lives), `Notes` (values and times by key), `Statistics` and `Blobs`.
+they are, of resumable models), `Jobs` (records and journal), `Sequences`, `Leases` (who owns what, who lives), `Notes`
+(values and times by key), `Statistics` and `Blobs`.
 `EventLog` is all of them, for who opens it and for parts that give it to others.
 
 Its adapter is `charonia.eventlog.redis` (Redis or Valkey >= 7.0, one server or a cluster); tests have one in memory
@@ -526,6 +527,10 @@ class JobLog(Streams, Jobs, Protocol):
 
 class RequestLog(QueueLog, JobLog, Protocol):
     """Requests, jobs among them."""
+
+
+class AuditedLog(RequestLog, Progress, Protocol):
+    """Requests, and how far they are."""
 
 
 class SettlementLog(RequestLog, Statistics, Protocol):

@@ -1,5 +1,5 @@
-"""`charonia.repeatable`: whether a request may be run again once some of its responses were read. Only the model's author
-knows: the same request must give the same responses in the same order.
+"""`charonia.repeatable`: whether a request may be run again once some of its responses were read. Only the model's
+author knows: the same request must give the same responses in the same order.
 
 `charonia.resumable`: whether another run goes on where the lost one was. Each response has a record in the log
 (`ModelResponse.progress`) before it is seen; a later run is given all of them, gives those responses again without

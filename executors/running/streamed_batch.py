@@ -408,7 +408,7 @@ class StreamedBatch:
 
     @staticmethod
     def _agrees(one: RequestProgress, response: ModelResponse | None, *, final: bool) -> bool:
-        """Whether a response is the one that an earlier attempt gave in its place, or an error that ends the request."""
+        """Whether a response is what an earlier attempt gave in its place, or an error that ends the request."""
         if final:
             return response is not None and response.error is not None
         return response is not None and response.progress == one.accepted[one.response_index]

@@ -19,7 +19,7 @@ _Part = tuple[StreamedBatch, int, ProgressPart]
 
 
 async def read_progress(log: Progress, batch: SubmittedBatch) -> None:
-    """Read what the log accepted from earlier attempts. Their executors add nothing any more: this attempt fences them."""
+    """Read what the log accepted from earlier attempts. Their executors add nothing more: this attempt fences them."""
     header = batch.header
     assert header is not None
     ids = [record.id for record, attempt in zip(batch.records, header.attempts, strict=True) if attempt > 1]

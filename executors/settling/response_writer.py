@@ -1,8 +1,9 @@
 """Writes responses of streamed batches to the log as soon as they are made: in order, one write at a time.
 
 Responses made during a write go with the next one, in one entry per endpoint. A job's responses are stored before they
-are visible, and so is the progress of a resumable model's (`progress_records`). The owner of a batch is notified of a request's first response in the write that makes it visible. Final
-responses are written with the settlement of their requests (`settler`).
+are visible, and so is the progress of a resumable model's (`progress_records`). The owner of a batch is notified of a
+request's first response in the write that makes it visible. Final responses are written with the settlement of their
+requests (`settler`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Streams of a resumable model while executors, batchers and gateways are killed and stalled: each token once, the same.
+"""Streams of a resumable model while processes are killed and stalled: each token once, and the same.
 
 Real processes over a real log; the test plays the gateway but where it kills one.
 """
@@ -169,7 +169,10 @@ class Stack:
 async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
     plugin = chain.install(tmp_path / "plugin")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(plugin), os.environ.get("PYTHONPATH", "")]))
-    for name, more in (("chain", ""), ("apart", 'parameters { key: "charonia.isolation" value { string_value: "process" } }')):
+    for name, more in (
+        ("chain", ""),
+        ("apart", 'parameters { key: "charonia.isolation" value { string_value: "process" } }'),
+    ):
         chain.write_model(tmp_path / "models", name, chain.RESUMABLE + more)
     log = open_log(fresh_log_url)
     await log.open()

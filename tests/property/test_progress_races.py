@@ -1,5 +1,5 @@
-"""Every order in which runs of a request, their owner, cancels and settlements can meet in the log: no token is lost, none
-is there twice, none is of a run that was given up, and nothing is left of what has ended.
+"""Every order in which runs of a request, their owner, cancels and settlements can meet in the log: no token is lost,
+none is there twice, none is of a run that was given up, and nothing is left of what has ended.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class World:
     async def check(self) -> None:
         for one in self.ids:
             assert self.seen[one] == undisturbed(one, len(self.seen[one]))
-        left = {one for one in await self.log.progress_ids(M)}
+        left = set(await self.log.progress_ids(M))
         assert left <= set(self.ids) - self.over
 
 

@@ -32,6 +32,7 @@ CONTRACT = tuple(
         "jobs",
         "journal",
         "notes_and_times",
+        "progress",
         "streams",
         "waves",
     )
@@ -47,6 +48,7 @@ SERVICES = tuple(
         "operations",
         "poison",
         "response_cache",
+        "resumed_streams",
         "unforeseen_errors",
         "wave_losses",
         "webhook_processes",

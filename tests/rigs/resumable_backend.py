@@ -4,8 +4,8 @@ It gives `N` tokens to each request, one a step, all requests in step, as an eng
 depends on `seed` and on all tokens before it, so a run that forgets or repeats one gives others from there on. `TOKEN`
 is [token, process that gave it, whether it was repeated from the progress it was given].
 
-Parameters of a request: `until`: it ends when this file is there; `hold`, the number of tokens before which it waits for
-the file `gate`; `stray`: its replay gives other tokens; `deadly`: the process ends at this token, each time.
+Parameters of a request: `until`: it ends when this file is there; `hold`, the number of tokens before which it waits
+for the file `gate`; `stray`: its replay gives other tokens; `deadly`: the process ends at this token, each time.
 """
 
 from __future__ import annotations

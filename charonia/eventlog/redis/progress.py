@@ -1,5 +1,5 @@
-"""Appends to and reads the progress of requests of resumable models. `append_progress.lua` has the rule, `take_groups.lua`
-deletes what is settled.
+"""Appends to and reads the progress of requests of resumable models. `append_progress.lua` has the rule,
+`take_groups.lua` deletes what is settled.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
     accepted_twice          one id accepted again
     unaccepted              a fact about a request that was never accepted, in a journal that still has its beginning
     unreadable              an entry that is no journal fact
-    trimmed_unfinished, end_unrecorded, uncarried   found beside the journal, by `charonia.operations.audit.model_audit`
+    trimmed_unfinished, end_unrecorded, uncarried, progress_left   found beside the journal, by
+                            `charonia.operations.audit.model_audit`
 
 An attempt that was batched and not started may be batched again: its executor gave it back unexecuted, as one that
 drains does. `started` is appended by executors outside a script: one that comes after the end, or after a later
@@ -43,6 +44,7 @@ class Rule(StrEnum):
     TRIMMED_UNFINISHED = "trimmed_unfinished"
     END_UNRECORDED = "end_unrecorded"
     UNCARRIED = "uncarried"
+    PROGRESS_LEFT = "progress_left"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ the rest of the log.
     trimmed_unfinished  an unsettled request that is to be journalled and of which a trimmed journal knows nothing
     end_unrecorded      a request settled in the log whose end is not in the journal
     uncarried           an unsettled job that no entry of its queue carries: it would never run
+    progress_left       progress of a request that has ended: a process of an older release has ended it
 
 The log moves on meanwhile. What looks wrong is therefore looked at again: the facts of a settlement are written in its
 own step, so a journal read on after the question holds them.
@@ -17,7 +18,7 @@ from itertools import islice
 from typing import Any
 
 from charonia import keys
-from charonia.eventlog.port import START, RequestLog
+from charonia.eventlog.port import START, AuditedLog
 from charonia.operations.queued import known_models, must_be_known, queued_of_model
 
 from .journal_audit import Finding, JournalAudit, Rule
@@ -38,7 +39,7 @@ class Scope:
 
 
 async def audit_models(
-    log: RequestLog, models: Sequence[str], scope: Scope, on_finding: OnFinding, listed_unfinished: int
+    log: AuditedLog, models: Sequence[str], scope: Scope, on_finding: OnFinding, listed_unfinished: int
 ) -> dict[str, Any]:
     """Audit these models, or all in the log. `clean` is the verdict; `on_finding` gets each finding.
 
@@ -55,7 +56,7 @@ async def audit_models(
 class _Auditing:
     """The audit of one model: the fold, and the position in the journal."""
 
-    def __init__(self, log: RequestLog, model: str, scope: Scope, on_finding: OnFinding) -> None:
+    def __init__(self, log: AuditedLog, model: str, scope: Scope, on_finding: OnFinding) -> None:
         self._log = log
         self._model = model
         self._scope = scope
@@ -74,6 +75,7 @@ class _Auditing:
         if self._scope.compare:
             await self._ends_without_record()
             await self._compare_with_queue()
+            await self._progress_of_ended()
         return self._report(listed_unfinished)
 
     async def _read_on(self) -> None:
@@ -117,6 +119,12 @@ class _Auditing:
         for request_id in await self._still_unsettled(list(uncarried)):
             text = "an active job that no queue entry carries"
             self._tell([self._audit.finding(Rule.UNCARRIED, request_id, text)])
+
+    async def _progress_of_ended(self) -> None:
+        ids = await self._log.progress_ids(self._model)
+        for request_id in sorted(set(ids).difference(await self._still_unsettled(ids))):
+            text = "settled in the log, and its progress is there still"
+            self._tell([self._audit.finding(Rule.PROGRESS_LEFT, request_id, text)])
 
     async def _active_jobs(self) -> set[bytes]:
         active: set[bytes] = set()

@@ -33,7 +33,7 @@ SECOND = 1_000_000_000
 class Model:
     """A decoupled model with one slot on executor `a`; batches of up to 4, or of one."""
 
-    def __init__(self, *, repeatable: bool = False, batching: bool = False) -> None:
+    def __init__(self, *, repeatable: bool = False, resumable: bool = False, batching: bool = False) -> None:
         self.scheduler = ModelScheduler("p")
         self.now_ns = 0
         interface = ModelInterface(
@@ -45,7 +45,7 @@ class Model:
             outputs={},
             decoupled=True,
             dynamic_batching=DynamicBatching() if batching else None,
-            parameters={"charonia.repeatable": "true"} if repeatable else {},
+            parameters={"charonia.repeatable": str(repeatable), "charonia.resumable": str(resumable)},
         )
         self.see(PolicyChanged(interface), VersionServed("a", 1, "h", 1))
 
@@ -134,6 +134,78 @@ def test_a_repeatable_model_is_run_again() -> None:
     (again,) = model.see(ExecutorLost("a"), VersionServed("b", 1, "h", 1))
     assert isinstance(again, DispatchBatch)
     assert again.attempts == (2,)
+
+
+def lost(model: Model, number: int, *events: Observation) -> list[Decision]:
+    """An executor is lost, long after the one before, and another comes."""
+    model.now_ns += 60 * SECOND
+    executor = chr(ord("a") + number)
+    return model.see(*events, ExecutorLost(executor), VersionServed(chr(ord(executor) + 1), 1, "h", 1))
+
+
+def test_a_resumable_request_that_goes_on_is_never_suspected() -> None:
+    model = Model(resumable=True, batching=True)
+    (batch,) = model.put(1)
+    for number in range(20):
+        (batch,) = lost(model, number, begun(batch, 1))
+        assert isinstance(batch, DispatchBatch)
+        assert (batch.suspects, batch.attempts) == ("", (number + 2,))
+
+
+def test_a_resumable_request_that_does_not_go_on_is_condemned_alone() -> None:
+    model = Model(resumable=True)
+    model.put(1)
+    said: list[str] = []
+    for number in range(4):
+        decisions = lost(model, number)
+        said += [one.suspects for one in decisions if isinstance(one, DispatchBatch)]
+        if condemned := [one for one in decisions if isinstance(one, CondemnRequest)]:
+            assert condemned[0].request.id == ident(1)
+            break
+    assert said == ["group", "apart", "apart"]
+    assert number == 3
+
+
+def test_progress_in_an_earlier_run_does_not_count() -> None:
+    model = Model(resumable=True)
+    (batch,) = model.put(1)
+    (batch,) = lost(model, 0, begun(batch, 1))
+    assert isinstance(batch, DispatchBatch)
+    assert batch.suspects == ""
+    (batch,) = lost(model, 1)
+    assert isinstance(batch, DispatchBatch)
+    assert batch.suspects, "it had nothing new in this run"
+    (batch,) = lost(model, 2, begun(batch, 1))
+    assert isinstance(batch, DispatchBatch)
+    assert batch.suspects == "", "it goes on again"
+
+
+def test_only_those_that_gave_nothing_new_are_suspected_of_a_death() -> None:
+    model = Model(resumable=True, batching=True)
+    model.put(0)
+    assert model.put(1, 2, 3) == []
+    (first,) = model.scheduler.outstanding()
+    assert first == "a"
+    decisions = model.see(BatchFinished("p-1", "a"))
+    (batch,) = [one for one in decisions if isinstance(one, DispatchBatch)]
+    assert len(batch.requests) == 3
+    model.see(begun(batch, 1, 3))
+    (again,) = model.see(died(batch, 1, 2, 3))
+    assert isinstance(again, DispatchBatch)
+    rest = model.see(BatchFinished(again.batch_id, "a"))
+    both = {tuple(r.id for r in one.requests): one.suspects for one in (again, *rest) if isinstance(one, DispatchBatch)}
+    assert both.pop((ident(1), ident(3))) == ""
+    assert list(both) == [(ident(2),)]
+    assert both[(ident(2),)] != ""
+
+
+def test_a_single_request_that_gave_something_new_outlives_the_death_of_its_instance() -> None:
+    model = Model(resumable=True)
+    (batch,) = model.put(1)
+    (again,) = model.see(begun(batch, 1), died(batch, 1))
+    assert isinstance(again, DispatchBatch)
+    decisions = model.see(died(again, 1))
+    assert [type(one) for one in decisions] == [CondemnRequest]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ TENSORS = "input { name: 'a' data_type: TYPE_FP32 dims: 3 } output { name: 'b' d
 MODEL = "name: 'm' backend: 'python' model_transaction_policy { decoupled: true } " + TENSORS
 
 
-def parameter(text: str) -> str:
-    return f"parameters {{ key: 'charonia.repeatable' value {{ string_value: '{text}' }} }} "
+SINGLE = "name: 'm' backend: 'python' " + TENSORS
+
+
+def parameter(text: str, key: str = "charonia.repeatable") -> str:
+    return f"parameters {{ key: '{key}' value {{ string_value: '{text}' }} }} "
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,31 @@ def test_what_a_model_declares(text: str, declared: bool) -> None:
 
 def test_without_a_word_a_model_is_not_run_again() -> None:
     assert not ModelInterface.of(normalise(parse(MODEL))).repeatable
+
+
+def test_a_resumable_model_is_repeatable() -> None:
+    config = normalise(parse(MODEL + parameter("true", "charonia.resumable")))
+    validate_instances(config)
+    interface = ModelInterface.of(config)
+    assert (interface.resumable, interface.repeatable) == (True, True)
+    plain = ModelInterface.of(normalise(parse(MODEL + parameter("true"))))
+    assert (plain.resumable, plain.repeatable) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (MODEL + parameter("perhaps", "charonia.resumable"), "must be true or false, got 'perhaps'"),
+        (SINGLE + parameter("true", "charonia.resumable"), "is for decoupled models without a sequence batcher"),
+        (
+            MODEL + "sequence_batching { } " + parameter("true", "charonia.resumable"),
+            "is for decoupled models without a sequence batcher",
+        ),
+    ],
+)
+def test_what_cannot_be_resumable(text: str, complaint: str) -> None:
+    with pytest.raises(InstanceError, match=r"parameter 'charonia\.resumable' " + complaint):
+        validate_instances(normalise(parse(text)))
 
 
 def test_another_word_keeps_the_model_from_loading() -> None:

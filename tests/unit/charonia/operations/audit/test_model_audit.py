@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from charonia import keys
+from charonia.eventlog.port import ProgressPart
 from charonia.facts.jobs import JobState
 
 Ids = Callable[[int], bytes]
@@ -62,6 +65,20 @@ async def test_a_job_that_nothing_carries_is_found(yard: Any, ids: Ids) -> None:
     await yard.job(ids(1))
     await yard.log.delete_stream(keys.queue("m", 0))
     assert await rules(yard) == ["uncarried"]
+
+
+async def test_progress_of_an_ended_request_is_found(yard: Any, ids: Ids, monkeypatch: pytest.MonkeyPatch) -> None:
+    await yard.job(ids(1))
+    await yard.log.append_progress("m", [ProgressPart(ids(1), 1, 0, [b"a"])])
+    assert await rules(yard) == []
+    read = yard.log.progress_ids
+
+    async def one_more(model: str) -> list[bytes]:
+        return [*await read(model), *([ids(2)] if model == "m" else [])]
+
+    monkeypatch.setattr(yard.log, "progress_ids", one_more)
+    document, _, _ = await yard.run("audit")
+    assert [(row["rule"], row["request"]) for row in document["findings"]] == [("progress_left", ids(2).hex())]
 
 
 async def test_after_a_trim_older_requests_are_no_findings(yard: Any, ids: Ids) -> None:
