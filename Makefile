@@ -23,7 +23,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve serve-torch test check test-backends test-dali test-tensorflow test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -73,10 +73,28 @@ serve-torch: $(VENV)/.torch ## the same with the examples of PyTorch and trees (
 	$(BIN)/python examples/build_digit_models.py
 	$(BIN)/charonia serve --model-repository examples/models_torch --model-repository examples/models_digits $(SERVE_FLAGS)
 
+$(VENV)/.llm: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,llm,llm-gguf]'
+	@touch $@
+
+define LLM_EXAMPLE
+When the server is ready:
+
+  curl -N localhost:8000/v2/models/smollm2/generate_stream -d '{"text_input": "The capital of France is", "stream": true,
+    "sampling_parameters": "{\"max_tokens\": 40, \"temperature\": 0}"}'
+
+endef
+export LLM_EXAMPLE
+
+serve-llm: $(VENV)/.llm ## the same with a language model (downloads OpenVINO and a model of 93 MB, converts it once)
+	$(BIN)/python examples/build_llm_model.py
+	@echo "$$LLM_EXAMPLE"
+	$(BIN)/charonia serve --model-repository examples/models_llm $(SERVE_FLAGS)
+
 # files as tests/conftest.py sorts them; more workers than processors, because tests wait for half of their time
 BY_FILE := --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.tested models  ## set everything up and run the tests
-	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/backends --ignore=tests/plugins -n 4 $(BY_FILE) --durations=10
+	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/backends --ignore=tests/plugins --ignore=tests/llm -n 4 $(BY_FILE) --durations=10
 	$(BIN)/python -m pytest tests/e2e -n 3 $(BY_FILE) --durations=10
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
@@ -99,6 +117,9 @@ test-dali: $(VENV)/.made ## install the plug-in for DALI (1.1 GB) in a venv of i
 	$(VENV)/dali/bin/python -m pip install -q --upgrade 'pip>=25.1'
 	$(VENV)/dali/bin/python -m pip install -q -c constraints.txt -e '.[cpu,embedded]' --group test ./plugins/dali 'scikit-learn>=1.5,<2'
 	$(VENV)/dali/bin/python -m pytest tests/plugins/test_dali_plugin.py
+
+test-llm: $(VENV)/.tested $(VENV)/.llm ## download a real language model (93 MB), and test the llm backend with it
+	$(BIN)/python -m pytest tests/llm --durations=10
 
 test-server: $(VENV)/.tested ## the tests of the log with another server than the wheel's; SERVER=redis-server
 	CHARONIA_TEST_SERVER='$(SERVER)' $(BIN)/python -m pytest tests/contract $(OF_SERVERS:%=tests/integration/test_%.py) -n 3 $(BY_FILE)
@@ -179,4 +200,4 @@ stack-test: $(VENV)/.tested models ## bring the compose stack up, scale, kill an
 	$(BIN)/python -m loadtest.stack $(STACK_FLAGS)
 
 clean:           ## remove what was built
-	rm -rf $(VENV) examples/models examples/models_torch examples/models_digits examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) examples/models examples/models_torch examples/models_digits examples/models_llm examples/.cache build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

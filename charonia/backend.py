@@ -603,6 +603,18 @@ class PlacedModel(Protocol):
     """Read for each instance that is made; "host" is what a model without this attribute wants."""
 
 
+@runtime_checkable
+class TextModel(Protocol):
+    """What a `Model` may be besides: one that generates text and knows its tokenizer, for gateways."""
+
+    async def text_assets(self) -> bytes:
+        """What `charonia.generation.text_assets.TextAssets.pack` gives; empty for a model without.
+
+        Called after `signature` and before the first instance; the executor stores it in the log under its digest and
+        names that in the configuration (`charonia.text_assets`).
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
     """What a model holds of one memory, all of its instances together. `kind` is CPU, CPU_PINNED or GPU."""
@@ -726,6 +738,7 @@ __all__ = [
     "StreamingInstance",
     "SubmittingInstance",
     "TensorSignature",
+    "TextModel",
     "Timings",
     "Wants",
     "WindowedInstance",

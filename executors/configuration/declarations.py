@@ -28,6 +28,7 @@ SHIPPED = {
     "tensorrt": "executors.backends.tensorrt:TensorRtBackend",
     "pytorch": "executors.backends.pytorch:PyTorchBackend",
     "fil": "executors.backends.fil:FilBackend",
+    "llm": "executors.backends.llm:LlmBackend",
 }
 """The same entry points as in pyproject.toml, in order of precedence. Only `_STAND_INS` replace any."""
 

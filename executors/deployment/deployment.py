@@ -65,6 +65,7 @@ class Deployment:
         self._lifecycle = lifecycle
         self._loader = loader
         self._announcer = announcer
+        loader.keep_assets = announcer.keep_blob
         self._metrics = metrics
         self._on_hung = on_hung
         self.serving: dict[tuple[str, int], LoadedVersion] = {}

@@ -8,6 +8,7 @@
                    {beside}: the number of an instance over arrays that runs several batches at once; another socket and
                    memory for it                       DONE  {shape, ...}
     MEMORY         nil                                 DONE  [[kind, device, bytes], ...] that the model holds
+    TEXT_ASSETS    nil                                 DONE  the assets of a `TextModel`, empty without
     HEALTH         number of an instance over arrays   DONE  whether it is ready
     FINALIZE       nil                                 DONE  nil
     EXECUTE        of a `BatchInstance`, over its own socket: [outputs, tensors, slot, output slot]

@@ -152,6 +152,12 @@ class IsolatedModel:
         either.answers_later = made.answers_later
         return either
 
+    async def text_assets(self) -> bytes:
+        """What its model says, see `TextModel`; empty for another one. Raises as `signature` does."""
+        running = next((process for process in self._processes.values() if process.dead is None), None)
+        process = running or await self._any()
+        return bytes(await process.load_call(self._source, Kind.TEXT_ASSETS, None))
+
     def memory(self) -> list[MemoryUse]:
         """What the models of its processes say that they hold. Not called in the event loop.
 

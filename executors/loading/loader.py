@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,14 @@ from charonia.backend import (
     ModelCalls,
     ModelSource,
     RequestInstance,
+    TextModel,
 )
 from charonia.batch_strategies import check_batch_strategy
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError, Unsupported
 from charonia.exchange.exchanging_instance import with_wanted_memory
+from charonia.generation.text_assets import digest_of
+from charonia.generation.text_tensors import ASSETS_PARAMETER
 from charonia.models.ensemble import Find
 from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.metric_control import unknown_families
@@ -98,6 +101,8 @@ class Loader:
         self._isolates = isolates
         self._require_sandbox = require_sandbox
         self._native_models = frozenset(native_models)
+        self.keep_assets: Callable[[str, bytes], Awaitable[None]] | None = None
+        """Stores the text assets of models under their digests, where gateways find them."""
         self.resource_grants = resource_grants
         self._host_policies = host_policies or HostPolicies({})
         self._open: dict[str, tuple[int, Model]] = {}
@@ -148,6 +153,7 @@ class Loader:
             try:
                 if self._auto_complete:
                     config = await opened.run(partial(_completed, model, source, written))
+                config = await self._with_assets(model, source, config)
                 if self._gpus > 0 and isinstance(model, IsolatedModel):
                     wants_gpu = await model.prefers_gpu()
             except BaseException:
@@ -187,6 +193,12 @@ class Loader:
             model = self._open.pop(directory.key)[1]
         else:
             model = await opened.run(partial(_loaded, opened.backend, source))
+        try:
+            config = await self._with_assets(model, source, config)
+        except BaseException:
+            await _close(model, source.name)
+            raise
+        source = replace(source, config=config)
         # of an isolated model the time limit ends its process, not the executor
         ceiling_s = 0.0 if isinstance(model, IsolatedModel) else max_execution_s(source)
         pool = InstancePool(
@@ -215,6 +227,25 @@ class Loader:
         return LoadedVersion(
             *(directory.key, source, interface, digest, pool, labels, warmed, load_ns, health_interval_s), memory=memory
         )
+
+    async def _with_assets(self, model: Model, source: ModelSource, config: ModelConfig) -> ModelConfig:
+        """The configuration with the digest of a version's text assets, which are stored before it is announced."""
+        try:
+            assets = await model.text_assets() if isinstance(model, TextModel) else b""
+        except CharoniaError:
+            raise
+        except Exception as error:
+            _log.exception("backend %s failed to give the text assets of %s", config.backend, source.name)
+            raise InternalError(f"{type(error).__name__}: {error}") from error
+        if not assets:
+            return config
+        digest = digest_of(assets)
+        if self.keep_assets is not None:
+            await self.keep_assets(digest, assets)
+        done = ModelConfig()
+        done.CopyFrom(config)
+        done.parameters[ASSETS_PARAMETER].string_value = digest
+        return done
 
     async def _load_ensemble(
         self, directory: ModelDirectory, version: int, config: ModelConfig, started: int

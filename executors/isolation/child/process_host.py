@@ -28,6 +28,7 @@ from charonia.backend import (
     RequestInstance,
     SelfCheckingInstance,
     StreamingInstance,
+    TextModel,
 )
 from charonia.errors import CharoniaError, InternalError
 from charonia.exchange.exchanging_instance import ExchangingInstance, with_wanted_memory
@@ -131,6 +132,8 @@ class ProcessHost:
             return await asyncio.to_thread(_memory_of, self._model)
         if frame.kind is Kind.PREFERS_GPU:
             return await asyncio.to_thread(prefers_gpu, self._backend)
+        if frame.kind is Kind.TEXT_ASSETS:
+            return await self._model.text_assets() if isinstance(self._model, TextModel) else b""
         if frame.kind is Kind.AUTO_COMPLETE:
             return signature_content(await self._model.signature())
         return (await self._create(self._model, content, passed)).content()

@@ -44,9 +44,12 @@ async def test_what_still_holds_is_said_again_and_nothing_else() -> None:
         ExecutorDraining("e"),
     ):
         await announcer.announce(fact)
+    await announcer.keep_blob("b", b"named in a fact")
     await log.delete_stream(keys.CONTROL)
+    await log.delete_keys([keys.blob("b")])
 
     await announcer.announce_again()
 
     said = [fact for entry in await log.range(keys.CONTROL) for fact in facts_of(entry)]
     assert said == [loaded, reloading, refused, sick_again, gone, scan, ExecutorDraining("e")]
+    assert await log.blob("b") == b"named in a fact"

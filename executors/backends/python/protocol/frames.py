@@ -44,8 +44,8 @@ class Kind(IntEnum):
 
     CANCEL and WINDOW carry the number of their EXECUTE and get no reply. RESPONSE answers one request of an EXECUTE,
     before or after its DONE. EXECUTE_COLUMNS is an EXECUTE in another form; its reply is COLUMNS when all answers have
-    one form. LOAD, CREATE, EXECUTE_STREAM, SLOT, STORED, PREFERS_GPU and MEMORY are of isolated native models
-    (`executors.isolation.forms`).
+    one form. LOAD, CREATE, EXECUTE_STREAM, SLOT, STORED, PREFERS_GPU, MEMORY and TEXT_ASSETS are of isolated native
+    models (`executors.isolation.forms`).
     The model process numbers its own requests (CALL, CONTROL), which are answered by ANSWERs and one
     LAST_ANSWER with that number.
     """
@@ -67,6 +67,7 @@ class Kind(IntEnum):
     STORED = 15
     PREFERS_GPU = 27
     MEMORY = 28
+    TEXT_ASSETS = 30
     READY = 16
     DONE = 17
     FAILED = 18

@@ -1,0 +1,75 @@
+"""The parameters of a language model: those of a model's configuration, else of `--backend-config=llm,...`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from charonia.backend import InstanceSpec, ModelSource
+from charonia.errors import InvalidArgument
+from executors.generation.step_scheduler import SchedulerSettings
+
+from .decoder import DecoderSettings
+
+KV_BLOCKS = "charonia.kv_blocks"
+KV_MEMORY = "charonia.kv_memory_mb"
+KV_PRECISION = "charonia.kv_precision"
+EXACT = "charonia.exact"
+PREFIX_CACHE = "charonia.prefix_cache"
+ADAPTER_SLOTS = "charonia.adapter_slots"
+ADAPTER_RANK = "charonia.adapter_rank"
+THREADS = "INFERENCE_NUM_THREADS"
+MAX_RUNNING, MAX_TOKENS = "max_num_seqs", "max_num_batched_tokens"
+_PRECISIONS = ("f32", "f16", "u8")
+_DEFAULT_MEMORY_MB = 1024
+_MOST_SLOTS_BY_DEFAULT = 8
+_DEFAULT_RANK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LlmSettings:
+    """How an instance runs: its decoder, and the bounds of its steps."""
+
+    decoder: DecoderSettings
+    scheduler: SchedulerSettings
+
+    @staticmethod
+    def of(spec: InstanceSpec, context: int, adapters: int) -> LlmSettings:
+        """Read the parameters. `context` is the model's, `adapters` how many it has.
+
+        Raises `InvalidArgument` for a value that makes no sense.
+        """
+        source = spec.source
+        sharers = max(1, sum(group.count for group in spec.interface.instance_groups if group.kind != "KIND_GPU"))
+        cores = len(spec.cores) or max(1, len(os.sched_getaffinity(0)) // sharers)
+        slots = source.integer(ADAPTER_SLOTS)
+        memory_mb = source.integer(KV_MEMORY)
+        decoder = DecoderSettings(
+            threads=source.integer(THREADS) or cores,
+            context=context,
+            blocks=source.integer(KV_BLOCKS) or None,
+            memory_bytes=(_DEFAULT_MEMORY_MB if memory_mb is None else memory_mb) << 20,
+            precision=_precision(source),
+            adapter_slots=min(adapters, _MOST_SLOTS_BY_DEFAULT) if slots is None else slots,
+            adapter_rank=source.integer(ADAPTER_RANK) or _DEFAULT_RANK,
+            exact=source.flag(EXACT) is not False,
+        )
+        usual = SchedulerSettings()
+        running = source.integer(MAX_RUNNING) or usual.max_num_seqs
+        return LlmSettings(
+            decoder,
+            SchedulerSettings(
+                max_num_seqs=running,
+                max_num_batched_tokens=source.integer(MAX_TOKENS) or max(usual.max_num_batched_tokens, 2 * running),
+                prefix_cache=source.flag(PREFIX_CACHE) is not False,
+            ),
+        )
+
+
+def _precision(source: ModelSource) -> str:
+    said = (source.parameter(KV_PRECISION) or _PRECISIONS[0]).lower()
+    if said not in _PRECISIONS:
+        raise InvalidArgument(
+            f"parameter '{KV_PRECISION}' of '{source.name}' must be {', '.join(_PRECISIONS)}, got '{said}'"
+        )
+    return said

@@ -1,0 +1,146 @@
+"""The configuration of a language model is completed, and what contradicts it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_files import write_gguf
+
+from charonia.backend import InstanceSpec, ModelSource
+from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
+from charonia.generation.text_tensors import INPUTS, OUTPUTS
+from charonia.models.interface import ModelInterface
+from executors.backends.llm import LlmBackend
+from executors.backends.llm.language_model import adapter_directories, find_model
+from executors.backends.llm.llm_backend import completed
+from executors.backends.llm.llm_settings import LlmSettings
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
+
+
+def config(text: str = "", **parameters: str) -> Any:
+    said = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()
+    )
+    return parse(f'name: "m" backend: "llm" {text} {said}')
+
+
+def spec(**parameters: str) -> InstanceSpec:
+    done = normalise(completed(config(**parameters)))
+    source = ModelSource("m", 1, Path("/none"), done)
+    return InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(done))
+
+
+def test_tensors_are_filled_in() -> None:
+    done = completed(config())
+    assert [item.name for item in done.input] == [tensor.name for tensor in INPUTS]
+    assert [item.name for item in done.output] == [tensor.name for tensor in OUTPUTS]
+    assert all(item.optional for item in done.input)
+    assert done.model_transaction_policy.decoupled
+    assert done.parameters["charonia.resumable"].string_value == "true"
+    assert completed(done) == done
+
+
+def test_what_is_written_stays() -> None:
+    done = completed(
+        config('output { name: "text_output" data_type: TYPE_STRING dims: -1 }', **{"charonia.resumable": "false"})
+    )
+    assert [item.name for item in done.output] == ["text_output"]
+    assert done.parameters["charonia.resumable"].string_value == "false"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("max_batch_size: 4", "max_batch_size must be 0"),
+        ('input { name: "x" data_type: TYPE_STRING dims: 1 }', "has no input 'x', it has text_input"),
+        ('input { name: "stream" data_type: TYPE_INT8 dims: 1 }', "input 'stream' of 'm' must be of type BOOL"),
+        ('output { name: "text_output" data_type: TYPE_STRING dims: 2 }', "output 'text_output' of 'm' must be"),
+    ],
+)
+def test_contradictions_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        completed(config(text))
+
+
+def test_parameters() -> None:
+    usual = LlmSettings.of(spec(), 2048, 0)
+    assert (usual.decoder.blocks, usual.decoder.memory_bytes, usual.decoder.exact) == (None, 1 << 30, True)
+    assert usual.decoder.adapter_slots == 0
+    assert LlmSettings.of(spec(), 2048, 20).decoder.adapter_slots == 8
+    changed = LlmSettings.of(
+        spec(
+            INFERENCE_NUM_THREADS="3",
+            max_num_seqs="300",
+            **{
+                "charonia.kv_blocks": "64",
+                "charonia.kv_precision": "U8",
+                "charonia.exact": "false",
+                "charonia.adapter_slots": "2",
+                "charonia.adapter_rank": "32",
+                "charonia.prefix_cache": "0",
+            },
+        ),
+        2048,
+        20,
+    )
+    decoder = changed.decoder
+    assert (decoder.threads, decoder.blocks, decoder.precision, decoder.exact) == (3, 64, "u8", False)
+    assert (decoder.adapter_slots, decoder.adapter_rank) == (2, 32)
+    assert (changed.scheduler.max_num_seqs, changed.scheduler.max_num_batched_tokens) == (300, 600)
+    assert not changed.scheduler.prefix_cache
+    with pytest.raises(InvalidArgument, match=r"'charonia.kv_precision' of 'm' must be f32, f16, u8, got 'f8'"):
+        LlmSettings.of(spec(**{"charonia.kv_precision": "f8"}), 2048, 0)
+
+
+def source(directory: Path, text: str = "", **parameters: str) -> ModelSource:
+    (directory / "1").mkdir(exist_ok=True)
+    return ModelSource("m", 1, directory, config(text, **parameters))
+
+
+async def test_files_are_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"model.gguf' or .*openvino_model.xml' for model 'm'"):
+        find_model(source(tmp_path))
+    with pytest.raises(InvalidArgument, match="outside the version directory"):
+        find_model(source(tmp_path, 'default_model_filename: "../x.gguf"'))
+    (tmp_path / "1" / "model.bin").touch()
+    with pytest.raises(InvalidArgument, match=r"reads .gguf and .xml, not 'model.bin'"):
+        find_model(source(tmp_path, 'default_model_filename: "model.bin"'))
+    (tmp_path / "1" / "openvino_model.xml").touch()
+    model = await LlmBackend().load(source(tmp_path))
+    with pytest.raises(InvalidArgument, match=r"has no tokenizer.json"):
+        await model.signature()
+
+
+def test_a_file_that_cannot_be_converted_says_why(tmp_path: Path) -> None:
+    place = {"charonia.conversions": str(tmp_path / "made")}
+    written = source(tmp_path, **place)
+    gguf = write_gguf(tmp_path / "1" / "any-name.gguf", {"tokenizer.ggml.tokens": ["a"]})
+    with pytest.raises(Unsupported, match="a tokenizer of the kind 'None'"):
+        find_model(written)
+    values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": ["a b"]}
+    write_gguf(gguf, values)
+    with pytest.raises(CharoniaError, match=r"any-name.gguf' (cannot|has to) be converted"):
+        find_model(written)
+    assert list((tmp_path / "made").iterdir()) == []  # nothing half made is left
+    (tmp_path / "file").touch()
+    with pytest.raises(InternalError, match=r"name another directory with 'charonia.conversions'"):
+        find_model(source(tmp_path, **{"charonia.conversions": str(tmp_path / "file" / "made")}))
+
+
+def test_adapters_are_found_by_name(tmp_path: Path) -> None:
+    root = source(tmp_path).version_directory
+    (root / "adapters" / "one").mkdir(parents=True)
+    (root / "multi_lora.json").write_text('{"two": "../loras/two"}')
+    found = adapter_directories(source(tmp_path), root)
+    assert found == {"one": str(root / "adapters" / "one"), "two": str(tmp_path / "loras" / "two")}
+    for content, reason in (
+        ("[", "is not JSON"),
+        ("[]", "must be an object"),
+        ('{"x": "/etc"}', "outside the model's"),
+    ):
+        (root / "multi_lora.json").write_text(content)
+        with pytest.raises(InvalidArgument, match=reason):
+            adapter_directories(source(tmp_path), root)
