@@ -1,0 +1,214 @@
+"""An instance over vLLM's AsyncLLM: each request is a task that reads its tokens from the engine.
+
+The engine batches by itself, so the instance takes the next batch at once. When the engine dies, all requests end with
+`InstanceDied`: the executor ends the process and makes the instance again, and an idle instance says so when its health
+is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from charonia.backend import InstanceDied, ModelRequest, ModelResponse, ResponseStream
+from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidArgument
+
+from .engine_arguments import EngineArguments
+from .prompt_requests import PromptRequest, embedding_request, is_embedding, prompt_request
+from .sampling_arguments import SamplingArguments, lora_number, sampling_arguments, scalar_kinds
+from .text_responses import embedding_response, text_response
+
+CANCELLED = "Request was cancelled"
+_FAILED = "Error generating stream: "
+
+
+class VllmInstance:
+    """A `StreamingInstance` over one engine, which it shuts down. `supported` are the engine's tasks."""
+
+    checks_health = True
+    reports_responses = False
+    """As Triton's, whose vLLM backend is a python model."""
+
+    def __init__(self, engine: Any, model: str, supported: frozenset[str], written: EngineArguments) -> None:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._engine = engine
+        self._model = model
+        self._supported = supported
+        self._written = written
+        self._names = frozenset(SamplingParams.__annotations__)
+        self._kinds = scalar_kinds(SamplingParams.__annotations__)
+        self._dead_errors: tuple[type[BaseException], ...] = (EngineDeadError,)
+        self._running: dict[int, asyncio.Task[None]] = {}
+        """By `id` of a request that is being executed."""
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        """Answer requests with the engine's tokens. Raises `InstanceDied` when the engine is dead."""
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(self._answer(request, index, responses)) for index, request in enumerate(requests)]
+        for request, task in zip(requests, tasks, strict=True):
+            self._running[id(request)] = task
+        responses.free()
+        try:
+            for ended in asyncio.as_completed(tasks):
+                await ended
+        finally:
+            for task in tasks:
+                task.cancel()
+            for request in requests:
+                self._running.pop(id(request), None)
+
+    def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
+        """End requests: the engine forgets them before its next step."""
+        for request in requests:
+            task = self._running.get(id(request))
+            if task is not None:
+                task.cancel(CANCELLED)
+
+    async def check_health(self) -> bool:
+        """Whether the engine is alive. Raises `InstanceDied` when it is not: it stays dead."""
+        try:
+            await self._engine.check_health()
+        except self._dead_errors as error:
+            raise self._death(error) from None
+        return True
+
+    async def close_instance(self) -> None:
+        """End running requests and the engine. A second call does nothing."""
+        for task in list(self._running.values()):
+            task.cancel(CANCELLED)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.shutdown)
+
+    # -- one request ---------------------------------------------------------------------------------------------------
+
+    async def _answer(self, request: ModelRequest, index: int, responses: ResponseStream) -> None:
+        """Answer one request. Raises `InstanceDied` and nothing else."""
+        error: CharoniaError
+        try:
+            if is_embedding(request):
+                await self._embed(request, index, responses)
+            else:
+                await self._generate(request, index, responses)
+            return
+        except InstanceDied:
+            raise
+        except self._dead_errors as dead:
+            raise self._death(dead) from None
+        except asyncio.CancelledError as cancelled:
+            if CANCELLED not in cancelled.args:
+                raise
+            error = Cancelled(CANCELLED)
+        except Exception as failure:
+            error = self._error_of(failure)
+        responses.send(index, ModelResponse(error=error), final=True)
+
+    async def _generate(self, request: ModelRequest, index: int, responses: ResponseStream) -> None:
+        self._check_task("generate")
+        asked = prompt_request(request)
+        sampling = sampling_arguments(asked.parameters, self._names, self._kinds)
+        lora = lora_number(sampling.lora, self._written.loras, enabled=self._written.enables_lora)
+        parameters = _sampling(sampling, streams=asked.streams)
+        outputs = self._engine.generate(
+            _prompt(asked), parameters, uuid.uuid4().hex, lora_request=_lora_request(sampling.lora, lora, self._written)
+        )
+        prompt = asked.text if asked.prepends_prompt else ""
+        async with contextlib.aclosing(outputs) as tokens:
+            async for output in tokens:
+                response = text_response(
+                    output.outputs,
+                    parameters.n,
+                    asked.returns,
+                    prompt=prompt,
+                    input_tokens=len(output.prompt_token_ids or ()),
+                    outputs=request.outputs,
+                )
+                responses.send(index, response, final=output.finished)
+                if output.finished:
+                    return
+                await responses.drain()
+        raise InternalError("the engine ended a request without a last output")
+
+    async def _embed(self, request: ModelRequest, index: int, responses: ResponseStream) -> None:
+        from vllm.outputs import EmbeddingRequestOutput
+        from vllm.pooling_params import PoolingParams
+
+        self._check_task("embed")
+        asked = embedding_request(request)
+        parameters = PoolingParams(task="embed", dimensions=asked.dimensions or None)
+        prompt = {"prompt_token_ids": list(asked.token_ids)} if asked.token_ids else asked.text
+        outputs: AsyncIterator[Any] = self._engine.encode(prompt, parameters, uuid.uuid4().hex)
+        async for output in outputs:
+            if output.finished:
+                found = EmbeddingRequestOutput.from_base(output)
+                response = embedding_response(
+                    found.outputs.embedding,
+                    asked.returns,
+                    input_tokens=len(found.prompt_token_ids),
+                    outputs=request.outputs,
+                )
+                responses.send(index, response, final=True)
+                return
+        raise InternalError("the engine ended a request without an output")
+
+    def _check_task(self, task: str) -> None:
+        if task not in self._supported:
+            raise InvalidArgument(f"Model {self._model} does not support '{task}' request")
+
+    def _error_of(self, failure: Exception) -> CharoniaError:
+        """The error of a request, in Triton's words: what vLLM refuses is the client's fault, the rest is not."""
+        from vllm.exceptions import VLLMClientError
+
+        cause = failure.__cause__ if not str(failure) and failure.__cause__ is not None else failure
+        text = str(cause) or type(cause).__name__
+        if isinstance(cause, CharoniaError):
+            plain = text.startswith("LoRA ")  # these come before the stream in Triton
+            return type(cause)(text if plain else _FAILED + text)
+        if isinstance(cause, VLLMClientError | ValueError):
+            return InvalidArgument(_FAILED + text)
+        return InternalError(_FAILED + text)
+
+    def _death(self, error: BaseException) -> InstanceDied:
+        return InstanceDied(f"the engine of model '{self._model}' is dead: {error}")
+
+
+def _sampling(sampling: SamplingArguments, *, streams: bool) -> Any:
+    """vLLM's parameters. Raises vLLM's errors."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
+    arguments = dict(sampling.arguments)
+    if sampling.structured is not None:
+        try:
+            arguments["structured_outputs"] = StructuredOutputsParams(**sampling.structured)
+        except TypeError as error:
+            raise InvalidArgument(str(error)) from None
+    return SamplingParams(**arguments, output_kind=kind)
+
+
+def _lora_request(name: str, number: int, written: EngineArguments) -> Any:
+    if not number:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(name, number, written.loras[name])
+
+
+def _prompt(asked: PromptRequest) -> Any:
+    """The prompt as vLLM takes it. Raises `InvalidArgument` for images that cannot be read."""
+    prompt: dict[str, Any] = {"prompt_token_ids": list(asked.token_ids)} if asked.token_ids else {"prompt": asked.text}
+    if asked.images:
+        from PIL import Image
+
+        try:
+            images = [Image.open(io.BytesIO(data)).convert("RGB") for data in asked.images]
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise InvalidArgument(f"'image' cannot be read: {error}") from None
+        prompt["multi_modal_data"] = {"image": images}
+    return prompt
