@@ -5,10 +5,13 @@ They are written to the board of the model's process, which the executor reads a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from executors.backends.python.api.metrics import Metric, MetricFamily
+
+_log = logging.getLogger(__name__)
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -24,15 +27,21 @@ def logger_factory(labels: Mapping[str, str]) -> Callable[..., Any]:
         """Counts what an engine says after each of its steps. Called in the event loop of the engine's client."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            self._metrics = EngineMetrics(labels, vllm_config.model_config.max_model_len)
+            self._metrics: EngineMetrics | None = EngineMetrics(labels, vllm_config.model_config.max_model_len)
 
         def record(
             self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
         ) -> None:
-            if scheduler_stats is not None:
-                self._metrics.scheduled(scheduler_stats)
-            if iteration_stats is not None:
-                self._metrics.iterated(iteration_stats)
+            if self._metrics is None:
+                return
+            try:
+                if scheduler_stats is not None:
+                    self._metrics.scheduled(scheduler_stats)
+                if iteration_stats is not None:
+                    self._metrics.iterated(iteration_stats)
+            except Exception:  # what these objects have changes with vLLM's releases; raised here, it ends the engine
+                _log.exception("[vllm] this release has other statistics: no more metrics")
+                self._metrics = None
 
         def log_engine_initialized(self) -> None: ...
 
@@ -46,8 +55,13 @@ class EngineMetrics:
         counter, gauge, histogram = MetricFamily.COUNTER, MetricFamily.GAUGE, MetricFamily.HISTOGRAM
         tokens = token_buckets(longest)
 
+        self._families: list[MetricFamily] = []
+        """Their series end with them."""
+
         def made(name: str, what: str, kind: int, buckets: tuple[float, ...] | None = None) -> Metric:
-            return MetricFamily(f"vllm:{name}", what, kind).Metric(labels, buckets)
+            family = MetricFamily(f"vllm:{name}", what, kind)
+            self._families.append(family)
+            return family.Metric(labels, buckets)
 
         self._prompt = made("prompt_tokens_total", "Number of prefill tokens processed.", counter)
         self._generated = made("generation_tokens_total", "Number of generation tokens processed.", counter)

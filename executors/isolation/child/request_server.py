@@ -129,6 +129,8 @@ class RequestServer:
                 assert isinstance(self._instance, SelfCheckingInstance)
                 content = await self._instance.check_health()
             self.link.send(Kind.DONE, frame.call, content)
+        except InstanceDied as death:
+            self._exit(death)
         except Exception as error:
             self._fail(frame.call, error)
         if frame.kind is Kind.FINALIZE:
@@ -142,14 +144,17 @@ class RequestServer:
             else:
                 await self._stream(call, requests)
         except InstanceDied as death:
-            sys.stderr.write(f"an instance of model '{self._model}' cannot be used any more: {death}\n")
-            sys.stderr.flush()
-            os._exit(_UNUSABLE)
+            self._exit(death)
         except Exception as error:
             self._fail(call, error)
         finally:
             self._requests.pop(call, None)
             self._running.pop(call, None)
+
+    def _exit(self, death: InstanceDied) -> None:
+        sys.stderr.write(f"an instance of model '{self._model}' cannot be used any more: {death}\n")
+        sys.stderr.flush()
+        os._exit(_UNUSABLE)
 
     def _fail(self, call: int, error: Exception) -> None:
         known = _known(error)
