@@ -414,7 +414,7 @@ class InstancePool:
 
     def replace_dead(self, instance: SelfCheckingInstance) -> bool:
         """Make an instance again that was found dead while it ran nothing; False: its next batch will."""
-        return any([worker.found_dead(instance) for worker in self._workers])
+        return any(worker.found_dead(instance) for worker in self._workers)
 
     def all_down(self) -> bool:
         return all(worker.down for worker in self._workers if not worker.passive)

@@ -19,9 +19,14 @@ _TYPES = {"prompt_token_ids": "INT32"}
 
 def generate(server: Server, text: str, model: str = "smol", **given: Any) -> tuple[int, dict[str, Any]]:
     """`generate`: the status and the answer. `given` are inputs and request parameters alike."""
-    body = json.dumps({"text_input": text, **given} if text else given).encode()
-    code, answer = server.request("POST", f"/v2/models/{model}/generate", body)
-    return code, json.loads(answer)
+    # an engine takes a minute to be made again
+    connection = http.client.HTTPConnection(server.http, timeout=300)
+    try:
+        connection.request("POST", f"/v2/models/{model}/generate", json.dumps({"text_input": text, **given}))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
 
 
 def text_of(server: Server, text: str, **given: Any) -> str:

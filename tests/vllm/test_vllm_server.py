@@ -1,4 +1,4 @@
-"""The `vllm` backend with a real engine behind `charonia serve` (`make test-vllm`): Triton's surface, and what we add."""
+"""The `vllm` backend with a real engine behind `charonia serve` (`make test-vllm`): Triton's surface, and more."""
 
 from __future__ import annotations
 
@@ -163,9 +163,7 @@ def test_what_cannot_be_done_is_the_clients_error_and_harms_no_other(
 
 
 def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
-    connections = [
-        open_stream(server, FRANCE, temperature=0, max_tokens=480, ignore_eos=True) for _ in range(3)
-    ]
+    connections = [open_stream(server, FRANCE, temperature=0, max_tokens=480, ignore_eos=True) for _ in range(3)]
     for _, response in connections:
         assert next_event(response) is not None
     wait_until(lambda: gauge(server, "num_requests_running") == 3, "three run")
@@ -173,7 +171,9 @@ def test_a_client_that_leaves_frees_its_place(server: Server) -> None:
         response.close()
         connection.close()
     # the engine's last step that reports anything may be that of the cancel: another request makes it step again
-    wait_until(lambda: text_of(server, "x", max_tokens=1) is not None and gauge(server, "num_requests_running") <= 1, "")
+    wait_until(
+        lambda: text_of(server, "x", max_tokens=1) is not None and gauge(server, "num_requests_running") <= 1, ""
+    )
     assert "Paris" in text_of(server, FRANCE, **GREEDY)
 
 
@@ -192,7 +192,7 @@ def test_metrics_have_tritons_names(server: Server) -> None:
         "request_params_n_bucket",
         "kv_cache_usage_perc",
     ):
-        assert f'vllm:{family}{{' in page, family
+        assert f"vllm:{family}{{" in page, family
     assert 'vllm:generation_tokens_total{model="smol",version="1"}' in page
 
 

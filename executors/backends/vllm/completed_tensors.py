@@ -33,9 +33,7 @@ def completed(written: ModelConfig) -> ModelConfig:
     inputs = {item.name for item in done.input}
     for tensor in (*INPUTS, *_OF_VLLM):
         if tensor.name not in inputs:
-            done.input.add(
-                name=tensor.name, data_type=_type(tensor), dims=list(tensor.dims), optional=tensor.optional
-            )
+            done.input.add(name=tensor.name, data_type=_type(tensor), dims=list(tensor.dims), optional=tensor.optional)
     outputs = {item.name for item in done.output}
     for tensor in OUTPUTS:
         if tensor.name not in outputs:

@@ -36,13 +36,21 @@ class EngineArguments:
     @property
     def devices(self) -> int:
         """How many devices one engine takes."""
-        return int(self.arguments.get("tensor_parallel_size", 1)) * int(
-            self.arguments.get("pipeline_parallel_size", 1)
-        )
+        return int(self.arguments.get("tensor_parallel_size", 1)) * int(self.arguments.get("pipeline_parallel_size", 1))
 
     @property
     def trusts_remote_code(self) -> bool:
         return _is_on(self.arguments.get("trust_remote_code", False))
+
+    def with_empty_slot(self) -> EngineArguments:
+        """The same with a slot for each adapter and one more, which stays empty.
+
+        For CPUs: vLLM's kernels there run a request without adapter with what is in the last slot, when one with an
+        adapter is in the same batch.
+        """
+        if not self.enables_lora or int(self.arguments.get("max_loras") or 1) > len(self.loras):
+            return self
+        return EngineArguments({**self.arguments, "max_loras": len(self.loras) + 1}, self.loras)
 
     def check_device(self, kind: str) -> None:
         """Raises `InvalidArgument` for an engine on several devices whose instance is of kind GPU: that is one."""

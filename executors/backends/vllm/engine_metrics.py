@@ -23,7 +23,7 @@ def logger_factory(labels: Mapping[str, str]) -> Callable[..., Any]:
     """What `AsyncLLM` takes as a factory of loggers. `labels` are those of every series."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    class EngineLogger(StatLoggerBase):
+    class EngineLogger(StatLoggerBase):  # type: ignore[misc]  # its types are not read
         """Counts what an engine says after each of its steps. Called in the event loop of the engine's client."""
 
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -75,9 +75,7 @@ class EngineMetrics:
             "e2e_request_latency_seconds", "Histogram of end to end request latency in seconds.", histogram, _REQUEST_S
         )
         self._prompts = made("request_prompt_tokens", "Number of prefill tokens processed.", histogram, tokens)
-        self._lengths = made(
-            "request_generation_tokens", "Number of generation tokens processed.", histogram, tokens
-        )
+        self._lengths = made("request_generation_tokens", "Number of generation tokens processed.", histogram, tokens)
         self._texts = made("request_params_n", "Histogram of the n request parameter.", histogram, _TEXTS)
         self._preempted = made("num_preemptions_total", "Number of requests that gave their blocks up.", counter)
         self._queried = made("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", counter)

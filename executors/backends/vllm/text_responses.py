@@ -52,8 +52,8 @@ def text_response(
 ) -> ModelResponse:
     """A response with an element for each of `texts` texts (parameter `n`), empty for those that gained nothing.
 
-    `prompt` is put before each. `outputs` are the requested names, empty for all; `token_ids` has those of all texts one
-    after the other, and `num_output_tokens` how many each has.
+    `prompt` is put before each. `outputs` are the requested names, empty for all. `token_ids` has those of all texts,
+    one after the other, and `num_output_tokens` how many each has.
     """
     found = [Described() for _ in range(texts)]
     for one in completions:
@@ -98,7 +98,11 @@ def _logprobs_text(logprobs: Sequence[Mapping[int, Any]] | None) -> str:
     return json.dumps(
         [
             {
-                token: {"logprob": max(one.logprob, _LEAST_LOGPROB), "rank": one.rank, "decoded_token": one.decoded_token}
+                token: {
+                    "logprob": max(one.logprob, _LEAST_LOGPROB),
+                    "rank": one.rank,
+                    "decoded_token": one.decoded_token,
+                }
                 for token, one in candidates.items()
             }
             for candidates in logprobs

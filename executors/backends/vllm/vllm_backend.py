@@ -98,8 +98,11 @@ def _set_environment(spec: InstanceSpec) -> None:
 
 async def _started(written: EngineArguments, spec: InstanceSpec) -> tuple[Any, frozenset[str]]:
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    if current_platform.is_cpu():
+        written = written.with_empty_slot()
     try:
         arguments = AsyncEngineArgs(**written.arguments)
     except TypeError as error:  # a name that it does not have
