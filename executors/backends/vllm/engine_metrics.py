@@ -85,7 +85,7 @@ class EngineMetrics:
         self._usage = made("kv_cache_usage_perc", "Share of the blocks of keys and values in use, 1 for all.", gauge)
 
     def scheduled(self, stats: Any) -> None:
-        """Take vLLM's `SchedulerStats`."""
+        """Take what vLLM says of its scheduler."""
         self._running.set(stats.num_running_reqs)
         self._waiting.set(stats.num_waiting_reqs + getattr(stats, "num_skipped_waiting_reqs", 0))
         self._usage.set(stats.kv_cache_usage)
@@ -93,7 +93,7 @@ class EngineMetrics:
         self._hits.increment(stats.prefix_cache_stats.hits)
 
     def iterated(self, stats: Any) -> None:
-        """Take vLLM's `IterationStats`."""
+        """Take what vLLM says of a step."""
         self._prompt.increment(stats.num_prompt_tokens)
         self._generated.increment(stats.num_generation_tokens)
         self._preempted.increment(stats.num_preempted_reqs)

@@ -20,7 +20,7 @@ _LEAST_LOGPROB = -9999.0
 
 
 class Completion(Protocol):
-    """What is used of vLLM's `CompletionOutput`. `text`, `token_ids` and `logprobs` are those since the last output."""
+    """What is used of one of vLLM's outputs. `text`, `token_ids` and `logprobs` are those since the last output."""
 
     index: int
     text: str
