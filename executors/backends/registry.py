@@ -116,7 +116,7 @@ class BackendRegistry:
 
 def has_own_environment(source: ModelSource, backend: Backend) -> bool:
     """Whether the libraries of a model are those of its own environment, in whose process its backend runs."""
-    return backend.isolation != "none" and ENVIRONMENT in source.config.parameters
+    return getattr(backend, "isolation", "none") != "none" and ENVIRONMENT in source.config.parameters
 
 
 def prefers_gpu(backend: Backend) -> bool:

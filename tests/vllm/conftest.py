@@ -12,18 +12,7 @@ from pathlib import Path
 
 import pytest
 from e2e_server import Server, start
-
-ENGINE = {
-    "dtype": "float32",
-    "max_model_len": 512,
-    "max_num_seqs": 8,
-    "max_num_batched_tokens": 512,
-    "enforce_eager": True,
-}
-LORAS = {"one": "lora_one", "two": "lora_two"}
-ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-"""GiB."""
-START_S = 400.0
+from vllm_engine import ENGINE, ENVIRONMENT, LORAS, START_S
 
 
 @pytest.fixture(scope="session")
