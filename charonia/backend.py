@@ -204,6 +204,10 @@ class ModelRequest:
     """How many responses it may be given for now, 0 for any number; a `WindowedInstance` is notified of more."""
     settled: bool = False
     """Its outcome is known already: no caller reads its responses."""
+    progress: Sequence[bytes] = ()
+    """Of a resumable model: the `ModelResponse.progress` of each response that the log accepted from earlier attempts,
+    from the first on. The instance gives the same responses for these again, at once and without running the model,
+    then goes on after them."""
 
 
 @dataclass(slots=True)
@@ -215,6 +219,10 @@ class ModelResponse:
     error: CharoniaError | None = None
     again: bool = False
     """There is no answer yet: the model wants another turn with this request (S41). For sequence batchers."""
+    progress: bytes = b""
+    """What a `StreamingInstance` of a resumable model (`charonia.resumable`) needs later to give this response again
+    without running the model, as token ids: it is in the log before the response is seen. Ignored of other models, and
+    of a final response."""
 
 
 class OpenCall(Protocol):

@@ -10,12 +10,16 @@ command or script ever names keys of two slots.
                              requests whose ids begin so (charonia.eventlog.redis.stored_records)
     n:{m}                    hash: `requests` and `bytes` unsettled, exact; `token` last fencing token, `owner`,
                              `paused`, what to keep of jobs and journal (`keep_*`), `kept` bytes of ended jobs,
-                             `lease:<gateway>` room reserved for its waves, `leased_*` the sums of those
+                             `lease:<gateway>` room reserved for its waves, `leased_*` the sums of those,
+                             `tk` once a request had progress
     f:{m}                    facts for the owning batcher
     n:{m}:<tenant>           hash: `requests` and `bytes` unsettled of one tenant
     job:{m}:<id>             hash of one job (`charonia.facts.jobs`): state, times, events, result
     jr:{m}:<id>              what a job has answered so far, all but the last, when its model answers more than once:
                              entry `<index + 1>-0`, with the attempt `a` and the response record `r`; gone with the job
+    tk:{m}:<id>              list: what a later attempt of a request of a resumable model is given of its responses so
+                             far, by index (`charonia.models.repeatable`); gone when the request is settled
+    tk:{m}                   set of the ids that have such a list
     idem:{m}:<key>           the job an idempotency key stands for, and the digest of what was asked
     ja:{m}, jd:{m}           sorted sets of job ids: active ones by time accepted, ended ones by time ended
     ja:{m}:x                 sorted set of active jobs that have a deadline, by that
@@ -118,6 +122,14 @@ def job(model: str, job_id: bytes) -> bytes:
 
 def job_responses(model: str, job_id: bytes) -> bytes:
     return f"jr:{tag(model)}:{job_id.hex()}".encode()
+
+
+def progress(model: str, request_id: bytes) -> bytes:
+    return f"tk:{tag(model)}:{request_id.hex()}".encode()
+
+
+def progress_index(model: str) -> bytes:
+    return f"tk:{tag(model)}".encode()
 
 
 def idempotency(model: str, key_digest: bytes) -> bytes:

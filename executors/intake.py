@@ -40,6 +40,7 @@ from .metrics import ExecutorMetrics
 from .running.instance_pool import LoadedVersion
 from .running.submitted_batch import Responses, SubmittedBatch, decode_entry
 from .settling.checkpoints import is_late, restore
+from .settling.progress_records import read_progress
 from .settling.response_writer import ResponseWriter
 from .settling.settlement import batch_died
 from .settling.settler import JournalledStarts, Outcome, OwnerReports, Settler
@@ -239,18 +240,27 @@ class Intake:
         self._accepted[header.batch_id] = (batch, loaded)
         blobs = self._payloads.map(records) if flags & FLAG_REFERENCE else []
         names = sequences.to_restore(header, records) if sequences is not None else []
-        if blobs or names:
-            self._tasks.spawn(self._guarded(batch, self._submit_fetched(batch, loaded, blobs, names)))
+        resumes = loaded.interface.resumable and max(header.attempts) > 1
+        if blobs or names or resumes:
+            self._tasks.spawn(self._guarded(batch, self._submit_fetched(batch, loaded, blobs, names, resumes=resumes)))
         else:
             loaded.pool.submit(batch)
 
     async def _submit_fetched(
-        self, batch: SubmittedBatch, loaded: LoadedVersion, blobs: list[RequestRecord], names: list[bytes]
+        self,
+        batch: SubmittedBatch,
+        loaded: LoadedVersion,
+        blobs: list[RequestRecord],
+        names: list[bytes],
+        *,
+        resumes: bool,
     ) -> None:
         if blobs:
             await self._payloads.fetch(blobs)
         if names:
             await restore(self._log, loaded, names)
+        if resumes:
+            await read_progress(self._log, batch)
         assert batch.header is not None
         if self._stopped:
             self.return_batch(self._forget(batch), batch.entry_id, DRAINS)

@@ -111,11 +111,20 @@ class Upkeep:
             self._trim_ns = now
             if self._owned.dispatched.streams_once:
                 await visible_requests(self._owned.log, self._owned.model, wall_ns() // 1000 - _MARKED_US)
+            if self._owned.dispatched.resumable:
+                await self._drop_progress()
             await self._owned.log.trim_journal(self._owned.model, await self._oldest_unfinished())
             condemned = self._owned.condemned
             if self._letters_size_bytes and condemned != self._letters_seen:
                 await trim_dead_letters(self._owned.log, self._owned.model, self._letters_size_bytes)
                 self._letters_seen = condemned
+
+    async def _drop_progress(self) -> None:
+        """Delete the progress of requests that a process of an older release has settled."""
+        log, model = self._owned.log, self._owned.model
+        ids = await log.progress_ids(model)
+        attempts = await log.unsettled(model, ids)
+        await log.drop_progress(model, [one for one, attempt in zip(ids, attempts, strict=True) if attempt < 0])
 
     async def _forget_expired(self) -> None:
         """Read on among the ended jobs: reading deletes expired ones. Settlements check the oldest only, and one with a

@@ -92,6 +92,8 @@ class DispatchedBatches:
         then, too: if an owner is lost with its executor, only the record distinguishes the next run from the run whose
         responses were visible.
         """
+        self.resumable = False
+        """A run goes on where the lost one was."""
         self.wanted: dict[bytes, int] = {}
         """How many responses are wanted, for requests whose callers limit them (S55)."""
 

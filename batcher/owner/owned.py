@@ -294,7 +294,10 @@ class OwnedModel:
         elif isinstance(fact, SlotFreed):
             self.observe(seen.SlotFreed(fact.batch_id, fact.executor))
         elif isinstance(fact, ResponsesBegun):
-            self.observe(seen.ResponsesBegun(fact.batch_id, fact.executor, frozenset(_ids_of(fact.ids))))
+            ids = frozenset(_ids_of(fact.ids))
+            self.observe(seen.ResponsesBegun(fact.batch_id, fact.executor, ids))
+            if self.dispatched.resumable and fact.batch_id in self.suspect_note.aboard:
+                self.spawn(self.suspect_note.clear(fact.batch_id, ids))
         elif isinstance(fact, ResponsesWanted):
             self.on_wanted(fact)
         elif isinstance(fact, RequestsRescheduled):
@@ -475,6 +478,7 @@ class OwnedModel:
                 return
             self.dispatched.streams = interface.decoupled
             self.dispatched.streams_once = interface.decoupled and not interface.repeatable
+            self.dispatched.resumable = interface.resumable
             if newest.content_hash != self._policy_hash:
                 self._policy_hash = newest.content_hash
                 self.observe(seen.PolicyChanged(interface, strategy_of(interface)))

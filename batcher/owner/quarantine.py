@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgpack
 
@@ -71,14 +72,33 @@ class SuspectNote:
         self._log = log
         self._key = keys.suspicions(model)
         self._executor = local_executor
-        self.aboard: dict[str, list[object]] = {}
+        self.aboard: dict[str, list[Any]] = {}
         """The content of the note by batch id."""
 
     async def write(self, decision: DispatchBatch) -> None:
         """Note a batch. Raises what the log raises."""
         members = [(request.id, request.losses_apart) for request in decision.requests]
         self.aboard[decision.batch_id] = [decision.executor, decision.suspects, members]
+        await self._put()
+
+    async def _put(self) -> None:
         await self._log.put_note(self._key, bytes(msgpack.packb(list(self.aboard.values()))), _KEPT_S)
+
+    async def clear(self, batch_id: str, ids: frozenset[bytes]) -> None:
+        """Requests of a batch are not suspected any more: they gave a response that no earlier run gave."""
+        executor, suspects, members = self.aboard[batch_id]
+        left = [member for member in members if member[0] not in ids]
+        if len(left) == len(members):
+            return
+        if left:
+            self.aboard[batch_id] = [executor, suspects, left]
+        else:
+            del self.aboard[batch_id]
+        with contextlib.suppress(CharoniaError):
+            if self.aboard:
+                await self._put()
+            else:
+                await self._log.delete_keys([self._key])
 
     async def read(self, queued: dict[bytes, RequestQueued]) -> list[BatchLost]:
         """The batches of a predecessor's note that have unsettled members among `queued`, and its end."""

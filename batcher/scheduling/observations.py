@@ -81,7 +81,9 @@ class RequestQueued(Struct, eq=False, gc=False):
     losses_apart: int = 0
     """How many executors were lost while they ran this request and nothing else of its model (`poison_isolation`)."""
     responding: bool = False
-    """A response of it is visible, and it has not ended: it is run again only if its model is repeatable."""
+    """A response of it is visible, and it has not ended: it is run again only if its model is repeatable. Of a resumable
+    model: this run has given a response that those before had not.
+    """
 
 
 QueuedRequest = RequestQueued

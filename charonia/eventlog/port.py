@@ -1,7 +1,7 @@
 """The log as services see it, by roles: who needs one of them is given that. Pure interface, no I/O.
 
-`Streams` (entries in order), `Work` (accepted requests) with `Waves` (many of them in one entry), `Jobs` (records and
-journal), `Sequences`, `Leases` (who owns what, who lives), `Notes` (values and times by key), `Statistics` and `Blobs`.
+`Streams` (entries in order), `Work` (accepted requests) with `Waves` (many of them in one entry), `Progress` (how far
+they are, of resumable models), `Jobs` (records and journal), `Sequences`, `Leases` (who owns what, who lives), `Notes` (values and times by key), `Statistics` and `Blobs`.
 `EventLog` is all of them, for who opens it and for parts that give it to others.
 
 Its adapter is `charonia.eventlog.redis` (Redis or Valkey >= 7.0, one server or a cluster); tests have one in memory
@@ -290,6 +290,45 @@ class Work(Protocol):
         """(level, lane) of every queue stream the model has had."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProgressPart:
+    """Records of one request, those of its responses `first_index`, `first_index + 1`, ... in this attempt."""
+
+    id: bytes
+    attempt: int
+    first_index: int
+    records: Sequence[bytes]
+
+
+FENCED = -1
+"""Of `Progress.append_progress`: the request is settled, unknown or at a later attempt."""
+OTHERWISE = -2
+"""The log has another record at one of these places."""
+
+
+class Progress(Protocol):
+    """How far requests of resumable models are: a record for each response that may be seen. It goes with the request,
+    when `Work.settle` ends it.
+    """
+
+    async def append_progress(self, model: str, parts: Sequence[ProgressPart]) -> list[int]:
+        """Append records, each request's at its own place; parts of one request follow one another.
+
+        Returns for each part how many records the request has. That is at least `first_index + len(records)` when they
+        were appended, or were before. Less than `first_index`: those before are missing, nothing was appended.
+        `FENCED` and `OTHERWISE` likewise. Only `Work.begin_attempt` fences earlier attempts.
+        """
+
+    async def progress(self, model: str, ids: Sequence[bytes]) -> list[list[bytes]]:
+        """The records of each request, by index. After `begin_attempt` only that attempt adds to them."""
+
+    async def progress_ids(self, model: str) -> list[bytes]:
+        """The requests that have records, in no order."""
+
+    async def drop_progress(self, model: str, ids: Sequence[bytes]) -> None:
+        """Delete the records of requests: for those that were settled by a release that does not know of them."""
+
+
 class Jobs(Protocol):
     """The jobs of a model, their records and events, and the journal."""
 
@@ -497,7 +536,7 @@ class ControlLog(Streams, Leases, Protocol):
     """The processes' messages to each other, and which processes live."""
 
 
-class EventLog(Streams, Work, Jobs, Sequences, Leases, Notes, Statistics, Blobs, Protocol):
+class EventLog(Streams, Work, Progress, Jobs, Sequences, Leases, Notes, Statistics, Blobs, Protocol):
     """All roles. One instance per process; safe for concurrent use from one event loop."""
 
     async def open(self) -> None:

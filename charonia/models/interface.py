@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from charonia.datatypes import DataType
 from protos import model_config_pb2 as pb
 
-from .repeatable import is_repeatable
+from .repeatable import is_repeatable, is_resumable
 from .scheduling import DynamicBatching
 from .sequence_batcher import SequenceBatching
 
@@ -134,10 +134,13 @@ class ModelInterface:
     """Whether request tensors have a leading batch dimension (T7)."""
     repeatable: bool = field(init=False)
     """Whether a request whose first responses were seen may be run again from its beginning."""
+    resumable: bool = field(init=False)
+    """Whether another run of a request is given the progress of the lost one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batching", self.max_batch_size > 0)
         object.__setattr__(self, "repeatable", is_repeatable(self.parameters))
+        object.__setattr__(self, "resumable", is_resumable(self.parameters))
 
     @property
     def has_ragged_input(self) -> bool:

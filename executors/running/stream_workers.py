@@ -175,6 +175,8 @@ class StreamWorker(Worker):
         assert batch.header is not None
         streamed = StreamedBatch(execution, batch.header.attempts, batch.unwanted, self._flow, batch.responses.writer)
         batch.stream = streamed
+        if batch.progress:
+            streamed.resume(batch.progress)
         for request_id, count in batch.allowed.items():
             streamed.allow(request_id, count)
         streamed.ask_to_end(batch.cancelled, None)
@@ -300,7 +302,9 @@ class StreamWorker(Worker):
                 streamed.fail_open(error, (index,), reason=OTHER)
                 continue
             sent.append(index)
-            requests.append(model_request(record, plan, inputs))
+            request = model_request(record, plan, inputs)
+            request.progress = streamed.accepted(index)
+            requests.append(request)
         if not sent:
             return
         instance = self._instance

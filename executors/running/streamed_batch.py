@@ -8,13 +8,13 @@ request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, StreamingInstance, WindowedInstance
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import CharoniaError, InternalError, ResourceExhausted
+from charonia.errors import CharoniaError, InternalError, ResourceExhausted, StreamInterrupted
 from charonia.wire import RequestRecord, pack_failure, pack_response
 from executors.batches.accounting import BACKEND, Executed, Execution, Failure, count_cancel, count_response
 from executors.batches.answers import request_outputs
@@ -28,6 +28,9 @@ MAX_UNWRITTEN_BYTES = 4 << 20
 """Unwritten responses that one instance may have. The instance must wait when it has more."""
 _RECORD_BYTES = 256
 """Overhead that is counted for each response."""
+
+DISAGREES = "its executor was lost, and the next run does not give the same responses"
+"""The end of a request of a resumable model that cannot go on as it began."""
 
 
 class FlowControl:
@@ -59,6 +62,7 @@ class RequestProgress:
     """The progress of one request."""
 
     __slots__ = (
+        "accepted",
         "attempt",
         "begun",
         "cancelled_ns",
@@ -67,6 +71,7 @@ class RequestProgress:
         "error",
         "first",
         "index",
+        "kept",
         "last_response_ns",
         "plan",
         "record",
@@ -94,6 +99,10 @@ class RequestProgress:
         self.error: CharoniaError | None = None
         """The error of the last response; None when that succeeded."""
         self.request: ModelRequest | None = None
+        self.accepted: Sequence[bytes] = ()
+        """The progress of the responses that earlier attempts gave."""
+        self.kept: list[bytes] = []
+        """The progress of all responses of a resumable model."""
 
     @property
     def blocked(self) -> bool:
@@ -116,6 +125,8 @@ class Outgoing:
     begins: bool = False
     rescheduled: bool = False
     """The request has not ended: the model rescheduled it (S41)."""
+    progress: bytes | None = None
+    """What the log must accept before the response is visible; None for nothing."""
 
 
 class Writer(Protocol):
@@ -143,6 +154,7 @@ class StreamedBatch:
         self.freed = asyncio.Event()
         self.last_response_ns = monotonic_ns()
         self.several = batch.interface.decoupled
+        self.resumable = batch.interface.resumable and self.several
         self.on_first: Callable[[RequestRecord], None] | None = None
         """Called for each request's first response, unless that is only the final flag."""
         self._unwanted = set(unwanted)
@@ -172,6 +184,19 @@ class StreamedBatch:
             )
             for index, plan in batch.planned
         }
+
+    def resume(self, progress: Mapping[bytes, Sequence[bytes]]) -> None:
+        """Have requests go on after the responses that the log accepted from earlier attempts."""
+        for one in self._requests.values():
+            one.accepted = progress.get(one.record.id, ())
+
+    def accepted(self, index: int) -> Sequence[bytes]:
+        """The progress of the responses that earlier attempts of a request gave."""
+        return self._requests[index].accepted
+
+    def kept(self, index: int, first: int, last: int) -> list[bytes]:
+        """The progress of a request's responses from index `first` up to `last`, without that."""
+        return self._requests[index].kept[first:last]
 
     def begin(self) -> None:
         """Pass on the requests that ended before they could run: rejected, left out, or past their deadline."""
@@ -216,7 +241,11 @@ class StreamedBatch:
     def notify_cancelled(self, instance: object, ids: Collection[bytes] | None = None) -> None:
         """Notify the model that open requests (all, or these) are cancelled."""
         found = [one for one in self._requests.values() if not one.ended and (ids is None or one.record.id in ids)]
-        requests = [one.request for one in found if one.request is not None]
+        self._notify(found, instance)
+
+    @staticmethod
+    def _notify(cancelled: Iterable[RequestProgress], instance: object) -> None:
+        requests = [one.request for one in cancelled if one.request is not None]
         if requests and isinstance(instance, CancellableInstance):
             instance.cancel_requests(requests)
 
@@ -277,7 +306,7 @@ class StreamedBatch:
             return final
         if response is not None:
             one.error = response.error
-            if self.on_first is not None and one.response_index == 0:
+            if self.on_first is not None and one.response_index == 0 and not one.accepted:
                 self.on_first(one.record)
         try:
             if response is not None and response.again:
@@ -294,6 +323,11 @@ class StreamedBatch:
         except CharoniaError as error:
             one.error = error
             record = self._failure(one, error, final=final)
+        if one.response_index < len(one.accepted) and not self._agrees(one, response, final=final):
+            self._end_disagreeing(one)
+            return True
+        if self.resumable and response is not None and not final:
+            one.kept.append(response.progress)
         if self.reports and response is not None:
             kind: Literal["success", "fail", "empty"] = "success" if response.outputs else "empty"
             counts = self.batch.executed.responses.setdefault(one.index, {})
@@ -361,10 +395,31 @@ class StreamedBatch:
             return
         if final:
             self._end_request(one, record)
+        elif record and self.resumable:
+            is_new = one.response_index >= len(one.accepted)
+            progress = one.kept[-1] if is_new else None
+            begins = is_new and not one.begun
+            self._put(Outgoing(self, one.index, one.response_index, record, False, begins, progress=progress))
+            one.begun |= is_new
         elif record:
             self._put(Outgoing(self, one.index, one.response_index, record, False, not one.begun))
             one.begun = True
         one.response_index += 1
+
+    @staticmethod
+    def _agrees(one: RequestProgress, response: ModelResponse | None, *, final: bool) -> bool:
+        """Whether a response is the one that an earlier attempt gave in its place, or an error that ends the request."""
+        if final:
+            return response is not None and response.error is not None
+        return response is not None and response.progress == one.accepted[one.response_index]
+
+    def _end_disagreeing(self, one: RequestProgress) -> None:
+        """End a request whose responses were not repeated: no reader may get those of two runs mixed."""
+        one.cut = True
+        one.error = StreamInterrupted(DISAGREES)
+        self._count_failure(one, one.error)
+        self._end_request(one, self._failure(one, one.error, final=True))
+        self._notify([one], self.instance)
 
     def _end_request(self, one: RequestProgress, record: bytes) -> None:
         one.ended = True

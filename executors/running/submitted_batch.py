@@ -85,6 +85,8 @@ class SubmittedBatch(Struct, eq=False):
     responses: Responses | None = None
     allowed: dict[bytes, int] = field(default_factory=dict)
     """By request id: how many responses are wanted, as far as reported before the batch ran."""
+    progress: dict[bytes, list[bytes]] = field(default_factory=dict)
+    """By request id: what the log accepted from earlier attempts, of a resumable model."""
     ended: set[bytes] = field(default_factory=set)
     """The ids of its requests that had their final response."""
     steps: BatchSteps | None = None

@@ -1,7 +1,7 @@
 """Writes responses of streamed batches to the log as soon as they are made: in order, one write at a time.
 
 Responses made during a write go with the next one, in one entry per endpoint. A job's responses are stored before they
-are visible. The owner of a batch is notified of a request's first response in the write that makes it visible. Final
+are visible, and so is the progress of a resumable model's (`progress_records`). The owner of a batch is notified of a request's first response in the write that makes it visible. Final
 responses are written with the settlement of their requests (`settler`).
 """
 
@@ -27,6 +27,7 @@ from executors.batches.batch_payloads import Payloads
 from executors.running.streamed_batch import Outgoing, StreamedBatch
 from executors.running.submitted_batch import SettlePart, SubmittedBatch
 
+from .progress_records import append_progress
 from .settler import OwnerReports
 
 _log = logging.getLogger(__name__)
@@ -137,6 +138,8 @@ class ResponseWriter:
         by_batch: dict[StreamedBatch, list[Outgoing]] = {}
         for one in waiting:
             by_batch.setdefault(one.batch, []).append(one)
+        if any(streamed.resumable for streamed in by_batch):
+            await self._append_progress(by_batch)
         facts: list[Awaitable[object]] = []
         for streamed, ones in by_batch.items():
             if (known := self._open.get(streamed)) is not None:
@@ -169,6 +172,16 @@ class ResponseWriter:
         replies = [self._append(reply.stream, reply.fields) for reply in replies_of(sent)]
         # one write, in this order: the log's connection keeps the order of calls of one tick
         await asyncio.gather(*facts, *replies, *settlements)
+
+    async def _append_progress(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
+        """Append the progress of responses; those that the log refuses are left out, and their requests cancelled."""
+        known = {streamed: self._open[streamed][0] for streamed in by_batch if streamed in self._open}
+        for streamed, refused in (await append_progress(self._log, known, by_batch)).items():
+            batch = known[streamed]
+            if late := sum(batch.records[index].id not in batch.unwanted for index in refused):
+                _log.warning("%d requests run elsewhere by now, or have ended: their responses are dropped", late)
+            self._unwanted(batch, frozenset(batch.records[index].id for index in refused))
+            by_batch[streamed] = [one for one in by_batch[streamed] if one.final or one.index not in refused]
 
     async def _keep(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
         """Store the responses of jobs, all but final ones. A job that takes no more is cancelled."""

@@ -14,7 +14,7 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import ResourceExhausted
-from charonia.eventlog.port import EventLog, Limits
+from charonia.eventlog.port import EventLog, Limits, ProgressPart
 from charonia.eventlog.redis import open_log
 from charonia.facts.jobs import JobEnd, JobState, NewJob
 from charonia.facts.journal import read_facts
@@ -32,6 +32,7 @@ class Calls:
         self.known: list[bytes] = []
         self.jobs: list[bytes] = []
         self.accepted = 0
+        self.progress: dict[bytes, int] = {}
 
     def ids(self) -> tuple[list[bytes], str]:
         """New ids: a group from 0 on, a group with gaps, members of an earlier group, or ids of their own."""
@@ -63,6 +64,17 @@ class Calls:
             found = [*found, self.random.randbytes(16), *found[:1]]
         return found
 
+    def part(self, request_id: bytes) -> ProgressPart:
+        """Records that follow the earlier ones, repeat some, leave some out, or differ from them."""
+        first = self.progress.get(request_id, 0)
+        if self.random.random() < 0.3:
+            first = max(0, first + self.random.choice([-2, -1, 1]))
+        count = self.random.choice([1, 1, 3])
+        self.progress[request_id] = first + count
+        odd = self.random.random() < 0.05
+        records = [b"odd" if odd else b"%d" % number for number in range(first, first + count)]
+        return ProgressPart(request_id, self.random.choice([0, 1, 2, 3]), first, records)
+
     def one(self) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
         choice = self.random.random()
         journalled = self.random.random() < 0.5
@@ -87,8 +99,10 @@ class Calls:
             told = [one for one in ids if self.random.random() < 0.7] if journalled else []
             attempt = self.random.choice([1, 1, 1, 2, 3, 120])
             return "begin_attempt", ("m", TOKEN, ids, attempt), {"jobs": jobs, "journalled": told, "executor": "x"}
-        if choice < 0.65:
+        if choice < 0.62:
             return "unsettled", ("m", self.some()), {}
+        if choice < 0.72:
+            return "append_progress", ("m", [self.part(one) for one in self.some()]), {}
         ids = self.some()
         attempt = self.random.choice([0, 1, 1, 2, 2**31 - 1])
         mixed = self.random.random() < 0.2
@@ -128,6 +142,8 @@ async def state_of(log: EventLog, calls: Calls) -> dict[str, object]:
         "tenants": await log.pending_of_tenants("m", TENANTS[3:]),
         "unsettled": await log.unsettled("m", calls.known),
         "lanes": await log.lanes("m"),
+        "progress": await log.progress("m", calls.known),
+        "in progress": sorted(await log.progress_ids("m")),
         "statistics": {name: value for name, value in statistics.items() if value},
         "journal": journal,
         "jobs": {
@@ -159,3 +175,4 @@ async def test_a_server_and_the_memory_agree(seed: int, fresh_log_url: str, log_
     await server.close()
     with log_client() as client:
         assert client.exists(keys.unsettled("m")) == 0
+        assert client.keys(keys.progress_index("m") + b"*") == []

@@ -13,7 +13,7 @@ from guarded_server import ROLES, GuardedServer
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.eventlog.port import Limits, Reply
+from charonia.eventlog.port import Limits, ProgressPart, Reply
 from charonia.eventlog.redis import RedisLog
 from charonia.facts.jobs import JobEnd, JobState, NewJob
 
@@ -82,6 +82,22 @@ async def test_a_batcher_forgets_sequences_that_nobody_goes_on_with(server: Guar
         assert watcher.hlen(keys.live_sequences(M)) == 1
         await batcher.forget_sequences(M, {b"one": b"run"})
         assert watcher.hlen(keys.live_sequences(M)) == watcher.hlen(keys.sequence_states(M)) == 0
+    assert refused(server) == set()
+
+
+async def test_progress_goes_with_whoever_ends_its_request(server: GuardedServer, opened: Any) -> None:
+    gateway, batcher, executor = await opened("gateway"), await opened("batcher"), await opened("executor")
+    operator = await opened("operator")
+    ids = [bytes(15) + bytes([n]) for n in range(4)]
+    await gateway.accept(M, 0, 0, [(one, 1) for one in ids], [b"r", b"x"], Limits())
+    assert await executor.append_progress(M, [ProgressPart(one, 1, 0, [b"a"]) for one in ids]) == [1] * 4
+    assert await executor.append_progress(M, [ProgressPart(ids[0], 1, 0, [b"a", b"b"])]) == [2]
+    assert await executor.progress(M, ids[:2]) == [[b"a", b"b"], [b"a"]]
+    assert sorted(await batcher.progress_ids(M)) == sorted(await operator.progress_ids(M)) == ids
+    for log, one in zip((gateway, batcher, executor, operator), ids, strict=True):
+        assert await log.settle(M, [(one, 1)], None, []) == [True]
+    assert await operator.progress_ids(M) == []
+    await batcher.drop_progress(M, ids)
     assert refused(server) == set()
 
 

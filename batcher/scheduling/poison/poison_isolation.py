@@ -22,6 +22,10 @@ Where the batcher is in the executor's process it goes with it. What it dispatch
 takeover, it notes in the log first (`batcher.owner.quarantine`); its successor begins with these losses (`BatchLost`).
 The first end is not noted, so an ordinary batch in a note is the second, and its members run apart at once.
 
+A request of a resumable model that gave a new response in a run is not blamed for that run's end, by either rule, and its
+earlier losses are forgotten: it is queued again as it was. One that ends whatever runs it gives none, or at most as many
+as it has: each run is paid with a response (ADR 0044).
+
 A batch that finishes clears its members, for they are settled. Nothing here limits attempts: losses and returns are the
 infrastructure's. Losses are counted by the owner; another one starts from zero.
 """
@@ -160,7 +164,7 @@ class Blame:
         for request in self._counted.pop(executor, ()):
             stalls = self._stalls.get(request.id, 0)
             if stalls < MAX_STALLS:
-                request.losses_apart -= 1
+                request.losses_apart = max(0, request.losses_apart - 1)
                 self._stalls.pop(request.id, None)
                 self._stalls[request.id] = stalls + 1
                 if len(self._stalls) > _MOST_REQUESTS:

@@ -122,6 +122,7 @@ class RequestLedger:
         "queued",
         "queueing",
         "repeatable",
+        "resumable",
         "takes_waves",
     )
 
@@ -131,7 +132,7 @@ class RequestLedger:
         """None until the first configuration is known."""
         self.takes_waves = False
         self.queueing = QueueRules.of(None)
-        self.repeatable = False
+        self.repeatable = self.resumable = False
         self._admitted: dict[bytes, int] = {}
         """How many requests of a burst wave are still to arrive, by the prefix of their ids, where the queue has a
         bound.
@@ -151,7 +152,7 @@ class RequestLedger:
         """Whether the rules of this configuration differ from the previous ones."""
         batching, queueing = BatchRules.of(interface, strategy), QueueRules.of(interface)
         self.model = interface.name
-        self.repeatable = interface.repeatable
+        self.repeatable, self.resumable = interface.repeatable, interface.resumable
         changed = batching != self.batching or queueing != self.queueing
         self.batching, self.queueing = batching, queueing
         self.takes_waves = batching.takes_waves

@@ -74,7 +74,7 @@ class Recalls:
         together = [counted for lost_ns, counted in self._lately if since_ns < lost_ns]
         for counted in together:
             for request in counted:
-                request.losses_apart -= 1
+                request.losses_apart = max(0, request.losses_apart - 1)
             counted.clear()
         mine: list[QueuedRequest] = []
         self._counted = None if together else mine
@@ -85,13 +85,32 @@ class Recalls:
         """No request is to blame: the requests of a batch return to the front of their levels."""
         state = self._state
         batch, left = state.recall(batch_id, why, now_ns, decisions)
+        if state.ledger.resumable:
+            for request in left:
+                request.responding = False  # not in its next run so far
         if batch.suspects is not None:
             self._isolate(batch.version, left).add(left, apart=batch.apart, until_ns=batch.suspects.until_ns)
             return
-        for request in reversed(left):
+        self._put_back(batch.version, left)
+
+    def _put_back(self, version: int, requests: list[QueuedRequest]) -> None:
+        """These requests return to the front of their levels."""
+        state = self._state
+        for request in reversed(requests):
             state.ledger.count_again(request)
             state.set_lane(request)
-            state.versions[batch.version].queue.put_back(request)
+            state.versions[version].queue.put_back(request)
+
+    def _spare(self, version: int, left: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Queue the requests that gave new responses in this run again as they were; returns the others."""
+        if not self._state.ledger.resumable:
+            return left
+        progressed = [request for request in left if request.responding]
+        for request in progressed:
+            request.responding = False
+            request.losses_apart = 0
+        self._put_back(version, progressed)
+        return [request for request in left if request not in progressed]
 
     def die(self, event: BatchDied, now_ns: int, decisions: list[Decision]) -> None:
         state = self._state
@@ -107,6 +126,7 @@ class Recalls:
             self.take_back(event.batch_id, event.reason, now_ns, decisions)
             return
         _, left = state.recall(event.batch_id, event.reason, now_ns, decisions, suspect=True)
+        left = self._spare(batch.version, left)
         if batch.requests and not left:
             return
         if event.in_company and len(batch.requests) == 1:
@@ -136,6 +156,7 @@ class Recalls:
 
     def _lose_batch(self, batch_id: str, now_ns: int, decisions: list[Decision]) -> None:
         batch, left = self._state.recall(batch_id, "its executor was lost", now_ns, decisions, suspect=True)
+        left = self._spare(batch.version, left)
         if batch.requests and not left:
             return
         if batch.suspects is None or len(batch.requests) > 1:

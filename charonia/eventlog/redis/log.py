@@ -24,6 +24,7 @@ from .commands import Commands, pack_append
 from .durability import QUESTIONS, Durability, Server
 from .epoch import Epoch, new_epoch
 from .jobs import Jobs
+from .progress import Progress
 from .reader import RedisReader
 from .server.address import Address, parse_address
 from .server.hot_connection import Connection
@@ -39,7 +40,7 @@ _OLDEST_VERSION = (7, 0)
 _LOADING_PATIENCE_S = 60.0
 
 
-class RedisLog(Work, Jobs):
+class RedisLog(Work, Progress, Jobs):
     """`EventLog` on Redis or Valkey >= 7.0 at the URL of one server or of its sentinels (see `address`).
 
     `on_state(up)` is called in the event loop when the connection is lost and found again. `durability` is the default
@@ -73,6 +74,7 @@ class RedisLog(Work, Jobs):
         self._durability = Durability(self._connection, self._connect, level)
         commands = Commands(self._connection, self._durability)
         Work.__init__(self, commands)
+        Progress.__init__(self, commands)
         Jobs.__init__(self, commands)
         self.waves = RedisWaves(commands, self._connection, self._durability)
 

@@ -42,6 +42,7 @@ BEGIN_REQUESTS = load("begin_requests")
 ADD_JOB_EVENT = load("add_job_event")
 JOB_POSITION = load("job_position")
 ADD_JOB_RESPONSES = load("add_job_responses")
+APPEND_PROGRESS = load("append_progress")
 FORGET_ENDED = load("forget_ended")
 FORGET_SEQUENCES = load("forget_sequences")
 KEEP_STATES = load("keep_states")
@@ -65,6 +66,7 @@ ALL = (
     ADD_JOB_EVENT,
     JOB_POSITION,
     ADD_JOB_RESPONSES,
+    APPEND_PROGRESS,
     FORGET_ENDED,
     FORGET_SEQUENCES,
     KEEP_STATES,

@@ -2,7 +2,8 @@
 --
 -- unsettled  u:{m}; a request won is marked in its group's value, a group without others is deleted
 -- counters   n:{m}; `requests` and `bytes` shrink by what was won, and so do those of n:{m}:<tenant>, which is deleted
---            with its last request (the tenants are named in the values)
+--            with its last request (the tenants are named in the values). `tk` says that requests may have progress:
+--            then tk:{m}:<id> of each that was won is deleted, and its id leaves tk:{m}
 -- at         the ARGV index of the first group name; `groups` names are followed by as many strings of last bytes
 -- attempts   one number for all requests, or one for each, comma separated
 --
@@ -43,9 +44,36 @@ local function take_members(value, lasts, attempt_of)
   return left, table.concat(mask), requests, freed, string.match(value, ':(.+)$', tail)
 end
 
+-- Delete the progress of the requests won, all of them without a mask (see append_progress.lua).
+local function drop_progress(counters, at, groups, mask)
+  local index = 'tk:' .. string.sub(counters, 3)
+  local ids, names, number = {}, {}, 0
+  for k = 0, groups - 1 do
+    local name, lasts = ARGV[at + k], ARGV[at + groups + k]
+    for i = 1, #lasts do
+      number = number + 1
+      if not mask or string.byte(mask, number) == 49 then
+        local id = name .. string.sub(lasts, i, i)
+        ids[#ids + 1] = id
+        names[#names + 1] = index .. ':' .. string.gsub(id, '.', function(char)
+          return string.format('%02x', string.byte(char))
+        end)
+      end
+    end
+  end
+  for from = 1, #ids, 4000 do
+    local to = math.min(from + 3999, #ids)
+    if redis.call('SREM', index, unpack(ids, from, to)) > 0 then
+      redis.call('UNLINK', unpack(names, from, to))
+    end
+  end
+end
+
+-- Returns whether requests of the model may have progress.
 -- Reading both numbers and writing them back is one effect to be replicated and kept, not two.
 local function count_out(counters, requests, freed, tenant)
-  local now = redis.call('HMGET', counters, 'requests', 'bytes')
+  local now = redis.call('HMGET', counters, 'requests', 'bytes', 'tk')
+  local progress = now[3]
   redis.call('HSET', counters, 'requests', (now[1] or 0) - requests, 'bytes', (now[2] or 0) - freed)
   if tenant then
     local key = counters .. ':' .. tenant
@@ -56,6 +84,7 @@ local function count_out(counters, requests, freed, tenant)
       redis.call('HSET', key, 'requests', (now[1] or 0) - requests, 'bytes', (now[2] or 0) - freed)
     end
   end
+  return progress
 end
 
 local function take_groups(unsettled, counters, at, groups, attempts)
@@ -70,7 +99,9 @@ local function take_groups(unsettled, counters, at, groups, attempts)
         size, tenant = tonumber(string.match(rest, '^%d+')), string.match(rest, ':(.+)$')
       end
       redis.call('HDEL', unsettled, ARGV[at])
-      count_out(counters, #ARGV[at + 1], size, tenant)
+      if count_out(counters, #ARGV[at + 1], size, tenant) then
+        drop_progress(counters, at, groups, nil)
+      end
       return nil
     end
   end
@@ -126,11 +157,13 @@ local function take_groups(unsettled, counters, at, groups, attempts)
   for from = 1, #changed, 4000 do
     redis.call('HSET', unsettled, unpack(changed, from, math.min(from + 3999, #changed)))
   end
+  local progress = nil
   for tenant, taken in pairs(tenants) do
-    count_out(counters, taken[1], taken[2], tenant ~= '' and tenant or nil)
+    progress = count_out(counters, taken[1], taken[2], tenant ~= '' and tenant or nil)
   end
-  if won == seen then
-    return nil
+  local mask = won < seen and joined_masks(masks, at, groups) or nil
+  if progress then
+    drop_progress(counters, at, groups, mask)
   end
-  return joined_masks(masks, at, groups)
+  return mask
 end

@@ -70,9 +70,13 @@ def requests_content(requests: Sequence[ModelRequest]) -> tuple[list[Any], list[
             request.flags,
             tensors,
         )
-        if request.trace is not None or request.window:
+        if request.trace is not None or request.window or request.progress:
             item = (*item, *(_traced(request.trace.context) if request.trace is not None else (b"", None)))
-        content.append((*item, request.window) if request.window else item)
+        if request.progress:
+            item = (*item, request.window, request.progress)
+        elif request.window:
+            item = (*item, request.window)
+        content.append(item)
     return content, data
 
 
@@ -172,7 +176,8 @@ def _responses(frame: Frame, replies: Sequence[Any]) -> list[ModelResponse | Non
         failure, parameters, tensors, *again = reply
         if failure is not None:
             code, message = failure
-            responses.append(ModelResponse(parameters=parameters, error=CharoniaError.of(code, message)))
+            error = CharoniaError.of(code, message)
+            responses.append(ModelResponse(parameters=parameters, error=error, progress=_progress_in(again)))
             continue
         outputs = []
         for name, number, shape, size in tensors:
@@ -181,8 +186,14 @@ def _responses(frame: Frame, replies: Sequence[Any]) -> list[ModelResponse | Non
             if len(data) != size:
                 raise FrameError("the replies of a model process describe more bytes than it sent")
             outputs.append(Tensor(name, DataType.of_number(number), tuple(shape), data))
-        responses.append(ModelResponse(outputs=outputs, parameters=parameters, again=bool(again and again[0])))
+        is_again = bool(again and again[0])
+        responses.append(ModelResponse(outputs, parameters, again=is_again, progress=_progress_in(again)))
     return responses
+
+
+def _progress_in(more: Sequence[Any]) -> bytes:
+    """The progress of a reply, from what follows its tensors."""
+    return bytes(more[1]) if len(more) > 1 else b""
 
 
 def failure_of(frame: Frame) -> CharoniaError:

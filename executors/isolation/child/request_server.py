@@ -31,8 +31,8 @@ from executors.isolation.forms import in_frame
 from .link import Link
 from .remote_calls import Answers, Origin
 
-_SPAN, _WINDOW = 7, 9
-"""Where a request of an EXECUTE has its span and its window (`exchange`)."""
+_SPAN, _WINDOW, _PROGRESS = 7, 9, 10
+"""Where a request of an EXECUTE has its span, its window and its progress (`exchange`)."""
 
 _UNUSABLE = 70
 """Exit status of a process whose instance says that it cannot be used any more."""
@@ -259,7 +259,11 @@ def _known(error: Exception) -> CharoniaError:
 
 def _content_of(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:
     content, data = answer_content(response)
-    return ([*content, True] if response.again else content), data
+    if response.progress:
+        content += [response.again, response.progress]
+    elif response.again:
+        content.append(True)
+    return content, data
 
 
 def _requests_of(frame: Frame, parts: list[memoryview] | None) -> list[ModelRequest]:
@@ -277,6 +281,7 @@ def _requests_of(frame: Frame, parts: list[memoryview] | None) -> list[ModelRequ
             *(request_id, correlation_id, inputs, tuple(outputs), json.loads(parameters or "{}"), timeout_us, flags),
             origin=Origin(frame.call, item[_SPAN] if len(item) > _SPAN else b""),
             window=item[_WINDOW] if len(item) > _WINDOW else 0,
+            progress=item[_PROGRESS] if len(item) > _PROGRESS else (),
         )
         requests.append(request)
     return requests

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.port import Fields, Limits, Reply, Settled, kept_response
+from charonia.eventlog.port import Fields, Limits, ProgressPart, Reply, Settled, kept_response
 from charonia.eventlog.refusal_texts import not_owner
 from charonia.facts.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.facts.jobs import JobEnd, JobPlace, JobRecord, JobTicket, NewJob
@@ -211,6 +211,25 @@ class MemoryLog(MemoryStreams, MemoryProjections):
 
     async def unsettled_ids(self, model: str) -> list[bytes]:
         return list(self._of(model).requests)
+
+    # -- progress -----------------------------------------------------------------------------------------------------
+
+    async def append_progress(self, model: str, parts: Sequence[ProgressPart]) -> list[int]:
+        work = self._of(model)
+        return [work.append_progress(part) for part in parts]
+
+    async def progress(self, model: str, ids: Sequence[bytes]) -> list[list[bytes]]:
+        requests = self._of(model).requests
+        return [list(requests[one].progress) if one in requests else [] for one in ids]
+
+    async def progress_ids(self, model: str) -> list[bytes]:
+        return [one for one, request in self._of(model).requests.items() if request.progress]
+
+    async def drop_progress(self, model: str, ids: Sequence[bytes]) -> None:
+        requests = self._of(model).requests
+        for one in ids:
+            if one in requests:
+                requests[one].progress.clear()
 
     # -- sequences ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgpack
 
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.eventlog.port import Limits
+from charonia.eventlog.port import FENCED, OTHERWISE, Limits, ProgressPart
 from charonia.eventlog.refusal_texts import (
     BOUND_BYTES,
     BOUND_REQUESTS,
@@ -36,6 +36,7 @@ class Unsettled:
     size_bytes: int
     tenant: str
     attempt: int = 0
+    progress: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -169,6 +170,19 @@ class ModelWork:
             else:
                 self.tenants[known.tenant] = (requests - 1, size_bytes - known.size_bytes)
         return True
+
+    def append_progress(self, part: ProgressPart) -> int:
+        """What `append_progress.lua` does for one request."""
+        known = self.requests.get(part.id)
+        if known is None or known.attempt > part.attempt:
+            return FENCED
+        if len(known.progress) < part.first_index:
+            return len(known.progress)
+        kept = known.progress[part.first_index : part.first_index + len(part.records)]
+        if kept != [bytes(record) for record in part.records[: len(kept)]]:
+            return OTHERWISE
+        known.progress += [bytes(record) for record in part.records[len(kept) :]]
+        return len(known.progress)
 
     def step(self, step: SequenceStep) -> None:
         """What a settled request does to its sequence's record."""

@@ -1,0 +1,54 @@
+"""Appends to and reads the progress of requests of resumable models. `append_progress.lua` has the rule, `take_groups.lua`
+deletes what is settled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from charonia import keys
+from charonia.eventlog.port import ProgressPart
+
+from . import scripts
+from .commands import Commands
+from .server.transport import Argument, pack_pieces
+
+_MOST_PARTS = 1000
+_MOST_READ = 100
+
+
+class Progress:
+    """The port's methods about progress."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+
+    async def append_progress(self, model: str, parts: Sequence[ProgressPart]) -> list[int]:
+        lengths: list[int] = []
+        for at in range(0, len(parts), _MOST_PARTS):
+            some = parts[at : at + _MOST_PARTS]
+            names = [keys.unsettled(model), keys.counters(model), keys.progress_index(model)]
+            arguments: list[Argument] = []
+            for part in some:
+                names.append(keys.progress(model, part.id))
+                arguments += (part.id, part.attempt, part.first_index, len(part.records), *part.records)
+            script = scripts.APPEND_PROGRESS
+            command = (b"EVALSHA", script.digest, len(names), *names, *arguments)
+            lengths += await self._commands.run(script, pack_pieces(command))
+        return lengths
+
+    async def progress(self, model: str, ids: Sequence[bytes]) -> list[list[bytes]]:
+        found: list[list[bytes]] = []
+        for at in range(0, len(ids), _MOST_READ):
+            names = [keys.progress(model, one) for one in ids[at : at + _MOST_READ]]
+            found += await self._commands.each([("LRANGE", name, 0, -1) for name in names])
+        return found
+
+    async def progress_ids(self, model: str) -> list[bytes]:
+        ids: list[bytes] = await self._commands.execute("SMEMBERS", keys.progress_index(model))
+        return ids
+
+    async def drop_progress(self, model: str, ids: Sequence[bytes]) -> None:
+        if ids:
+            await self._commands.each([("UNLINK", keys.progress(model, one)) for one in ids])
+            await self._commands.execute("SREM", keys.progress_index(model), *ids)

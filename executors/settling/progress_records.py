@@ -1,0 +1,85 @@
+"""Appends the progress of a resumable model's responses to the log before they are visible, and reads that of earlier
+attempts. All requests that answered since the last write are one call of a script for each model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from charonia.eventlog.port import FENCED, OTHERWISE, Progress, ProgressPart
+from charonia.tasks import insist
+from executors.running.streamed_batch import Outgoing, StreamedBatch
+from executors.running.submitted_batch import SubmittedBatch
+
+_NOT_TAKEN = "the progress of requests cannot be written"
+
+_Part = tuple[StreamedBatch, int, ProgressPart]
+"""The part of a request: its batch, its index there."""
+
+
+async def read_progress(log: Progress, batch: SubmittedBatch) -> None:
+    """Read what the log accepted from earlier attempts. Their executors add nothing any more: this attempt fences them."""
+    header = batch.header
+    assert header is not None
+    ids = [record.id for record, attempt in zip(batch.records, header.attempts, strict=True) if attempt > 1]
+
+    async def read() -> None:
+        found = await log.progress(header.model, ids)
+        batch.progress = {request_id: records for request_id, records in zip(ids, found, strict=True) if records}
+
+    await insist(read, f"the progress of requests of '{header.model}' cannot be read")
+
+
+async def append_progress(
+    log: Progress, batches: Mapping[StreamedBatch, SubmittedBatch], outgoing: Mapping[StreamedBatch, list[Outgoing]]
+) -> dict[StreamedBatch, set[int]]:
+    """Append the progress of these responses, repeating until the log answers.
+
+    Returns the requests whose records are refused, by their indices: they have ended, or run elsewhere by now.
+    """
+    by_model: dict[str, list[_Part]] = {}
+    for streamed, batch in batches.items():
+        if streamed.resumable and batch.header is not None:
+            by_model.setdefault(batch.header.model, []).extend(_parts_of(streamed, batch, outgoing[streamed]))
+    refused: dict[StreamedBatch, set[int]] = {}
+    for found in await asyncio.gather(*(_append(log, model, parts) for model, parts in by_model.items() if parts)):
+        for streamed, index in found:
+            refused.setdefault(streamed, set()).add(index)
+    return refused
+
+
+def _parts_of(streamed: StreamedBatch, batch: SubmittedBatch, outgoing: Iterable[Outgoing]) -> Iterable[_Part]:
+    header = batch.header
+    assert header is not None
+    first: dict[int, int] = {}
+    records: dict[int, list[bytes]] = {}
+    for one in outgoing:
+        if one.progress is not None and streamed.wanted(one.index):
+            first.setdefault(one.index, one.response_index)
+            records.setdefault(one.index, []).append(one.progress)
+    for index, some in records.items():
+        yield streamed, index, ProgressPart(batch.records[index].id, header.attempts[index], first[index], some)
+
+
+async def _append(log: Progress, model: str, parts: list[_Part]) -> list[tuple[StreamedBatch, int]]:
+    refused: list[tuple[StreamedBatch, int]] = []
+    while parts:
+        lengths: list[int] = []
+        sent = [part for _, _, part in parts]
+
+        async def append(sent: list[ProgressPart] = sent) -> None:
+            nonlocal lengths
+            lengths = await log.append_progress(model, sent)
+
+        await insist(append, _NOT_TAKEN)
+        missing: list[_Part] = []
+        for (streamed, index, part), length in zip(parts, lengths, strict=True):
+            if length in (FENCED, OTHERWISE):
+                refused.append((streamed, index))
+            elif length < part.first_index:  # a log that lost its last moments
+                last = part.first_index + len(part.records)
+                records = streamed.kept(index, length, last)
+                missing.append((streamed, index, ProgressPart(part.id, part.attempt, length, records)))
+        parts = missing
+    return refused
