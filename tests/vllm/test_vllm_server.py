@@ -205,19 +205,55 @@ def test_a_killed_engine_is_made_again_without_a_request(server: Server) -> None
     assert "Paris" in text_of(server, FRANCE, **GREEDY)
 
 
-def test_an_engine_killed_in_the_middle_loses_no_request_whose_text_was_not_seen(server: Server) -> None:
-    given = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
-    whole = text_of(server, FRANCE, **given)
+def killed_in_the_middle(server: Server, after: int, **given: Any) -> list[dict[str, Any]]:
+    """The events of a stream whose engine is killed when so many of them are read."""
     connection, response = open_stream(server, FRANCE, **given)
-    with ThreadPoolExecutor(1) as pool:
-        unseen = pool.submit(text_of, server, FRANCE, **given)
-        for _ in range(5):
-            assert next_event(response) is not None
-        wait_until(lambda: gauge(server, "num_requests_running") == 2, "both run")
-        (pid,) = engine_pids(server)
-        os.kill(pid, signal.SIGKILL)
-        # of the stream a part was seen: it is not begun again
-        seen = list(iter(lambda: next_event(response), None))
-        assert seen[-1]["error"].startswith("STREAM_INTERRUPTED: "), seen[-1]
+    try:
+        first = [next_event(response) for _ in range(after)]
+        for pid in engine_pids(server):
+            os.kill(pid, signal.SIGKILL)
+        return [*(one for one in first if one is not None), *iter(lambda: next_event(response), None)]
+    finally:
         connection.close()
+
+
+def test_a_stream_goes_on_when_its_engine_is_killed_and_so_do_those_beside_it(server: Server) -> None:
+    given = {"temperature": 0, "max_tokens": 120, "ignore_eos": True}
+    whole = text_of(server, FRANCE, **given)
+    with ThreadPoolExecutor(2) as pool:
+        unseen = pool.submit(text_of, server, FRANCE, **given)
+        wait_until(lambda: gauge(server, "num_requests_running") >= 1, "it runs")
+        found = killed_in_the_middle(server, 20, **given, return_token_ids=True, return_num_input_tokens=True)
         assert unseen.result(timeout=300) == whole
+    assert "".join(one["text_output"] for one in found) == whole
+    ids = [one["token_ids"] for one in found]
+    assert sum(len(one) if isinstance(one, list) else 1 for one in ids) == 120
+    assert {one["num_input_tokens"] for one in found} == {5}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"temperature": 1.2, "seed": 11, "max_tokens": 60, "ignore_eos": True},
+        {"temperature": 0, "max_tokens": 60, "logprobs": 1, "return_logprobs": True, "ignore_eos": True},
+        {
+            "sampling_parameters": json.dumps(
+                {"temperature": 0.8, "seed": 5, "max_tokens": 60, "structured_outputs": {"regex": "[a-z ]{50}"}}
+            )
+        },
+    ],
+    ids=["seeded", "logprobs", "structured"],
+)
+def test_what_cannot_be_continued_is_run_again_and_agrees_or_ends(server: Server, given: dict[str, Any]) -> None:
+    wait_until(lambda: is_ready(server), "the engine")
+    whole = events(server, FRANCE, **given)
+    found = killed_in_the_middle(server, 12, **given)
+    text = "".join(one["text_output"] for one in found if "text_output" in one)
+    expected = "".join(one["text_output"] for one in whole)
+    if "error" in found[-1]:
+        assert found[-1]["error"].startswith("STREAM_INTERRUPTED: ")
+        assert expected.startswith(text), "what was given was of one run"
+    else:
+        assert text == expected
+        if "return_logprobs" in given:
+            assert sum(len(json.loads(one["logprobs"])) for one in found) == 60

@@ -7,6 +7,7 @@
     prompt_requests      the tensors of a request
     sampling_arguments   `sampling_parameters` as arguments of vLLM's classes
     text_responses       what the engine gave as tensors
+    stream_records       what responses leave in the log, and how another run goes on after them
     engine_metrics       the engine's statistics as families that begin with `vllm:`
 
 All but `vllm_backend`, `vllm_instance` and `engine_metrics` know nothing of vLLM. The library is imported in the

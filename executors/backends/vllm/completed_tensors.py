@@ -6,6 +6,7 @@ from charonia.errors import InvalidArgument
 from charonia.generation.text_tensors import INPUTS, OUTPUTS, TextTensor
 from charonia.models.config_errors import InstanceError
 from charonia.models.json_form import from_json, to_json
+from charonia.models.repeatable import RESUMABLE
 from executors.configuration.autocomplete import set_max_batch_size, set_model_transaction_policy
 from protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
@@ -21,7 +22,8 @@ NOT_DECOUPLED = "vLLM Triton backend must be configured to use decoupled model t
 def completed(written: ModelConfig) -> ModelConfig:
     """Return a copy with the tensors that are not written, the decoupled policy and one instance of KIND_MODEL.
 
-    Written tensors stay as they are. Raises `InstanceError` for batching, and for a policy that says otherwise.
+    Its streams are resumable unless it says otherwise. Written tensors stay as they are. Raises `InstanceError` for
+    batching, and for a policy that says otherwise.
     """
     document = to_json(written)
     try:
@@ -38,6 +40,8 @@ def completed(written: ModelConfig) -> ModelConfig:
     for tensor in OUTPUTS:
         if tensor.name not in outputs:
             done.output.add(name=tensor.name, data_type=_type(tensor), dims=list(tensor.dims))
+    if RESUMABLE not in done.parameters:
+        done.parameters[RESUMABLE].string_value = "true"
     if not done.instance_group:
         # the engine itself decides which devices it uses
         done.instance_group.add(kind=ModelInstanceGroup.KIND_MODEL, count=1)

@@ -30,36 +30,40 @@ class Completion(Protocol):
     finish_reason: str | None
 
 
-@dataclass(slots=True)
-class Described:
-    """What one of a request's texts gained."""
+@dataclass(frozen=True, slots=True)
+class Gained:
+    """What one of a request's texts gained with a response. `logprobs` has an object for each token, ready for JSON."""
 
     text: str = ""
     tokens: Sequence[int] = ()
     cumulative_logprob: float | None = None
-    logprobs: Sequence[Mapping[int, Any]] | None = None
+    logprobs: Sequence[Mapping[str, Any]] | None = None
     finish: str = NOT_FINISHED
+
+    @property
+    def has_ended(self) -> bool:
+        return self.finish != NOT_FINISHED
+
+
+def gained_by(one: Completion, *, with_logprobs: bool) -> Gained:
+    """What one of vLLM's outputs says."""
+    logprobs = None if one.logprobs is None or not with_logprobs else [_candidates(each) for each in one.logprobs]
+    return Gained(one.text, list(one.token_ids), one.cumulative_logprob, logprobs, str(one.finish_reason))
 
 
 def text_response(
-    completions: Sequence[Completion],
-    texts: int,
+    found: Sequence[Gained],
     returns: frozenset[str],
     *,
     prompt: str = "",
     input_tokens: int = 0,
     outputs: Sequence[str] = (),
 ) -> ModelResponse:
-    """A response with an element for each of `texts` texts (parameter `n`), empty for those that gained nothing.
+    """A response with an element for each text of a request (as many as its parameter `n`).
 
     `prompt` is put before each. `outputs` are the requested names, empty for all. `token_ids` has those of all texts,
     one after the other, and `num_output_tokens` how many each has.
     """
-    found = [Described() for _ in range(texts)]
-    for one in completions:
-        found[one.index] = Described(
-            one.text, one.token_ids, one.cumulative_logprob, one.logprobs, str(one.finish_reason)
-        )
     tensors = [_strings("text_output", [prompt + one.text for one in found])]
     if "finish_reason" in returns:
         tensors.append(_strings("finish_reason", [one.finish for one in found]))
@@ -67,7 +71,7 @@ def text_response(
         sums = [np.nan if one.cumulative_logprob is None else one.cumulative_logprob for one in found]
         tensors.append(Tensor.of("cumulative_logprob", np.asarray(sums, np.float32)))
     if "logprobs" in returns:
-        tensors.append(_strings("logprobs", [_logprobs_text(one.logprobs) for one in found]))
+        tensors.append(_strings("logprobs", [json.dumps(one.logprobs) for one in found]))
     tensors += _counts(returns, input_tokens, [len(one.tokens) for one in found])
     if "token_ids" in returns:
         tensors.append(Tensor.of("token_ids", np.asarray([token for one in found for token in one.tokens], np.int32)))
@@ -92,19 +96,12 @@ def _strings(name: str, texts: Sequence[str]) -> Tensor:
     return Tensor.of(name, np.array([text.encode("utf-8", "replace") for text in texts], np.object_))
 
 
-def _logprobs_text(logprobs: Sequence[Mapping[int, Any]] | None) -> str:
-    if logprobs is None:
-        return "null"
-    return json.dumps(
-        [
-            {
-                token: {
-                    "logprob": max(one.logprob, _LEAST_LOGPROB),
-                    "rank": one.rank,
-                    "decoded_token": one.decoded_token,
-                }
-                for token, one in candidates.items()
-            }
-            for candidates in logprobs
-        ]
-    )
+def _candidates(candidates: Mapping[int, Any]) -> dict[str, Any]:
+    return {
+        str(token): {
+            "logprob": max(one.logprob, _LEAST_LOGPROB),
+            "rank": one.rank,
+            "decoded_token": one.decoded_token,
+        }
+        for token, one in candidates.items()
+    }

@@ -82,7 +82,7 @@ class VllmModel(Model):
         except Exception as error:
             _log.exception("[vllm] Failed to start engine")
             raise InternalError(f"vLLM cannot start model '{source.name}': {type(error).__name__}: {error}") from error
-        return VllmInstance(engine, source.name, supported, written)
+        return VllmInstance(engine, source.name, supported, written, resumes=spec.interface.resumable)
 
 
 def _set_environment(spec: InstanceSpec) -> None:

@@ -15,25 +15,39 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from charonia.backend import InstanceDied, ModelRequest, ModelResponse, ResponseStream
-from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidArgument
+from charonia.errors import Cancelled, CharoniaError, InternalError, InvalidArgument, StreamInterrupted
 
 from .engine_arguments import EngineArguments
 from .prompt_requests import PromptRequest, embedding_request, is_embedding, prompt_request
 from .sampling_arguments import SamplingArguments, lora_number, sampling_arguments, scalar_kinds
-from .text_responses import embedding_response, text_response
+from .stream_records import Recorded, continues_after_tokens, pack_record, read_record
+from .text_responses import Gained, embedding_response, gained_by, text_response
 
 CANCELLED = "Request was cancelled"
 _FAILED = "Error generating stream: "
+_INCOMPLETE = "\ufffd"
+"""What a decoder writes for bytes that are no whole character."""
 
 
 class VllmInstance:
-    """A `StreamingInstance` over one engine, which it shuts down. `supported` are the engine's tasks."""
+    """A `StreamingInstance` over one engine, which it shuts down. `supported` are the engine's tasks.
+
+    With `resumes` its streams leave in the log what another run needs to go on after them.
+    """
 
     checks_health = True
     reports_responses = False
     """As Triton's, whose vLLM backend is a python model."""
 
-    def __init__(self, engine: Any, model: str, supported: frozenset[str], written: EngineArguments) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        model: str,
+        supported: frozenset[str],
+        written: EngineArguments,
+        *,
+        resumes: bool = False,
+    ) -> None:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -41,6 +55,7 @@ class VllmInstance:
         self._model = model
         self._supported = supported
         self._written = written
+        self._resumes = resumes
         self._names = frozenset(SamplingParams.__annotations__)
         self._kinds = scalar_kinds(SamplingParams.__annotations__)
         self._dead_errors: tuple[type[BaseException], ...] = (EngineDeadError,)
@@ -115,25 +130,42 @@ class VllmInstance:
         sampling = sampling_arguments(asked.parameters, self._names, self._kinds)
         lora = lora_number(sampling.lora, self._written.loras, enabled=self._written.enables_lora)
         parameters = _sampling(sampling, streams=asked.streams)
-        outputs = self._engine.generate(
-            _prompt(asked), parameters, uuid.uuid4().hex, lora_request=_lora_request(sampling.lora, lora, self._written)
-        )
-        prompt = asked.text if asked.prepends_prompt else ""
-        async with contextlib.aclosing(outputs) as tokens:
-            async for output in tokens:
-                response = text_response(
-                    output.outputs,
-                    parameters.n,
-                    asked.returns,
-                    prompt=prompt,
-                    input_tokens=len(output.prompt_token_ids or ()),
-                    outputs=request.outputs,
-                )
-                responses.send(index, response, final=output.finished)
+        adapter = _lora_request(sampling.lora, lora, self._written)
+        stream = _Stream(asked, parameters, request.outputs, index, responses, records=self._resumes and asked.streams)
+        recorded: Recorded | None = None
+        prompt = _prompt(asked)
+        if request.progress:
+            recorded = Recorded(request.progress)
+            for record in request.progress:
+                stream.send_again(record)
+            continued = self._continued(asked, parameters, recorded)
+            if continued is not None:
+                stream.input_tokens = recorded.input_tokens
+                prompt, recorded = continued, None
+            await responses.drain()
+        outputs = self._engine.generate(prompt, parameters, uuid.uuid4().hex, lora_request=adapter)
+        async with contextlib.aclosing(outputs) as found:
+            async for output in found:
+                stream.send(output, recorded)
                 if output.finished:
                     return
                 await responses.drain()
         raise InternalError("the engine ended a request without a last output")
+
+    def _continued(self, asked: PromptRequest, parameters: Any, recorded: Recorded) -> Any:
+        """The prompt with the recorded tokens, whose number is taken off the parameters; None to begin again."""
+        if asked.images or not continues_after_tokens(parameters, recorded):
+            return None
+        tokenizer = self._engine.get_tokenizer()
+        tokens = recorded.tokens[0]
+        if tokenizer.decode(tokens).endswith(_INCOMPLETE):
+            return None
+        before = list(asked.token_ids) or tokenizer.encode(asked.text)
+        if len(before) != recorded.input_tokens:
+            return None
+        if parameters.max_tokens is not None:
+            parameters.max_tokens -= len(tokens)
+        return {"prompt_token_ids": [*before, *tokens]}
 
     async def _embed(self, request: ModelRequest, index: int, responses: ResponseStream) -> None:
         from vllm.outputs import EmbeddingRequestOutput
@@ -167,6 +199,8 @@ class VllmInstance:
 
         cause = failure.__cause__ if not str(failure) and failure.__cause__ is not None else failure
         text = str(cause) or type(cause).__name__
+        if isinstance(cause, StreamInterrupted):
+            return cause
         if isinstance(cause, CharoniaError):
             plain = text.startswith("LoRA ")  # these come before the stream in Triton
             return type(cause)(text if plain else _FAILED + text)
@@ -176,6 +210,60 @@ class VllmInstance:
 
     def _death(self, error: BaseException) -> InstanceDied:
         return InstanceDied(f"the engine of model '{self._model}' is dead: {error}")
+
+
+class _Stream:
+    """The responses of one request to generate. With `records` each leaves its record in the log."""
+
+    def __init__(
+        self,
+        asked: PromptRequest,
+        parameters: Any,
+        wanted: Sequence[str],
+        index: int,
+        responses: ResponseStream,
+        *,
+        records: bool,
+    ) -> None:
+        self.input_tokens = 0
+        """The number of tokens of the prompt, where it is not what the engine was given."""
+        self._asked = asked
+        self._texts: int = parameters.n
+        self._wanted = wanted
+        self._index = index
+        self._responses = responses
+        self._records = records
+
+    def send_again(self, record: bytes) -> None:
+        """Give a response again that an earlier run gave."""
+        gained, input_tokens = read_record(record)
+        self._send(gained, input_tokens, record, final=False)
+
+    def send(self, output: Any, recorded: Recorded | None) -> None:
+        """Give a response with what an output of the engine has beyond what is recorded, if there is something.
+
+        Raises `StreamInterrupted` when it is not the same as what is recorded.
+        """
+        found: dict[int, Gained] = {}
+        for one in output.outputs:
+            gained = gained_by(one, with_logprobs="logprobs" in self._asked.returns)
+            rest = gained if recorded is None else recorded.rest(one.index, gained)
+            if rest is not None:
+                found[one.index] = rest
+        if not found and not output.finished:
+            return
+        gains = [found.get(index, Gained()) for index in range(self._texts)]
+        input_tokens = self.input_tokens or len(output.prompt_token_ids or ())
+        record = pack_record(gains, input_tokens) if self._records and not output.finished else b""
+        self._send(gains, input_tokens, record, final=output.finished)
+
+    def _send(self, gained: Sequence[Gained], input_tokens: int, record: bytes, *, final: bool) -> None:
+        prompt = self._asked.text if self._asked.prepends_prompt else ""
+        response = text_response(
+            gained, self._asked.returns, prompt=prompt, input_tokens=input_tokens, outputs=self._wanted
+        )
+        response.progress = record
+        self._responses.send(self._index, response, final=final)
 
 
 def _sampling(sampling: SamplingArguments, *, streams: bool) -> Any:

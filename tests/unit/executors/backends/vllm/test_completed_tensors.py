@@ -20,6 +20,7 @@ def test_an_empty_configuration_has_all_tensors() -> None:
     assert all(item.optional for item in done.input)
     assert done.model_transaction_policy.decoupled
     assert [(group.kind, group.count) for group in done.instance_group] == [(ModelInstanceGroup.KIND_MODEL, 1)]
+    assert done.parameters["charonia.resumable"].string_value == "true"
     check_policy(done)
     validate(normalise(done), "m")
 
@@ -27,12 +28,14 @@ def test_an_empty_configuration_has_all_tensors() -> None:
 def test_what_is_written_stays() -> None:
     text = """
     name: "m" backend: "vllm" instance_group { kind: KIND_GPU count: 2 }
+    parameters { key: "charonia.resumable" value { string_value: "false" } }
     input { name: "text_input" data_type: TYPE_STRING dims: -1 }
     output { name: "text_output" data_type: TYPE_STRING dims: 1 }
     """
     done = completed(parse(text))
     assert (list(done.input[0].dims), done.input[0].optional) == ([-1], False)
     assert list(done.output[0].dims) == [1]
+    assert done.parameters["charonia.resumable"].string_value == "false"
     assert len(done.input) == len(INPUTS) + 2
     assert [(group.kind, group.count) for group in done.instance_group] == [(ModelInstanceGroup.KIND_GPU, 2)]
 
