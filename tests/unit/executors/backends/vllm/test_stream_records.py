@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ def pieces(*cuts: int, finish: bool = True) -> list[Gained]:
     """The text, given in pieces that end before these tokens and at its end."""
     ends = [0, *sorted({cut for cut in cuts if 0 < cut < len(TOKENS)}), len(TOKENS)]
     found = []
-    for begin, end in zip(ends, ends[1:], strict=False):
+    for begin, end in itertools.pairwise(ends):
         logprobs = [{str(token): {"rank": 1}} for token in TOKENS[begin:end]]
         reason = "length" if finish and end == len(TOKENS) else NOT_FINISHED
         found.append(Gained("".join(PIECES[begin:end]), TOKENS[begin:end], float(end), logprobs, reason))
