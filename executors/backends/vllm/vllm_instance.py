@@ -57,8 +57,14 @@ class VllmInstance:
             self._running[id(request)] = task
         responses.free()
         try:
-            for ended in asyncio.as_completed(tasks):
-                await ended
+            pending = set(tasks)
+            while pending:
+                ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    if task.cancelled():  # before it began
+                        responses.send(tasks.index(task), ModelResponse(error=Cancelled(CANCELLED)), final=True)
+                    else:
+                        task.result()
         finally:
             for task in tasks:
                 task.cancel()
