@@ -61,6 +61,8 @@ class VllmInstance:
         self._dead_errors: tuple[type[BaseException], ...] = (EngineDeadError,)
         self._running: dict[int, asyncio.Task[None]] = {}
         """By `id` of a request that is being executed."""
+        self._cancelled: set[int] = set()
+        """Those of them that are cancelled."""
 
     async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
         """Answer requests with the engine's tokens. Raises `InstanceDied` when the engine is dead."""
@@ -70,20 +72,24 @@ class VllmInstance:
             self._running[id(request)] = task
         responses.free()
         try:
-            for ended in asyncio.as_completed(tasks):
-                await ended
+            pending = set(tasks)
+            while pending:
+                ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    if task.cancelled():  # before it began
+                        responses.send(tasks.index(task), ModelResponse(error=Cancelled(CANCELLED)), final=True)
+                    else:
+                        task.result()
         finally:
             for task in tasks:
                 task.cancel()
             for request in requests:
                 self._running.pop(id(request), None)
+                self._cancelled.discard(id(request))
 
     def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
         """End requests: the engine forgets them before its next step."""
-        for request in requests:
-            task = self._running.get(id(request))
-            if task is not None:
-                task.cancel(CANCELLED)
+        self._cancel([id(request) for request in requests])
 
     async def check_health(self) -> bool:
         """Whether the engine is alive. Raises `InstanceDied` when it is not: it stays dead."""
@@ -95,11 +101,16 @@ class VllmInstance:
 
     async def close_instance(self) -> None:
         """End running requests and the engine. A second call does nothing."""
-        for task in list(self._running.values()):
-            task.cancel(CANCELLED)
+        self._cancel(list(self._running))
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
+
+    def _cancel(self, ids: Sequence[int]) -> None:
+        for one in ids:
+            if one in self._running and one not in self._cancelled:
+                self._cancelled.add(one)
+                self._running[one].cancel()
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
@@ -116,8 +127,8 @@ class VllmInstance:
             raise
         except self._dead_errors as dead:
             raise self._death(dead) from None
-        except asyncio.CancelledError as cancelled:
-            if CANCELLED not in cancelled.args:
+        except asyncio.CancelledError:
+            if id(request) not in self._cancelled:
                 raise
             error = Cancelled(CANCELLED)
         except Exception as failure:

@@ -91,8 +91,8 @@ class RequestServer:
             assert self._slots is not None
             self._stored = self._slots.columns(*frame.content())
         elif kind in (Kind.CANCEL, Kind.WINDOW):
-            if frame.call in self._requests:
-                self._changed(kind, frame.call, frame.content())
+            # a call whose EXECUTE came in the same read has not begun yet
+            asyncio.get_running_loop().call_soon(self._changed, kind, frame.call, frame.content())
         elif kind in (Kind.EXECUTE, Kind.EXECUTE_STREAM):
             parts, self._stored = self._stored, None
             requests = self._requests[frame.call] = _requests_of(frame, parts)
@@ -107,7 +107,9 @@ class RequestServer:
 
     def _changed(self, kind: Kind, call: int, content: Any) -> None:
         """Some requests of a call are cancelled, or more of their responses are wanted."""
-        requests, responses = self._requests[call], self._running.get(call)
+        requests, responses = self._requests.get(call), self._running.get(call)
+        if requests is None:
+            return
         if kind is Kind.CANCEL:
             if isinstance(self._instance, CancellableInstance):
                 self._instance.cancel_requests([requests[index] for index in content])
