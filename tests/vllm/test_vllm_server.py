@@ -250,6 +250,7 @@ def test_what_cannot_be_continued_is_run_again_and_agrees_or_ends(server: Server
     found = killed_in_the_middle(server, 12, **given)
     text = "".join(one["text_output"] for one in found if "text_output" in one)
     expected = "".join(one["text_output"] for one in whole)
+    print("ended" if "error" in found[-1] else "went on")
     if "error" in found[-1]:
         assert found[-1]["error"].startswith("STREAM_INTERRUPTED: ")
         assert expected.startswith(text), "what was given was of one run"
