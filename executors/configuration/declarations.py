@@ -29,6 +29,7 @@ SHIPPED = {
     "pytorch": "executors.backends.pytorch:PyTorchBackend",
     "fil": "executors.backends.fil:FilBackend",
     "llm": "executors.backends.llm:LlmBackend",
+    "vllm": "executors.backends.vllm:VllmBackend",
 }
 """The same entry points as in pyproject.toml, in order of precedence. Only `_STAND_INS` replace any."""
 
@@ -40,7 +41,6 @@ BOUND = "bound"
 
 # Triton's that are not shipped; an installed backend of the name takes precedence
 _OF_TRITON = {
-    "vllm": (Format(files=("model.json",)),),
     "dali": (Format(files=("model.dali",)),),
 }
 

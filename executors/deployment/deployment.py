@@ -391,7 +391,11 @@ class Deployment:
                 await self._announcer.announce(VersionHealthChanged(self._executor, *key, healthy))
 
         name = f"{loaded.model} version {loaded.version}"
-        watch = HealthWatch(name, pool.checking_instances, report, loaded.health_interval_s)
+        watch = HealthWatch(
+            *(name, pool.checking_instances, report, loaded.health_interval_s),
+            replace=pool.replace_dead,
+            all_down=lambda: pool.instance_count > 0 and pool.all_down(),
+        )
         loaded.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
 
     # -- unloading ----------------------------------------------------------------------------------------------------

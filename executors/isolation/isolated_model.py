@@ -24,6 +24,7 @@ from charonia.backend import (
     StreamingInstance,
 )
 from charonia.errors import InternalError
+from executors.backends.python.custom_metrics import CustomMetrics
 from executors.backends.python.exchange import failure_of
 from executors.backends.python.model_calls import PendingModelCalls
 from executors.backends.python.process_settings import Limits
@@ -50,13 +51,16 @@ class IsolatingBackend(Backend):
 
     api = API
 
-    def __init__(self, name: str, isolation: Isolation) -> None:
+    def __init__(self, name: str, isolation: Isolation, metrics: CustomMetrics | None = None) -> None:
+        """`metrics` has the boards of its models' processes, for a backend whose models write such."""
         self.name = name
         self.wanted = isolation
+        self._metrics = metrics
 
     async def load(self, source: ModelSource) -> IsolatedModel:
         """Return the model; its process is started when something asks for it."""
-        return IsolatedModel(replace(source, isolation=self.wanted), ceiling_s=max_execution_s(source))
+        isolated = replace(source, isolation=self.wanted)
+        return IsolatedModel(isolated, ceiling_s=max_execution_s(source), metrics=self._metrics)
 
 
 class IsolatedModel:
@@ -64,9 +68,10 @@ class IsolatedModel:
     ends its process.
     """
 
-    def __init__(self, source: ModelSource, *, ceiling_s: float) -> None:
+    def __init__(self, source: ModelSource, *, ceiling_s: float, metrics: CustomMetrics | None = None) -> None:
         self._source = source
         self._ceiling_s = ceiling_s
+        self._metrics = metrics
         self._processes: dict[int, ModelProcess] = {}
         """By device, -1 for none."""
         self._spare: ModelProcess | None = None
@@ -204,7 +209,8 @@ class IsolatedModel:
             return process
 
     async def _started(self) -> ModelProcess:
-        return await ModelProcess.start(self._source, sandboxed=self._source.isolation == SANDBOX)
+        board = None if self._metrics is None else self._metrics.open(self._source)
+        return await ModelProcess.start(self._source, sandboxed=self._source.isolation == SANDBOX, board=board)
 
 
 def _slots(spec: InstanceSpec) -> ExecutorSlots | None:

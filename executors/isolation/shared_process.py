@@ -19,6 +19,7 @@ from typing import Any
 from charonia.backend import InstanceDied, ModelSource
 from charonia.errors import CharoniaError, InternalError
 from executors.backends.python.child_process import ChildProcess
+from executors.backends.python.custom_metrics import Board
 from executors.backends.python.exchange import failure_of
 from executors.backends.python.model_environments import (
     ENVIRONMENT,
@@ -68,8 +69,11 @@ class ModelProcess(ChildProcess):
         self._temporary = ""
 
     @staticmethod
-    async def start(source: ModelSource, *, sandboxed: bool) -> ModelProcess:
-        """Start a process and load a model in it. Raises a `CharoniaError` with the reason."""
+    async def start(source: ModelSource, *, sandboxed: bool, board: Board | None = None) -> ModelProcess:
+        """Start a process and load a model in it. It writes its metrics to `board`, which is closed when it ends.
+
+        Raises a `CharoniaError` with the reason.
+        """
         # made here: the process could not write elsewhere
         temporary = await asyncio.to_thread(tempfile.mkdtemp, prefix="charonia-model-")
         readable = [str(source.directory.resolve())]
@@ -80,10 +84,14 @@ class ModelProcess(ChildProcess):
                 python, environment = await asyncio.to_thread(_python, source, temporary, sandboxed)
                 command = (*python, "-m", "executors.isolation.isolated_process", policy, str(theirs.fileno()))
                 process = await ModelProcess.spawn(
-                    *(source.name, source.name, Interpreter(command, environment), _START_S), passed=[theirs.fileno()]
+                    *(source.name, source.name, Interpreter(command, environment), _START_S),
+                    board=board,
+                    passed=[theirs.fileno()],
                 )
         except BaseException as failure:
             ours.close()
+            if board is not None:
+                board.close(died=False)
             _remove(temporary)
             if isinstance(failure, InstanceDied):
                 raise load_error(failure) from None

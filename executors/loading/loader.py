@@ -37,11 +37,12 @@ from charonia.models.interface import InstanceGroup, ModelInterface
 from charonia.models.metric_control import unknown_families
 from charonia.wire import RequestRecord
 from executors.backends.python.process_settings import python_based
-from executors.backends.registry import BackendRegistry, prefers_gpu
+from executors.backends.registry import BackendRegistry, has_own_environment, prefers_gpu
 from executors.batches.sequence_tensors import SequenceTensors
 from executors.batches.sequences import Memory, Sequences
 from executors.configuration.autofill import default_max_batch_size, from_graph
 from executors.configuration.config import normalise, unsupported_features, validate
+from executors.configuration.declarations import SHIPPED
 from executors.configuration.time_parameters import max_execution_s
 from executors.configuration.validation import check_reshapes
 from executors.host.host_policy import HostPolicies
@@ -121,7 +122,10 @@ class Loader:
         config = directory.required_config()
         if not config.backend or self._registry.has(config.backend):
             return True
-        return python_based(self.source(directory, 0, config)) is not None  # of any version: the backend has the code
+        source = self.source(directory, 0, config)  # of any version: the backend has the code
+        if python_based(source) is not None:
+            return True
+        return config.backend in SHIPPED and has_own_environment(source, self._registry.get(config.backend))
 
     async def complete(self, directory: ModelDirectory, versions: Sequence[int], find: Find) -> ModelConfig:
         """Return the final configuration: auto-completed, with defaults, and fully checked (C60, C70).
@@ -359,7 +363,7 @@ class Loader:
         isolation = isolation_of(source, backend, require_sandbox=self._require_sandbox, movable=movable)
         if isolation == NONE or not self._isolates:
             return await self._backends.of(source)
-        return OpenedBackend(IsolatingBackend(backend.name, isolation))
+        return OpenedBackend(IsolatingBackend(backend.name, isolation, getattr(backend, "custom_metrics", None)))
 
 
 async def _loaded(backend: Backend, source: ModelSource) -> Model:

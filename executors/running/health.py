@@ -20,6 +20,7 @@ INTERVAL = "charonia.health_interval_s"
 DEFAULT_INTERVAL_S = 2.0
 TIMEOUT_S = 5.0
 _MIN_INTERVAL_S = 0.01
+_ALL = "all instances"
 
 
 def interval_s(source: ModelSource) -> float:
@@ -30,7 +31,9 @@ def interval_s(source: ModelSource) -> float:
 class HealthWatch:
     """Watches one loaded version. `idle_instances` returns (name, instance) pairs of the instances that run nothing.
 
-    `report` is awaited with the new state after each change.
+    `report` is awaited with the new state after each change. `replace` is called for an instance that is found dead,
+    and returns whether it is made again at once; the version is not healthy until the new one has answered, nor while
+    `all_down`: all its instances are being made again.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class HealthWatch:
         report: Callable[[bool], Awaitable[None]],
         period_s: float,
         timeout_s: float = TIMEOUT_S,
+        replace: Callable[[SelfCheckingInstance], bool] = lambda _: False,
+        all_down: Callable[[], bool] = lambda: False,
     ) -> None:
         self.healthy = True
         self._name = name
@@ -47,6 +52,8 @@ class HealthWatch:
         self._report = report
         self._period_s = period_s
         self._timeout_s = timeout_s
+        self._replace = replace
+        self._all_down = all_down
         self._complaints: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -63,6 +70,9 @@ class HealthWatch:
             self._complaints.pop(name, None)
             if complaint:
                 self._complaints[name] = complaint
+        self._complaints.pop(_ALL, None)
+        if self._all_down():
+            self._complaints[_ALL] = "being made again"
         if self.healthy == bool(self._complaints):
             self.healthy = not self._complaints
             reasons = "; ".join(f"{name}: {complaint}" for name, complaint in self._complaints.items())
@@ -70,13 +80,13 @@ class HealthWatch:
             await self._report(self.healthy)
 
     async def _complaint(self, instance: SelfCheckingInstance) -> str:
-        """Return why an instance is not healthy, "" when it is. A dead instance counts as healthy: it is replaced."""
+        """Return why an instance is not healthy, "" when it is, or when it is dead and replaced by its next batch."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return "" if await instance.check_health() else "is_ready says no"
         except TimeoutError:
             return f"is_ready did not answer within {self._timeout_s:g} s"
-        except InstanceDied:
-            return ""
+        except InstanceDied as death:
+            return f"it died and is made again: {death}" if self._replace(instance) else ""
         except Exception as error:
             return f"is_ready failed: {error}"

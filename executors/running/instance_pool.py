@@ -412,6 +412,10 @@ class InstancePool:
             (worker.spec.name, instance) for worker in self._workers if (instance := worker.idle_self_check) is not None
         ]
 
+    def replace_dead(self, instance: SelfCheckingInstance) -> bool:
+        """Make an instance again that was found dead while it ran nothing; False: its next batch will."""
+        return any(worker.found_dead(instance) for worker in self._workers)
+
     def all_down(self) -> bool:
         return all(worker.down for worker in self._workers if not worker.passive)
 

@@ -117,6 +117,13 @@ class StreamWorker(Worker):
         beginning = any(batch.stream is None or not batch.stream.freed.is_set() for batch in self._open.values())
         return None if beginning else self_checking(self._instance)
 
+    def found_dead(self, instance: object) -> bool:
+        if instance is not self._instance or self._task is None or self._dead.is_set():
+            return False
+        _log.error("instance %s died while it ran nothing", self.spec.name)
+        self._dead.set()
+        return True
+
     async def _create(self) -> None:
         created = await self._pool.create(self.spec)
         assert isinstance(created, StreamingInstance)

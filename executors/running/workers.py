@@ -140,6 +140,10 @@ class Worker(ABC):
     async def leave(self) -> None:
         """Unload the instance of a worker that takes no more batches, or never took one."""
 
+    def found_dead(self, instance: object) -> bool:
+        """Replace the instance, if it is this one; False: it is not, or the next batch finds out."""
+        return False
+
     @property
     def idle_self_check(self) -> SelfCheckingInstance | None:
         """The instance, when it has a health check and runs nothing; else None."""

@@ -16,7 +16,7 @@ import orjson
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from gateway.handler import Handler
-from gateway.http.bodies import Receive, Scope, Send, check_declared, inflate, read_body, reply_whole
+from gateway.http.bodies import Receive, Scope, Send, check_declared, read_body, reply_whole, without_encoding
 from gateway.http.codec.error_replies import JSON_CONTENT_TYPE, Headers, HttpRefusal
 from gateway.requests.delivery import ANYONE, Caller
 
@@ -87,7 +87,9 @@ class ApiCall:
             check_declared(self.headers, limit, _too_large)
             whole = await read_body(await self.receive(), self.headers, self.receive, limit, _too_large)
             if b"content-encoding" in self.headers:
-                whole = await inflate(self.context.handler.offload, self.headers[b"content-encoding"], whole, limit)
+                whole = await without_encoding(
+                    self.context.handler.offload, self.headers[b"content-encoding"], whole, limit
+                )
         except HttpRefusal as refusal:
             if refusal.status == 400:
                 raise HttpRefusal(413, refusal.message, close=refusal.close) from None

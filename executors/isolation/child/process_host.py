@@ -56,6 +56,10 @@ def run(words: Sequence[str], descriptor: int) -> None:
     faulthandler.enable()
     faulthandler.register(TRACEBACK_SIGNAL)
     sys.dont_write_bytecode = True
+    if arguments.board >= 0:
+        from executors.backends.python.api.metrics import write_to
+
+        write_to(arguments.board)
     for one in (arguments.descriptor, descriptor):
         os.set_inheritable(one, False)
     asyncio.run(_serve(arguments, socket.socket(fileno=descriptor)))

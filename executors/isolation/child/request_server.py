@@ -91,8 +91,8 @@ class RequestServer:
             assert self._slots is not None
             self._stored = self._slots.columns(*frame.content())
         elif kind in (Kind.CANCEL, Kind.WINDOW):
-            if frame.call in self._requests:
-                self._changed(kind, frame.call, frame.content())
+            # a call whose EXECUTE came in the same read has not begun yet
+            asyncio.get_running_loop().call_soon(self._changed, kind, frame.call, frame.content())
         elif kind in (Kind.EXECUTE, Kind.EXECUTE_STREAM):
             parts, self._stored = self._stored, None
             requests = self._requests[frame.call] = _requests_of(frame, parts)
@@ -107,7 +107,9 @@ class RequestServer:
 
     def _changed(self, kind: Kind, call: int, content: Any) -> None:
         """Some requests of a call are cancelled, or more of their responses are wanted."""
-        requests, responses = self._requests[call], self._running.get(call)
+        requests, responses = self._requests.get(call), self._running.get(call)
+        if requests is None:
+            return
         if kind is Kind.CANCEL:
             if isinstance(self._instance, CancellableInstance):
                 self._instance.cancel_requests([requests[index] for index in content])
@@ -129,6 +131,8 @@ class RequestServer:
                 assert isinstance(self._instance, SelfCheckingInstance)
                 content = await self._instance.check_health()
             self.link.send(Kind.DONE, frame.call, content)
+        except InstanceDied as death:
+            self._exit(death)
         except Exception as error:
             self._fail(frame.call, error)
         if frame.kind is Kind.FINALIZE:
@@ -142,14 +146,17 @@ class RequestServer:
             else:
                 await self._stream(call, requests)
         except InstanceDied as death:
-            sys.stderr.write(f"an instance of model '{self._model}' cannot be used any more: {death}\n")
-            sys.stderr.flush()
-            os._exit(_UNUSABLE)
+            self._exit(death)
         except Exception as error:
             self._fail(call, error)
         finally:
             self._requests.pop(call, None)
             self._running.pop(call, None)
+
+    def _exit(self, death: InstanceDied) -> None:
+        sys.stderr.write(f"an instance of model '{self._model}' cannot be used any more: {death}\n")
+        sys.stderr.flush()
+        os._exit(_UNUSABLE)
 
     def _fail(self, call: int, error: Exception) -> None:
         known = _known(error)

@@ -11,6 +11,7 @@ import pytest
 
 from charonia.backend import ENTRY_POINT_GROUP, ModelSource
 from charonia.errors import InvalidArgument, Unsupported
+from executors.backends import registry
 from executors.backends.python.process_settings import code_file
 from executors.backends.registry import BackendRegistry, prefers_gpu
 from executors.configuration import declarations
@@ -184,3 +185,28 @@ def test_given_backends_go_first(tmp_path: Path) -> None:
     backends = BackendRegistry({"onnxruntime": mine})
     assert backends.of(source(tmp_path, "onnxruntime")) is mine
     assert backends.created() == [mine]
+
+
+def test_a_library_may_be_in_the_models_own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_importable", lambda module: module != "vllm")
+    of = source(tmp_path, "vllm")
+    with pytest.raises(Unsupported, match=r"install charonia\[vllm\]"):
+        BackendRegistry().of(of)
+    of.config.parameters["EXECUTION_ENV_PATH"].string_value = "/opt/vllm"
+    assert BackendRegistry().of(of).name == "vllm"
+    in_the_executor = source(tmp_path, "openvino")
+    in_the_executor.config.parameters["EXECUTION_ENV_PATH"].string_value = "/opt/vllm"
+    monkeypatch.setattr(registry, "_importable", lambda module: module != "openvino")
+    with pytest.raises(Unsupported, match=r"install charonia\[openvino\]"):
+        BackendRegistry().of(in_the_executor)
+
+
+def test_tritons_own_backend_takes_the_place_of_one_without_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_importable", lambda module: module != "vllm")
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "model.py").write_text("")
+    assert BackendRegistry().of(source(tmp_path, "vllm", backend_directory=str(tmp_path))).name == "python"
+    monkeypatch.setattr(registry, "_importable", lambda module: True)
+    assert BackendRegistry().of(source(tmp_path, "vllm", backend_directory=str(tmp_path))).name == "vllm"

@@ -79,6 +79,39 @@ async def test_what_counts_as_no(
     assert text in caplog.text
 
 
+async def test_a_dead_instance_that_is_made_again_is_not_ready_until_it_answers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    instance = Instance(InstanceDied("its engine is dead"))
+    watching, told = watch(instance)
+    replaced: list[SelfCheckingInstance] = []
+    watching._replace = lambda one: not replaced.append(one)
+    down = False
+    watching._all_down = lambda: down
+    await watching.check()
+    assert (watching.healthy, told, replaced) == (False, [False], [instance])
+    assert "m_0: it died and is made again: its engine is dead" in caplog.text
+    watching._idle_instances, asked = list, watching._idle_instances
+    await watching.check()
+    assert told == [False]
+    watching._idle_instances, instance.answer, down = asked, True, True
+    await watching.check()
+    assert told == [False]
+    down = False
+    await watching.check()
+    assert told == [False, True]
+
+
+async def test_a_version_whose_instances_are_all_made_again_is_not_ready(caplog: pytest.LogCaptureFixture) -> None:
+    watching, told = watch()
+    watching._all_down = lambda: True
+    await watching.check()
+    watching._all_down = lambda: False
+    await watching.check()
+    assert told == [False, True]
+    assert "m version 1 is not ready, all instances: being made again" in caplog.text
+
+
 async def test_the_last_answer_of_a_busy_instance_holds() -> None:
     instance = Instance(False)
     watching, told = watch(instance)

@@ -118,3 +118,28 @@ async def test_a_worker_ends_although_its_instance_dies_in_the_same_moment() -> 
     worker._dead.set()
     async with asyncio.timeout(30):
         await pool.close()
+
+
+async def test_an_idle_instance_that_is_found_dead_is_made_again_without_a_batch() -> None:
+    dead, made = Streaming(), Streaming()
+    pool = pool_of(DECOUPLED, dead)
+    is_made = asyncio.Event()
+
+    async def create(_: InstanceSpec) -> Streaming:
+        is_made.set()
+        return made
+
+    pool.create = create  # type: ignore[assignment]
+    (worker,) = pool._workers
+    pool.start()
+    await asyncio.sleep(0)
+    assert not pool.replace_dead(made)  # type: ignore[arg-type]
+    assert pool.replace_dead(dead)  # type: ignore[arg-type]
+    assert not pool.replace_dead(dead)  # type: ignore[arg-type]  # it is known
+    async with asyncio.timeout(30):
+        await is_made.wait()
+        while worker.down:
+            await asyncio.sleep(0)
+        assert worker.generation == 2
+        assert not pool.replace_dead(dead)  # type: ignore[arg-type]  # a late answer is not of the new one
+        await pool.close()
