@@ -113,7 +113,7 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     async def version(call: ApiCall) -> None:
         await call.reply({"version": handler.server_metadata().version})
 
-    @cache  # nobody needs a key for it
+    @cache  # its readers need no key
     def written() -> bytes:
         operations = (*TEXT_OPERATIONS, *STORED_OPERATIONS)
         schemas = {**text_schemas(), **stored_schemas()}

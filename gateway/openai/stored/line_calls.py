@@ -72,7 +72,7 @@ class ModelLines:
                     raise
                 return _refused(line, error)
             except Exception:
-                # a line that nobody foresaw must not hold up the others
+                # an unforeseen line must not hold up the others
                 logger.exception("line %d of batch %s could not be run", line.number, run.state.id)
                 return _refused(line, InternalError("internal server error"))
             else:
