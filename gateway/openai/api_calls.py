@@ -66,7 +66,9 @@ class ApiCall:
     arguments: Mapping[str, str] = field(default_factory=dict)
     caller: Caller = ANYONE
     started: bool = False
-    """Whether the response has begun: what fails later is an event of the stream."""
+    """Whether the response has begun."""
+    streams: bool = False
+    """Whether it has begun as an event stream: what fails later is an event."""
     headers_of_reply: Headers = field(default_factory=list)
     """Sent with every reply of the call."""
     headers: dict[bytes, bytes] = field(default_factory=dict)
@@ -125,7 +127,7 @@ class ApiCall:
     async def begin_events(self) -> None:
         """Begin the event stream, unless it has begun."""
         if not self.started:
-            self.started = True
+            self.started = self.streams = True
             headers = [*EVENT_HEADERS, *self.headers_of_reply]
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 

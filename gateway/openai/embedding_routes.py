@@ -21,7 +21,7 @@ from .api_calls import ApiCall, RouteTable
 from .shapes.api_errors import ApiError
 from .shapes.embedding_shapes import EmbeddingRequest, Vector, embedding_document, read_embedding
 from .text_metrics import TextCounts
-from .text_models import TextModel, TextModels, TextTools
+from .text_models import TextModel, TextModels, TextTools, too_long
 from .text_serving import element, shape_of
 
 EMBEDDING = "embedding"
@@ -54,20 +54,21 @@ class EmbeddingEndpoint:
 
     async def _texts(self, wanted: EmbeddingRequest, tools: TextTools | None) -> tuple[list[str], int]:
         """The texts, and the number of their tokens: 0 where the model has no tokenizer here."""
-        texts: list[str] = []
-        tokens = 0
-        for one in wanted.inputs:
-            if isinstance(one, str):
-                texts.append(one)
-                tokens += len(await self._models.encode(tools, one, special=True)) if tools is not None else 0
-            elif tools is None:
+        texts = [one for one in wanted.inputs if isinstance(one, str)]
+        lists = [one for one in wanted.inputs if not isinstance(one, str)]
+        if tools is None:
+            if lists:
                 raise ApiError("the model has no tokenizer: 'input' must be text", param="input")
-            else:
-                if any(token >= tools.tokenizer.vocabulary for token in one):
-                    raise ApiError("'input' has a token id outside the model's vocabulary", param="input")
-                texts.append(tools.tokenizer.decode(one).decode("utf-8", "replace"))
-                tokens += len(one)
-        return texts, tokens
+            return texts, 0
+        tokens = await self._models.encode_all(tools, texts, special=True)
+        for one in lists:
+            if len(one) > tools.context:
+                raise too_long(tools.context, len(one))
+            if any(token >= tools.tokenizer.vocabulary for token in one):
+                raise ApiError("'input' has a token id outside the model's vocabulary", param="input")
+            texts.append(tools.tokenizer.decode(one).decode("utf-8", "replace"))
+            await asyncio.sleep(0)  # thousands of lists are not decoded at once
+        return texts, sum(map(len, (*tokens, *lists)))
 
     async def _one(self, model: TextModel, name: str, output: str, text: str, caller: Caller) -> Vector:
         shape = shape_of(model.served.interface, name, 1)

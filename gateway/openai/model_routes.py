@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import version as package_version
 from typing import Any
 
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InvalidArgument
+from gateway.http.codec.error_replies import JSON_CONTENT_TYPE
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
 from gateway.http.openapi.text_operations import TEXT_OPERATIONS, text_schemas
 
 from .api_calls import ApiCall, OpenAiContext, RouteTable
-from .shapes.api_errors import ApiError
+from .shapes.api_errors import ApiError, json_bytes
 from .shapes.chat_shapes import read_chat
 from .shapes.sampling_fields import flag, text, token_ids
 from .text_models import TextModel, TextModels, TextTools
@@ -111,12 +113,16 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     async def version(call: ApiCall) -> None:
         await call.reply({"version": handler.server_metadata().version})
 
-    async def document(call: ApiCall) -> None:
+    @cache  # its readers need no key
+    def written() -> bytes:
         operations = (*TEXT_OPERATIONS, *STORED_OPERATIONS)
         schemas = {**text_schemas(), **stored_schemas()}
         whole = build_document(package_version("charonia"), operations, schemas)
         own = {operation.path for operation in operations} & {route.path for route in routes.routes}
-        await call.reply({**whole, "paths": {path: one for path, one in whole["paths"].items() if path in own}})
+        return json_bytes({**whole, "paths": {path: one for path, one in whole["paths"].items() if path in own}})
+
+    async def document(call: ApiCall) -> None:
+        await call.reply_bytes(written(), headers=[JSON_CONTENT_TYPE])
 
     routes.add("GET", DOCUMENT_PATH, document, group="metadata", is_open=True)
     routes.add("GET", "/v1/models", list_models, group="metadata")

@@ -105,7 +105,10 @@ class OpenAiInterface:
 
 
 async def _fail(call: ApiCall, failure: Failure) -> None:
-    """Answer a call that failed; once the response has begun, with a last event."""
+    """Answer a call that failed; once an event stream has begun, with a last event.
+
+    Raises `_CutShort` where another response has begun, as nothing can be said in it: the connection is closed.
+    """
     is_message = call.scope["path"].startswith(MESSAGES)
     if not call.started:
         status, headers, body = render_failure(failure, is_message=is_message)
@@ -113,8 +116,14 @@ async def _fail(call: ApiCall, failure: Failure) -> None:
             headers.append((b"x-ratelimit-remaining-requests", b"0"))
         await reply_whole(call.send, status, [*headers, *call.headers_of_reply], body)
         return
+    if not call.streams:
+        raise _CutShort(failure.message)
     event = b"data: " + json_bytes(error_document(failure, is_message=is_message)) + b"\n\n"
     await call.end_events(b"event: error\n" + event if is_message else event + DONE)
+
+
+class _CutShort(Exception):
+    """A response ends before it is whole."""
 
 
 class OpenAiApplication(HttpApplication):

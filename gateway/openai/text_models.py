@@ -202,6 +202,13 @@ class TextModels:
             return tools.encode(text, special=special)
         return await self.handler.offload.in_thread(len(text), _encode, tools, text, special)
 
+    async def encode_all(self, tools: TextTools, texts: Sequence[str], *, special: bool) -> list[list[int]]:
+        """The tokens of each text; many are tokenized in a thread. Raises as `TextTools.encode`."""
+        size = sum(map(len, texts))
+        if size <= _ENCODED_IN_LOOP:
+            return _encode_all(tools, texts, special)
+        return await self.handler.offload.in_thread(size, _encode_all, tools, texts, special)
+
     async def render(self, tools: TextTools | None, chat: ChatRequest) -> str:
         """The prompt of a chat by the model's template. Raises a 400 `ApiError` where the template refuses."""
         if tools is None:
@@ -215,6 +222,10 @@ class TextModels:
 
 def _encode(tools: TextTools, text: str, special: bool) -> list[int]:
     return tools.encode(text, special=special)
+
+
+def _encode_all(tools: TextTools, texts: Sequence[str], special: bool) -> list[list[int]]:
+    return [tools.encode(text, special=special) for text in texts]
 
 
 def _render(tools: TextTools, chat: ChatRequest) -> str:

@@ -18,6 +18,7 @@ openai = pytest.importorskip("openai")
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
+LIMIT_S = 60
 FLAGS = ("--allow-openai", "--openai-port=0", "--openai-address=127.0.0.1", "--openai-on-http-port")
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": CITY}} for name in ("find", "go")]
@@ -147,7 +148,7 @@ def test_metrics(server: Server, client: Any) -> None:
     client.chat.completions.create(model="plain", messages=user("say abc."))
     page = server.scrape()
     assert 'charonia_openai_tokens_total{kind="prompt",model="plain",tenant=""}' in page
-    with urllib.request.urlopen(f"http://{own_port(server)}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://{own_port(server)}/metrics", timeout=LIMIT_S) as reply:
         own = reply.read().decode()
     assert "nv_cpu_utilization" in own
     assert "charonia_executor_executions_total" in own

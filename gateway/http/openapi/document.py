@@ -63,6 +63,7 @@ def build_document(
                 f"{form}{status}": _error(status, form)
                 for form in sorted({operation.error_schema for operation in operations})
                 for status in _ERRORS
+                if form != "Error" or status != 409  # no operation of `/v2` ends so
             },
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer", "description": "a key of --api-keys"},

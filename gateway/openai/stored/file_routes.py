@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from charonia.errors import CharoniaError
 from gateway.http.bodies import ClientGone
 from gateway.openai.api_calls import ApiCall, RouteTable
 from gateway.openai.shapes.api_errors import ApiError
@@ -97,24 +96,18 @@ class _Files:
     async def content(self, call: ApiCall) -> None:
         """The bytes of a file, sent as they are read."""
         record = await self._find(call)
-        pieces = self._files.content(record)
         sent = 0
-        try:
-            async for piece in pieces:
-                if not sent:
-                    call.started = True
-                    headers = [
-                        (b"content-type", b"application/octet-stream"),
-                        (b"content-length", b"%d" % record.size_bytes),
-                        *call.headers_of_reply,
-                    ]
-                    await call.send({"type": "http.response.start", "status": 200, "headers": headers})
-                sent += len(piece)
-                await call.send({"type": "http.response.body", "body": piece, "more_body": sent < record.size_bytes})
-        except (ApiError, CharoniaError) as error:
+        async for piece in self._files.content(record):
             if not sent:
-                raise
-            raise ConnectionError(f"file {record.id} ended while it was sent: {error}") from None
+                call.started = True
+                headers = [
+                    (b"content-type", b"application/octet-stream"),
+                    (b"content-length", b"%d" % record.size_bytes),
+                    *call.headers_of_reply,
+                ]
+                await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+            sent += len(piece)
+            await call.send({"type": "http.response.body", "body": piece, "more_body": sent < record.size_bytes})
 
     async def _find(self, call: ApiCall) -> FileRecord:
         return await self._files.find(call.arguments["file"], call.caller.tenant)

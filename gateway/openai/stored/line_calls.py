@@ -7,12 +7,13 @@ batch over asks for the same jobs. `batch_runs` says which lines, `batch_lines` 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from charonia.clock import monotonic_ns
-from charonia.errors import CANCELLED, Cancelled, CharoniaError, NotFound, ResourceExhausted, Unavailable
+from charonia.errors import CANCELLED, Cancelled, CharoniaError, InternalError, NotFound, ResourceExhausted, Unavailable
 from charonia.inference import InferenceRequest, InferenceResponse
 from gateway.handler import Handler
 from gateway.openai.embedding_routes import EmbeddingEndpoint
@@ -32,6 +33,8 @@ _PATIENCE_S = 60.0
 """How long a batch waits for its model: a server that starts again loads its models first."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _WAIT_S = 30.0
+
+logger = logging.getLogger("charonia.gateway.openai")
 
 
 class ModelLines:
@@ -64,10 +67,14 @@ class ModelLines:
                 return _refused(line, ended.error, ended.job_id)
             except (ResourceExhausted, Unavailable):
                 pass  # nothing was accepted, or the log is away: the same key asks again
-            except Cancelled:
-                raise
             except CharoniaError as error:
+                if isinstance(error, Cancelled) and (run.stop or run.lost):
+                    raise
                 return _refused(line, error)
+            except Exception:
+                # an unforeseen line must not hold up the others
+                logger.exception("line %d of batch %s could not be run", line.number, run.state.id)
+                return _refused(line, InternalError("internal server error"))
             else:
                 return LineResult(line.number, line.custom_id, 200, body, job_id, usage=_usage(body))
             await asyncio.sleep(pause_s)
@@ -89,9 +96,16 @@ class ModelLines:
     async def _text(self, run: BatchRun, line: BatchLine, prepared: Prepared) -> tuple[dict[str, Any], str]:
         text, answer = prepared
         jobs = run.jobs[line.number] = []
-        found = await asyncio.gather(
-            *[self._job(run, line, index, request, jobs) for index, request in enumerate(text.requests)]
-        )
+        tasks = [
+            asyncio.create_task(self._job(run, line, index, request, jobs), name="batch-choice")
+            for index, request in enumerate(text.requests)
+        ]
+        try:
+            found = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()  # one that failed is tried again with all the others: their jobs go on meanwhile
+            await asyncio.gather(*tasks, return_exceptions=True)
         for index, responses in enumerate(found):
             for response in responses:
                 if response.error is not None:

@@ -15,10 +15,12 @@ from typing import Any
 import orjson
 
 from gateway.openai.shapes.api_errors import ApiError
-from gateway.openai.shapes.sampling_fields import flag, text, whole
+from gateway.openai.shapes.sampling_fields import check_size, flag, text, whole
 
 MAX_ITEMS = 4096
 MAX_METADATA = 16
+MAX_ID = 256
+"""Of an item, in characters; one with a longer id gets another."""
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _SAMPLED = ("temperature", "top_p", "top_logprobs", "presence_penalty", "frequency_penalty", "seed", "user")
@@ -75,12 +77,15 @@ def read_response_request(body: Mapping[str, Any]) -> ResponseRequest:
     store, background = flag(body, "store", True), flag(body, "background")
     if background and not store:
         raise ApiError("'background' is only allowed when 'store' is true", param="background")
-    if not isinstance(body.get("include") or [], list):
+    if not isinstance(body.get("include", []), list | None):
         raise ApiError("'include' must be a list", param="include")
     instructions, previous = body.get("instructions"), body.get("previous_response_id")
     for name, value in (("instructions", instructions), ("previous_response_id", previous)):
         if value is not None and not isinstance(value, str):
             raise ApiError(f"'{name}' must be a string", param=name)
+    fields = {name: body[name] for name in (*_KEPT, "include") if body.get(name) is not None}
+    for name, value in fields.items():
+        check_size(value, name)  # they are kept with the job, and no tokenizer bounds them
     return ResponseRequest(
         model=text(body, "model"),
         items=_items(body.get("input")),
@@ -93,7 +98,7 @@ def read_response_request(body: Mapping[str, Any]) -> ResponseRequest:
         tools=_tools(body.get("tools")),
         format=_format(body.get("text")),
         metadata=read_metadata(body.get("metadata")),
-        fields={name: body[name] for name in (*_KEPT, "include") if body.get(name) is not None},
+        fields=fields,
     )
 
 
@@ -144,7 +149,7 @@ def _item(item: Any, param: str) -> Mapping[str, Any]:
     else:
         raise ApiError(f"items of type '{str(kind)[:64]}' are not supported", param=f"{param}.type")
     given = item.get("id")
-    return {"id": given if isinstance(given, str) and given else _id_of(found, param), **found}
+    return {"id": given if isinstance(given, str) and 0 < len(given) <= MAX_ID else _id_of(found, param), **found}
 
 
 def _id_of(item: Mapping[str, Any], place: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, NotFound
+from charonia.errors import CharoniaError, NotFound, Unavailable
 from charonia.eventlog.port import Blobs
 from charonia.facts.jobs import JobEvent, JobState, parse_public_id
 from charonia.generation.tool_calls import CallReader, ToolDelta, call_reader
@@ -177,7 +177,7 @@ class StoredResponses:
         self, request: ResponseRequest, prepared: PreparedText, options: DeliveryOptions, *, priority: int = 0
     ) -> tuple[str, bool]:
         """Make the job of a stored response: the job's id, and whether it is new. Raises as `Handler.submit_job`."""
-        note = request.note()
+        note = await self._handler.offload.in_thread(0, request.note)
         form: dict[str, Any] = {PREPARED: [prepared.prompt_tokens, prepared.tool_format]}
         if len(note) <= _INLINE_BYTES:
             form[NOTE] = note
@@ -186,8 +186,21 @@ class StoredResponses:
             await self._log.put_blob(blob_id, note, _BLOB_KEPT_S)
         inference = prepared.requests[0]
         inference.priority = priority
-        receipt = await self._handler.submit_job(inference, replace(options, form=form))
+        try:
+            receipt = await self._handler.submit_job(inference, replace(options, form=form))
+        except CharoniaError as error:
+            if not isinstance(error, Unavailable):  # then the job may exist
+                await self._forget(form)
+            raise
+        if not receipt.created:
+            await self._forget(form)
         return receipt.id, receipt.created
+
+    async def _forget(self, form: Mapping[str, Any]) -> None:
+        """Delete the note of a job that was not made: callers that are refused ask again and again."""
+        if (blob_id := form.get(NOTE_BLOB)) is not None:
+            with contextlib.suppress(CharoniaError):
+                await self._log.delete_keys([keys.blob(str(blob_id))])
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -205,7 +218,8 @@ class StoredResponses:
             note = await self._log.blob(str(blob_id))
         if not isinstance(note, bytes):
             raise missing
-        return Stored(view, ResponseRequest.of_note(note), *view.form.get(PREPARED, ()))
+        request = await self._handler.offload.in_thread(len(note), ResponseRequest.of_note, note)
+        return Stored(view, request, *view.form.get(PREPARED, ()))
 
     async def writer(
         self, request: ResponseRequest, response: dict[str, Any], prompt_tokens: int, tool_format: str

@@ -32,6 +32,8 @@ MIN_KEPT_S, MAX_KEPT_S = 3600, 30 * 86_400
 """OpenAI's bounds of `expires_after`."""
 WINDOW_S = 86_400
 _PAGE = 500
+_RESULTS_PAGE = 32
+"""Results read at a time: one may have a megabyte."""
 _ALL = 100_000
 
 
@@ -221,12 +223,13 @@ class StoredBatches:
         await self._log.delete_keys([keys.batch_results(batch_id), keys.batch_progress(batch_id), counters])
 
     async def take(self, batch_id: str, incarnation: str) -> int:
-        """Own a batch if no living gateway does: a new token, or 0."""
+        """Own a batch if no other living gateway does: a new token, or 0.
+
+        One that this gateway owns, and asks for, is one that it could not give back.
+        """
         name = keys.batch_owner(batch_id)
         owner, _ = await self._log.owner(name)
-        if owner == incarnation:
-            return 0
-        if owner and (await self._log.alive("gateway", [owner]))[0]:
+        if owner and owner != incarnation and (await self._log.alive("gateway", [owner]))[0]:
             return 0
         return await self._log.take_ownership(name, incarnation, owner)
 
@@ -244,7 +247,7 @@ class StoredBatches:
     async def results(self, batch_id: str) -> AsyncIterator[tuple[int, bool, tuple[int, int], bytes]]:
         """What became of lines: number, ok, tokens, line. The first result of a line is the one that counts."""
         after = START
-        while entries := await self._log.range(keys.batch_results(batch_id), after, _PAGE):
+        while entries := await self._log.range(keys.batch_results(batch_id), after, _RESULTS_PAGE):
             after = entries[-1].id
             for entry in entries:
                 number, ok, prompt, answer = orjson.loads(entry.fields[1])

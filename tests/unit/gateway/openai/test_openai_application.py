@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import text_handler
 
 from charonia.errors import ResourceExhausted
 from charonia.options.settings import GatewaySettings
@@ -104,6 +105,22 @@ async def test_embeddings(client: httpx2.AsyncClient, handler: Any) -> None:
     ):
         reply = await client.post("/v1/embeddings", json={**body, **more})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_embeddings_are_bounded_in_tokens(client: httpx2.AsyncClient, handler: Any) -> None:
+    pytest.importorskip("tokenizers")
+    assets = {"charonia.text_assets": text_handler.DIGEST}
+    known = handler.models["embeds"]
+    handler.models["embeds"] = replace(known, parameters={**known.parameters, **assets})
+    body = {"model": "embeds", "input": [[97, 97], [98]]}
+    document = (await client.post("/v1/embeddings", json=body)).json()
+    assert [one["embedding"] for one in document["data"]] == [[2, 0, 0, 0], [0, 1, 0, 0]]
+    assert document["usage"]["prompt_tokens"] == 3
+    many = (await client.post("/v1/embeddings", json={**body, "input": ["ab" * 5] * 2048})).json()
+    assert (len(many["data"]), many["usage"]["prompt_tokens"]) == (2048, 20_480)
+    for given in ([[97] * 100_000], ["a" * 100_000]):
+        reply = await client.post("/v1/embeddings", json={**body, "input": given})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(

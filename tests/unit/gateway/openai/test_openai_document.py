@@ -58,3 +58,9 @@ async def test_answers_are_what_the_document_says(client: httpx2.AsyncClient) ->
     check("OpenAiError", (await client.get("/v1/nothing")).json())
     own = (await client.get("/openapi.json")).json()
     assert set(own["paths"]) == {one.path for one in TEXT_OPERATIONS}
+
+
+def test_servers_without_this_api_have_nothing_of_it() -> None:
+    plain = json.dumps(build_document("1.2.3"))
+    assert "OpenAi" not in plain
+    assert "Error409" not in plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,3 +159,52 @@ async def test_a_run_that_stops() -> None:
     lines = lines_of(handler, Texts())
     result = await lines.run(run, LINE)  # another caller cancelled the job: that is an answer
     assert (result.ok, result.status) == (False, 400)
+
+
+async def test_choices_that_wait_do_not_outlive_a_try() -> None:
+    class Waiting(Handler):
+        """Accepts one choice, whose result does not come; refuses the other; then answers all."""
+
+        left = 0
+
+        async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> Any:
+            made = await super().submit_job(request, options)
+            if len(self.keys) == 2:
+                raise ResourceExhausted("full")
+            return made
+
+        async def job_result(self, job_id: str, caller: Any, wait_s: float) -> Any:
+            if job_id != "job-1":
+                return None, [response()]
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left += 1
+
+    handler = Waiting()
+    assert (await lines_of(handler, Texts()).run(run_of(), LINE)).status == 200
+    assert handler.left == 1
+
+
+async def test_a_model_that_says_cancelled_has_answered() -> None:
+    class Embeddings:
+        async def document(self, body: dict[str, Any], caller: Any) -> Any:
+            raise Cancelled("the model gave up")
+
+    nothing: Any = None
+    embeddings: Any = Embeddings()
+    run = BatchRun(BatchState("batch_1", endpoint="/v1/embeddings"), 1, ANYONE, Counts())
+    result = await ModelLines(nothing, nothing, embeddings, nothing).run(run, LINE)
+    assert (result.ok, result.body and result.body["error"]["message"]) == (False, "the model gave up")
+    run.stop = "expired"
+    with pytest.raises(Cancelled):
+        await ModelLines(nothing, nothing, embeddings, nothing).run(run, LINE)
+
+
+async def test_a_line_that_nobody_foresaw_has_an_error() -> None:
+    class Broken(Texts):
+        async def prepare_chat(self, body: dict[str, Any]) -> Any:
+            raise KeyError("unforeseen")
+
+    result = await lines_of(Handler(), Broken()).run(run_of(), LINE)
+    assert (result.status, result.body and result.body["error"]["message"]) == (500, "internal server error")

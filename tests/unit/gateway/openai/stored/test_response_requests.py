@@ -116,6 +116,8 @@ def test_what_is_followed_later_streams() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"instructions": 1}, "instructions"),
         ({"include": 1}, "include"),
+        ({"include": False}, "include"),
+        ({"user": "x" * 100_000}, "user"),
     ],
 )
 def test_refusals_name_the_field(body: dict[str, Any], param: str) -> None:

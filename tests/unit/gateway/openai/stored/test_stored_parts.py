@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import string
 from typing import Any
 
 import httpx2
@@ -11,12 +13,15 @@ import jsonschema_rs
 import pytest
 from memory_log.log import MemoryLog
 
+from charonia import keys
+from charonia.errors import ResourceExhausted
 from charonia.options.settings import GatewaySettings
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
 from gateway.http.openapi.text_operations import TEXT_OPERATIONS, text_schemas
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
 from gateway.openai.stored import file_routes
+from gateway.openai.stored.stored_objects import CHUNK_BYTES
 
 LIMIT_S = 30
 SCHEMAS = {**text_schemas(), **stored_schemas()}
@@ -151,3 +156,54 @@ async def test_batches_that_are_refused(stored: Any, changes: dict[str, Any], pa
     refused = await client.post("/v1/batches", json=body)
     assert refused.json()["error"]["param"] == param
     assert file_routes.MAX_PAGE >= 1000
+
+
+async def test_a_file_that_ends_while_it_is_sent_is_cut_short(stored: Any, log: MemoryLog) -> None:
+    interface, client = stored
+    content = b"x" * (2 * CHUNK_BYTES + 1)
+    made = (await client.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("big", content)})).json()
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body":
+            await log.delete_keys([keys.blob(f"{made['id']}.1")])
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    path = f"/v1/files/{made['id']}/content"
+    scope = {"type": "http", "method": "GET", "path": path, "headers": [], "state": {}}
+    with pytest.raises(Exception, match="No such File object"):  # the connection is closed
+        await interface.answer(scope, receive, send)
+    assert [len(message.get("body", b"")) for message in sent] == [0, CHUNK_BYTES]
+
+
+async def test_a_response_that_is_refused_leaves_nothing(
+    stored: Any, handler: Any, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = stored
+    long = "".join(random.Random(1).choices(string.printable, k=1 << 17))
+
+    async def full(request: Any, options: Any) -> Any:
+        raise ResourceExhausted("full")
+
+    handler.submit_job = full
+    body = {"model": "plain", "input": long}
+    put, made = log.put_blob, []
+
+    async def put_blob(blob_id: str, data: Any, ttl_s: int) -> None:
+        made.append(blob_id)
+        await put(blob_id, data, ttl_s)
+
+    monkeypatch.setattr(log, "put_blob", put_blob)
+    reply = await client.post("/v1/responses", json=body)
+    assert reply.status_code == 429
+    assert [await log.blob(blob_id) for blob_id in made] == [None]
+
+
+async def test_what_a_response_repeats_is_bounded(stored: Any) -> None:
+    _, client = stored
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        reply = await client.post("/v1/responses", json={"model": "plain", "input": "a", name: "x" * 100_000})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
