@@ -1,4 +1,4 @@
-"""What is written of responses whose progress the log refuses: the batch ends all the same, and each of its requests."""
+"""What is written of responses whose progress the log refuses: the batch ends, and so does each of its requests."""
 
 from __future__ import annotations
 
