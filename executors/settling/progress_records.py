@@ -39,7 +39,7 @@ async def append_progress(
 
     Returns the requests whose records are refused, by their indices: those that have ended, or run elsewhere by now;
     and those of which the log has other records, as when it lost the begin of this attempt with its last moments and
-    the attempt before goes on: nobody else would end these.
+    the attempt before goes on: no other process would end these.
     """
     by_model: dict[str, list[_Part]] = {}
     for streamed, batch in batches.items():
