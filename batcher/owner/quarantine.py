@@ -86,6 +86,8 @@ class SuspectNote:
 
     async def clear(self, batch_id: str, ids: frozenset[bytes]) -> None:
         """Requests of a batch are not suspected any more: they gave a response that no earlier run gave."""
+        if batch_id not in self.aboard:
+            return  # it has ended meanwhile
         executor, suspects, members = self.aboard[batch_id]
         left = [member for member in members if member[0] not in ids]
         if len(left) == len(members):

@@ -171,6 +171,8 @@ class StreamedBatch:
         """Whether its single responses are counted."""
         self.instance: object = None
         """The instance that was called with its requests."""
+        self.interrupted: dict[int, bytes] = {}
+        """The final responses of requests of which the log has other progress, by index: whatever they had."""
         self._allowed = asyncio.Event()
         numbers = list(attempts)
         steps = batch.steps
@@ -197,6 +199,17 @@ class StreamedBatch:
     def kept(self, index: int, first: int, last: int) -> list[bytes]:
         """The progress of a request's responses from index `first` up to `last`, without that."""
         return self._requests[index].kept[first:last]
+
+    def interrupt(self, index: int) -> None:
+        """End a request of which the log has other progress than this run's, even if it has ended unwritten."""
+        one = self._requests[index]
+        if one.ended:
+            one.error = StreamInterrupted(DISAGREES)
+            self._count_failure(one, one.error)
+        else:
+            self._end_disagreeing(one)
+        assert one.error is not None
+        self.interrupted[index] = self._failure(one, one.error, final=True)
 
     def begin(self) -> None:
         """Pass on the requests that ended before they could run: rejected, left out, or past their deadline."""

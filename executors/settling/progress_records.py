@@ -14,6 +14,7 @@ from executors.running.submitted_batch import SubmittedBatch
 
 _NOT_TAKEN = "the progress of requests cannot be written"
 
+_Refused = dict[StreamedBatch, set[int]]
 _Part = tuple[StreamedBatch, int, ProgressPart]
 """The part of a request: its batch, its index there."""
 
@@ -33,20 +34,23 @@ async def read_progress(log: Progress, batch: SubmittedBatch) -> None:
 
 async def append_progress(
     log: Progress, batches: Mapping[StreamedBatch, SubmittedBatch], outgoing: Mapping[StreamedBatch, list[Outgoing]]
-) -> dict[StreamedBatch, set[int]]:
+) -> tuple[_Refused, _Refused]:
     """Append the progress of these responses, repeating until the log answers.
 
-    Returns the requests whose records are refused, by their indices: they have ended, or run elsewhere by now.
+    Returns the requests whose records are refused, by their indices: those that have ended, or run elsewhere by now;
+    and those of which the log has other records, as when it lost the begin of this attempt with its last moments and
+    the attempt before goes on: no other process would end these.
     """
     by_model: dict[str, list[_Part]] = {}
     for streamed, batch in batches.items():
         if streamed.resumable and batch.header is not None:
             by_model.setdefault(batch.header.model, []).extend(_parts_of(streamed, batch, outgoing[streamed]))
-    refused: dict[StreamedBatch, set[int]] = {}
+    fenced: _Refused = {}
+    otherwise: _Refused = {}
     for found in await asyncio.gather(*(_append(log, model, parts) for model, parts in by_model.items() if parts)):
-        for streamed, index in found:
-            refused.setdefault(streamed, set()).add(index)
-    return refused
+        for streamed, index, why in found:
+            (fenced if why == FENCED else otherwise).setdefault(streamed, set()).add(index)
+    return fenced, otherwise
 
 
 def _parts_of(streamed: StreamedBatch, batch: SubmittedBatch, outgoing: Iterable[Outgoing]) -> Iterable[_Part]:
@@ -55,15 +59,15 @@ def _parts_of(streamed: StreamedBatch, batch: SubmittedBatch, outgoing: Iterable
     first: dict[int, int] = {}
     records: dict[int, list[bytes]] = {}
     for one in outgoing:
-        if one.progress is not None and streamed.wanted(one.index):
+        if one.progress is not None and streamed.wanted(one.index) and one.index not in streamed.interrupted:
             first.setdefault(one.index, one.response_index)
             records.setdefault(one.index, []).append(one.progress)
     for index, some in records.items():
         yield streamed, index, ProgressPart(batch.records[index].id, header.attempts[index], first[index], some)
 
 
-async def _append(log: Progress, model: str, parts: list[_Part]) -> list[tuple[StreamedBatch, int]]:
-    refused: list[tuple[StreamedBatch, int]] = []
+async def _append(log: Progress, model: str, parts: list[_Part]) -> list[tuple[StreamedBatch, int, int]]:
+    refused: list[tuple[StreamedBatch, int, int]] = []
     while parts:
         lengths: list[int] = []
         sent = [part for _, _, part in parts]
@@ -76,7 +80,7 @@ async def _append(log: Progress, model: str, parts: list[_Part]) -> list[tuple[S
         missing: list[_Part] = []
         for (streamed, index, part), length in zip(parts, lengths, strict=True):
             if length in (FENCED, OTHERWISE):
-                refused.append((streamed, index))
+                refused.append((streamed, index, length))
             elif length < part.first_index:  # a log that lost its last moments
                 last = part.first_index + len(part.records)
                 records = streamed.kept(index, length, last)

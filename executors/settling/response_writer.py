@@ -139,6 +139,7 @@ class ResponseWriter:
         by_batch: dict[StreamedBatch, list[Outgoing]] = {}
         for one in waiting:
             by_batch.setdefault(one.batch, []).append(one)
+        put = {streamed: len(ones) for streamed, ones in by_batch.items()}
         if any(streamed.resumable for streamed in by_batch):
             await self._append_progress(by_batch)
         facts: list[Awaitable[object]] = []
@@ -159,9 +160,9 @@ class ResponseWriter:
             batch, settle = known
             records = [(batch.records[one.index].endpoint, self._of(batch, one)) for one in ones if not one.final]
             records = [(endpoint, record) for endpoint, record in records if endpoint and record]
-            ended = {one.index: one.record for one in ones if one.final}
+            ended = {one.index: streamed.interrupted.get(one.index, one.record) for one in ones if one.final}
             if ended:
-                last = streamed.all_ended and self._unwritten[streamed] == len(ones)
+                last = streamed.all_ended and self._unwritten[streamed] == put[streamed]
                 part = streamed.part(ended)
                 over = [one for one in ones if one.final and not one.rescheduled]
                 batch.ended.update(batch.records[one.index].id for one in over)
@@ -175,14 +176,22 @@ class ResponseWriter:
         await asyncio.gather(*facts, *replies, *settlements)
 
     async def _append_progress(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
-        """Append the progress of responses; those that the log refuses are left out, and their requests cancelled."""
+        """Append the progress of responses; those that the log refuses are left out. Their requests are cancelled, or
+        end here if this attempt is the one that counts.
+        """
         known = {streamed: self._open[streamed][0] for streamed in by_batch if streamed in self._open}
-        for streamed, refused in (await append_progress(self._log, known, by_batch)).items():
+        fenced, otherwise = await append_progress(self._log, known, by_batch)
+        for streamed, indices in otherwise.items():
+            for index in indices:
+                streamed.interrupt(index)
+        for streamed, indices in fenced.items():
             batch = known[streamed]
-            if late := sum(batch.records[index].id not in batch.unwanted for index in refused):
+            if late := sum(batch.records[index].id not in batch.unwanted for index in indices):
                 _log.warning("%d requests run elsewhere by now, or have ended: their responses are dropped", late)
-            self._unwanted(batch, frozenset(batch.records[index].id for index in refused))
-            by_batch[streamed] = [one for one in by_batch[streamed] if one.final or one.index not in refused]
+            self._unwanted(batch, frozenset(batch.records[index].id for index in indices))
+        for streamed, ones in by_batch.items():
+            if refused := fenced.get(streamed, set()) | streamed.interrupted.keys():
+                by_batch[streamed] = [one for one in ones if one.final or one.index not in refused]
 
     async def _keep(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
         """Store the responses of jobs, all but final ones. A job that takes no more is cancelled."""

@@ -70,6 +70,8 @@ def fill(client: Any) -> None:
     client.sadd("large", *(f"member{n}" * 10 for n in range(5000)))
     client.zadd("ja:{m}", {"one": 1795359339.123456, "two": float("inf"), "three": -0.1, "four": 1 / 3})
     client.zadd("jd:{m}", {f"{n:032x}": n / 7 for n in range(5000)})
+    client.rpush("tk:{m}:01", b"b", b"a", b"", b"b", bytes(range(256)))
+    client.rpush("tk:{m}:02", *(b"%d" % n * 20 for n in range(3001)))
     with client.pipeline(transaction=False) as pipeline:
         for number in range(3000):
             pipeline.xadd("q:{m}:0:0", {"r": bytes([number % 256]) * 500, "n": number}, id=f"{1000 + number}-1")
@@ -107,6 +109,8 @@ def dump(client: Any) -> dict[bytes, Any]:
             content = client.smembers(name)
         elif kind == "zset":
             content = client.zrange(name, 0, -1, withscores=True)
+        elif kind == "list":
+            content = client.lrange(name, 0, -1)
         else:
             info = client.xinfo_stream(name)
             names = ("length", "last-generated-id", "max-deleted-entry-id", "entries-added", "recorded-first-entry-id")
@@ -141,7 +145,7 @@ def test_a_state_is_the_same_in_the_other_program_and_back(
         fill(client)
     with Running(directory / "one", first) as client:  # Redis 7.0 forgets `entries-read` of some groups in a restart
         before, times_ms = dump(client), delivered_ms(client)
-    assert len(before) == 14
+    assert len(before) == 16
     assert before[b"g"][2][b"counted"][0]["entries-read"] == 20
     assert state("export", directory / "a.state", "--state-dir", directory / "one") == 0
     other = ("--log-server", program(second))
@@ -154,7 +158,7 @@ def test_a_state_is_the_same_in_the_other_program_and_back(
     capsys.readouterr()
     assert state("import", directory / "b.state", "--state-dir", directory / "one", *back) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["keys"] == 14
+    assert told["keys"] == 16
     with Running(directory / "one", first) as client:
         assert dump(client) == before
         # streams go on behind what they have had, deleted entries included
@@ -212,7 +216,7 @@ def test_a_log_by_url(directory: Path, capsys: pytest.CaptureFixture[str]) -> No
         capsys.readouterr()
         assert state("show", *to, "--json") == 0
         told = json.loads(capsys.readouterr().out)
-        assert (told["keys"], told["program"].split()[0], told["used_by"]) == (15, "Valkey", "")
+        assert (told["keys"], told["program"].split()[0], told["used_by"]) == (17, "Valkey", "")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -281,7 +285,7 @@ DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no msgpack": (lambda _: reseal(MAGIC + b"\0\0\0\1\xc1" + bytes(4)), "cannot be read"),
     "unhashable": (lambda _: reseal(MAGIC + b"\0\0\0\3\x81\x90\x01" + bytes(4)), "cannot be read"),
     "long frame": (lambda _: reseal(MAGIC + b"\xff\xff\xff\xff" + bytes(4)), "ends within a frame"),
-    "list": (lambda _: reseal(framed(HEADER, ["k", b"x", "list", 0, []], END)), "a frame that is not known"),
+    "type": (lambda _: reseal(framed(HEADER, ["k", b"x", "tree", 0, []], END)), "a frame that is not known"),
     "pairs": (lambda _: reseal(framed(HEADER, ["k", b"x", "hash", 0, [b"a"]], END)), "a frame that is not known"),
     "text": (lambda _: reseal(framed(HEADER, ["k", b"x", "string", 0, "a"], END)), "a frame that is not known"),
     "more": (lambda _: reseal(framed(HEADER, ["m", b"x"], END)), "a frame that is not known"),

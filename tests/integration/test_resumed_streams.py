@@ -202,7 +202,7 @@ async def test_executors_are_killed_again_and_again(stack: Stack) -> None:
         stream = await stack.ended(one)
         assert stream.error is None, stream.error
         assert stream.tokens == chain.tokens_of(stream.seed, len(stream.tokens)), "none lost, none twice, all the same"
-        assert len(stream.attempts) == KILLS + 1
+        assert len(stream.attempts) > KILLS, "more when a loaded machine lets an executor be presumed dead"
         assert len(stream.processes) == len(stream.tokens) >= KILLS
     for one in ids[::4]:
         kept = await stack.log.job_responses("chain", one, count=ENDLESS)
@@ -239,7 +239,8 @@ async def test_a_stalled_executor_is_refused_when_it_goes_on(stack: Stack, model
     last = max(place for place, process in enumerate(stream.processes) if process == first)
     assert set(stream.processes[: last + 1]) == {first}, "the lost run gave nothing after the next had begun"
     assert stream.sent - repeated <= len(stream.tokens) - seen + 2 + STREAMS
-    assert "1 requests run elsewhere by now, or have ended: their responses are dropped" in old.log()
+    dropped = "1 requests run elsewhere by now, or have ended: their responses are dropped"
+    await asyncio.to_thread(roles.until, "the late responses are dropped", lambda: dropped in old.log())
     await stack.left_nothing(model)
 
 
@@ -366,7 +367,9 @@ def _read_events(gateway: Any, job: str, last: str, count: int, tokens: list[int
         assert answer.status == 200
         event, wanted = "", len(tokens) + count
         while len(tokens) < wanted:
-            line = answer.readline().decode().rstrip("\n")
+            read = answer.readline()
+            assert read, "the events ended without an end of the job"
+            line = read.decode().rstrip("\n")
             name, _, said = line.partition(": ")
             if name == "id":
                 last = said

@@ -122,7 +122,9 @@ class _Auditing:
 
     async def _progress_of_ended(self) -> None:
         ids = await self._log.progress_ids(self._model)
-        for request_id in sorted(set(ids).difference(await self._still_unsettled(ids))):
+        ended = set(ids).difference(await self._still_unsettled(ids))
+        # it goes in the step of the settlement, so what was settled meanwhile has none now
+        for request_id in sorted(ended.intersection(await self._log.progress_ids(self._model) if ended else ())):
             text = "settled in the log, and its progress is there still"
             self._tell([self._audit.finding(Rule.PROGRESS_LEFT, request_id, text)])
 

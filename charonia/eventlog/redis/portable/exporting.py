@@ -29,6 +29,8 @@ _PAGE = 500
 _FIRST_COUNT = 16
 _MAX_COUNT = 5000
 _ALIVE = b"alive:"
+_LISTS = b"tk:"
+"""How the names of all lists of a log begin."""
 _DELETED: list[bytes] = []
 
 
@@ -37,11 +39,11 @@ async def export_keys(
 ) -> None:
     """Write every key but those `left_out`. Raises `InvalidArgument` for a key type that a log does not have."""
     total, done = await connection.execute("DBSIZE"), 0
-    cursor, streams = b"0", set[bytes]()
+    cursor, once = b"0", set[bytes]()
     while True:
         cursor, names = await connection.execute("SCAN", cursor, "COUNT", _PAGE)
         wanted = [name for name in dict.fromkeys(names) if not name.startswith(_ALIVE) and not left_out(name)]
-        await _page(wanted, connection, writer, streams)
+        await _page(wanted, connection, writer, once)
         done += len(names)
         progress(done, max(done, total))
         if cursor == b"0":
@@ -67,8 +69,8 @@ async def living(connection: Connection) -> list[str]:
             return sorted({name.decode(errors="replace").rpartition(":")[2] for name in found})
 
 
-async def _page(names: Sequence[bytes], connection: Connection, writer: StateWriter, streams: set[bytes]) -> None:
-    """Keys that SCAN returned together. It may return a key again: only a `streams` entry must not be written twice."""
+async def _page(names: Sequence[bytes], connection: Connection, writer: StateWriter, once: set[bytes]) -> None:
+    """Keys that SCAN returned together. It may return a key again: only streams and lists must not be written twice."""
     about = await _all(
         connection,
         [command for name in names for command in (("TYPE", name), ("PEXPIRETIME", name), ("MEMORY", "USAGE", name))],
@@ -78,13 +80,13 @@ async def _page(names: Sequence[bytes], connection: Connection, writer: StateWri
         word = kind.decode()
         if word == "none":
             continue  # it has expired
-        if word not in TYPES:
+        if word not in TYPES or (word == "list" and not name.startswith(_LISTS)):
             raise InvalidArgument(f"the key '{name.decode(errors='replace')}' is a {word}: no log of charonia has such")
         key = (name, word, max(0, expires_ms))
-        if name in streams:
+        if name in once:
             continue
-        if word == "stream":
-            streams.add(name)
+        if word in ("stream", "list"):
+            once.add(name)
         if word == "stream" or (size or 0) > _SMALL_BYTES:
             await _LARGE[word](connection, writer, key)
         else:
@@ -111,6 +113,7 @@ _WHOLE: dict[str, Callable[[bytes], tuple[Argument, ...]]] = {
     "hash": lambda name: ("HGETALL", name),
     "set": lambda name: ("SMEMBERS", name),
     "zset": lambda name: ("ZRANGE", name, 0, -1, "WITHSCORES"),
+    "list": lambda name: ("LRANGE", name, 0, -1),
 }
 
 
@@ -142,6 +145,14 @@ async def _collection(connection: Connection, writer: StateWriter, key: tuple[by
             count = _next_count(count, sum(map(len, content)))
         if cursor == b"0":
             return
+
+
+async def _list(connection: Connection, writer: StateWriter, key: tuple[bytes, str, int]) -> None:
+    frames, count, at = _Frames(writer, key), _FIRST_COUNT, 0
+    while content := await connection.execute("LRANGE", key[0], at, at + count - 1):
+        frames.add(content)
+        at += len(content)
+        count = _next_count(count, sum(map(len, content)))
 
 
 def _next_count(count: int, size_bytes: int) -> int:
@@ -228,4 +239,11 @@ def _order(entry_id: bytes) -> tuple[int, int]:
     return int(time_ms), int(number)
 
 
-_LARGE = {"string": _string, "hash": _collection, "set": _collection, "zset": _collection, "stream": _stream}
+_LARGE = {
+    "string": _string,
+    "hash": _collection,
+    "set": _collection,
+    "zset": _collection,
+    "list": _list,
+    "stream": _stream,
+}

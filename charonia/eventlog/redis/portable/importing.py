@@ -21,6 +21,7 @@ _BATCH_BYTES = 2 * 1024 * 1024
 _BATCH = 1000
 _ARGUMENTS = 2000
 """Max items of a key in one command."""
+_ADDING = {"hash": "HSET", "set": "SADD", "list": "RPUSH"}
 _NEVER_READ = b"charonia-import"
 """A consumer group that only creates the stream."""
 
@@ -132,7 +133,7 @@ class _Key:
             turned = [part for pair in zip(content[1::2], content[::2], strict=True) for part in pair]
             yield from self._many("ZADD", turned)
         else:
-            yield from self._many("HSET" if self._kind == "hash" else "SADD", content)
+            yield from self._many(_ADDING[self._kind], content)
 
     def _many(self, command: str, content: list[bytes]) -> Iterable[tuple[Argument, ...]]:
         for at in range(0, len(content), _ARGUMENTS):

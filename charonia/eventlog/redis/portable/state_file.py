@@ -11,8 +11,8 @@
     ["f", name, bytes]                      a file of the state directory
     ["e", {"keys": n, "files": n}]          the last frame
 
-Content: bytes of a string; names and values of a hash, members of a set, members and scores of a sorted set, ids and
-lists of fields of a stream, one after the other. An entry without fields is deleted, but still pending.
+Content: bytes of a string; names and values of a hash, members of a set, members and scores of a sorted set, items of
+a list, ids and lists of fields of a stream, one after the other. An entry without fields is deleted, but still pending.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from charonia.errors import InvalidArgument
 
 FORMAT = 1
 MAGIC = b"CHARONIA STATE\n"
-TYPES = ("string", "hash", "set", "zset", "stream")
+TYPES = ("string", "hash", "set", "zset", "list", "stream")
 
 _LENGTH_BYTES = 4
 _DIGEST_BYTES = 32
@@ -216,7 +216,7 @@ def _fits(kind: str, content: Any) -> bool:
             type(entry_id) is bytes and type(fields) is list and not len(fields) % 2
             for entry_id, fields in zip(content[::2], content[1::2], strict=True)
         )
-    return (kind == "set" or not len(content) % 2) and all(type(item) is bytes for item in content)
+    return (kind in ("set", "list") or not len(content) % 2) and all(type(item) is bytes for item in content)
 
 
 def _are_pending(flat: list[Any]) -> bool:

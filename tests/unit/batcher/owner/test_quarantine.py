@@ -55,3 +55,5 @@ async def test_requests_that_go_on_leave_the_note() -> None:
     await note.clear("1", frozenset({requests[0].id}))
     assert await noted() == []
     assert not note.aboard
+    await note.clear("1", frozenset({requests[0].id}))  # said twice, or after the batch's end
+    assert await noted() == []

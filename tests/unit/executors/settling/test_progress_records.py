@@ -87,8 +87,10 @@ class World:
 
     async def flush(self) -> set[int]:
         outgoing, self.writer.all = self.writer.all, []
-        refused = await append_progress(self.log, {self.streamed: self.submitted}, {self.streamed: outgoing})
-        return refused.get(self.streamed, set())
+        batches, sent = {self.streamed: self.submitted}, {self.streamed: outgoing}
+        fenced, otherwise = await append_progress(self.log, batches, sent)
+        assert not otherwise
+        return fenced.get(self.streamed, set())
 
 
 async def accepted() -> tuple[MemoryLog, int]:

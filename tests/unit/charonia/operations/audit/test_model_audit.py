@@ -81,6 +81,23 @@ async def test_progress_of_an_ended_request_is_found(yard: Any, ids: Ids, monkey
     assert [(row["rule"], row["request"]) for row in document["findings"]] == [("progress_left", ids(2).hex())]
 
 
+async def test_progress_of_a_request_that_ends_during_the_audit_is_no_finding(
+    yard: Any, ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await yard.job(ids(1))
+    await yard.log.append_progress("m", [ProgressPart(ids(1), 1, 0, [b"a"])])
+    read = yard.log.progress_ids
+
+    async def then_it_ends(model: str) -> list[bytes]:
+        found: list[bytes] = await read(model)
+        if found:
+            await yard.end(ids(1))
+        return found
+
+    monkeypatch.setattr(yard.log, "progress_ids", then_it_ends)
+    assert await rules(yard) == []
+
+
 async def test_after_a_trim_older_requests_are_no_findings(yard: Any, ids: Ids) -> None:
     await yard.job(ids(1))
     await yard.begin(ids(1))

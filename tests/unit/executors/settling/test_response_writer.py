@@ -1,0 +1,132 @@
+"""What is written of responses whose progress the log refuses: the batch ends, and so does each of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from memory_log.log import MemoryLog
+
+from charonia.backend import ModelRequest, ModelResponse
+from charonia.eventlog.port import Limits, ProgressPart
+from charonia.models.interface import ModelInterface
+from charonia.tensors import Tensor
+from charonia.wire import BatchHeader, RequestRecord, pack_request, request_meta, unpack_request, unpack_response
+from executors.batches.accounting import Executed
+from executors.batches.assembly import Planner, groups
+from executors.batches.execution import Batch
+from executors.configuration.config import normalise
+from executors.repository.pbtxt import parse
+from executors.running.streamed_batch import FlowControl, StreamedBatch, StreamRun
+from executors.running.submitted_batch import SubmittedBatch
+from executors.settling.response_writer import ResponseWriter
+from executors.settling.settler import OwnerReports
+
+CONFIG = """
+name: "m" backend: "python" max_batch_size: 8 model_transaction_policy { decoupled: true }
+input { name: "x" data_type: TYPE_INT32 dims: 1 } output { name: "y" data_type: TYPE_INT32 dims: 1 }
+parameters { key: "charonia.resumable" value { string_value: "true" } }
+"""
+
+
+def record(number: int) -> RequestRecord:
+    tensors = [Tensor.of("x", np.array([[number]], np.int32))]
+    meta, data = request_meta(1, "", tensors, (), {}), [t.data for t in tensors]
+    packed = pack_request(
+        number.to_bytes(16, "big"), b"gw", b"", meta, data, rows=1, signature=0, level=0, accepted_ns=1
+    )
+    return unpack_request(packed)
+
+
+def given(progress: bytes) -> ModelResponse:
+    return ModelResponse([Tensor.of("y", np.ones((1, 1), np.int32))], progress=progress)
+
+
+class Written:
+    """A batch of two requests whose responses a writer writes."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        interface = ModelInterface.of(normalise(parse(CONFIG)))
+        self.records = [record(number) for number in range(2)]
+        self.flow = FlowControl()
+        self.settled: dict[bytes, str] = {}
+        """By id, how each request ended."""
+        self.sent: list[tuple[bytes, int]] = []
+        """The responses that were sent, by id and index."""
+        self.over = 0
+        self.writer = ResponseWriter(log, "x", None, self._cancel, OwnerReports(log, None))  # type: ignore[arg-type]
+        header = BatchHeader("b", "m", 1, "h", 1, (1, 1), b"f:{m}")
+        self.submitted = SubmittedBatch(self.records, lambda *_: None, header)
+        batch = Batch(Planner(interface), 1, self.records, set())
+        self.streamed = StreamedBatch(batch, (1, 1), (), self.flow, self.writer)
+        self.writer.open(self.streamed, self.submitted, self._settle)
+        (planned,) = groups(interface, batch.planned)
+        self.run: StreamRun = self.streamed.run_of(planned)
+        self.run.begin([0, 1], [ModelRequest("", 0, [], (), {}) for _ in range(2)])
+
+    def _cancel(self, batch: SubmittedBatch, ids: frozenset[bytes]) -> None:
+        batch.unwanted |= ids
+        self.streamed.cancel(ids, None)
+
+    async def _settle(
+        self, batch: SubmittedBatch, part: Executed, before: Sequence[tuple[str, bytes]], last: bool
+    ) -> None:
+        failed = {failure.index: str(failure.error) for failure in part.failures}
+        for index, answer in enumerate(part.answers):
+            if answer:
+                self.settled[batch.records[index].id] = failed.get(index, "")
+                assert str(unpack_response(answer).error or "") == failed.get(index, "")
+        for _, response in before:
+            found = unpack_response(response)
+            assert found.place is not None
+            self.sent.append((found.id, found.place[1]))
+        self.over += last
+
+    async def written(self) -> None:
+        await self.writer.written(self.streamed)
+        assert self.flow._unwritten_bytes == 0
+
+
+@pytest.fixture
+async def log() -> MemoryLog:
+    log = MemoryLog()
+    await log.accept("m", 0, 0, [(record(n).id, 1) for n in range(2)], [b"r", b"x"], Limits())
+    return log
+
+
+async def test_a_batch_ends_with_a_request_that_ended_elsewhere(log: MemoryLog) -> None:
+    """Its refused response and its end are one write."""
+    world = Written(log)
+    first, second = [one.id for one in world.records]
+    assert await log.settle("m", [(second, 1)], None, []) == [True]
+    for index in range(2):
+        world.run.send(index, given(b"a"), final=False)
+        world.run.send(index, None, final=True)
+    await world.written()
+    assert world.settled == {first: ""}
+    assert world.sent == [(first, 0)]
+    assert world.over == 1
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_request_with_other_progress_in_the_log_is_interrupted(log: MemoryLog, ends: bool) -> None:
+    """No other run ends it; `ends`: its end was made by then."""
+    world = Written(log)
+    first, second = [one.id for one in world.records]
+    await log.append_progress("m", [ProgressPart(second, 1, 0, [b"other"])])
+    for index in range(2):
+        world.run.send(index, given(b"a"), final=False)
+    if ends:
+        world.run.send(1, None, final=True)
+    world.run.send(0, None, final=True)
+    await world.written()
+    if not ends:
+        world.run.send(1, given(b"b"), final=False)
+        world.run.send(1, None, final=True)
+        await world.written()
+    assert world.settled.pop(second).startswith("STREAM_INTERRUPTED: ")
+    assert world.settled == {first: ""}
+    assert world.sent == [(first, 0)]
+    assert world.over == 1
+    assert await log.progress("m", [second]) == [[b"other"]]
