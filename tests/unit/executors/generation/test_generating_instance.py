@@ -188,7 +188,7 @@ async def test_a_cancelled_request_frees_its_slot_and_blocks_in_the_next_step() 
 async def test_a_thousand_cancels_leave_nothing() -> None:
     engine = make_engine(decoder(blocks=60), max_num_seqs=6)
     rng = random.Random(5)
-    tasks = len(asyncio.all_tasks())
+    tasks, threads = len(asyncio.all_tasks()), threading.active_count()
     async with serving(engine, max_open=24) as instance:
 
         async def one(number: int) -> None:
@@ -219,7 +219,7 @@ async def test_a_thousand_cancels_leave_nothing() -> None:
     engine.scheduler.pool.check()
     assert engine.load().free_blocks == 60
     assert engine.load().running + engine.load().waiting == 0
-    assert threading.active_count() < 20
+    assert threading.active_count() < threads + 40  # asyncio's own are at most 32
 
 
 async def test_a_request_that_is_prepared_in_a_thread_may_be_given_up() -> None:
