@@ -373,10 +373,15 @@ async def test_a_dead_engine_is_a_dead_instance() -> None:
 
 async def test_closing_ends_calls_and_the_engine() -> None:
     stub = decoder()
+    gate = Gate(stub)
     async with serving(make_engine(stub)) as instance:
         call = Call(model_request("hello", max_tokens=200, ignore_eos=True)).start(instance)
+        gate.open(100)  # not so many that the text may end first
         await call.until(1)
-        await instance.close_instance()
+        closing = asyncio.ensure_future(instance.close_instance())
+        await asyncio.sleep(0)
+        gate.open(1000)
+        await closing
         assert call.task is not None
         with pytest.raises(InstanceDied) as caught:
             await call.task
