@@ -47,6 +47,8 @@ def from_json(source: str | bytes | dict[str, Any]) -> ModelConfig:
         return json_format.ParseDict(source, ModelConfig())
     except (json_format.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StructureError(f"the model configuration cannot be read: {error}") from error
+    except SystemError as error:  # how protobuf's C code looks up a name that has half of a surrogate pair
+        raise StructureError("the model configuration cannot be read: a name in it is not valid Unicode") from error
 
 
 _LEGACY = re.compile(

@@ -54,8 +54,10 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while True:
                 self._wake.clear()
+                if self._stopping:  # looked at after `clear`: what sets it wakes afterwards
+                    break
                 self._hand_over(self._engine.step())
                 self.load = load = self._engine.load()
                 if not load.running and not load.waiting:

@@ -66,18 +66,19 @@ def begin(part: BatchInstance, value: float) -> asyncio.Task[Any]:
 
 
 async def test_waiting_for_earlier_batches_is_not_counted(gate: Path) -> None:
-    async with Deep(gate, ceiling_s=1.2, depth=3, device_ms=700) as parts:
-        assert await asyncio.gather(*(begin(part, 4) for part in parts)) == [8, 8, 8]
+    """Together they take longer than the limit, and each one alone much less, so that a busy machine is no matter."""
+    async with Deep(gate, ceiling_s=4.6, depth=5, device_ms=1000) as parts:
+        assert await asyncio.gather(*(begin(part, 4) for part in parts)) == [8] * 5
 
 
 async def test_one_that_never_ends_is_ended_although_others_wait_for_it(gate: Path) -> None:
-    async with Deep(gate, ceiling_s=0.5) as (first, second):
+    async with Deep(gate, ceiling_s=4) as (first, second):
         for part, value in ((second, 1), (first, 2)):
             assert await begin(part, value) == 2 * value  # others that ended do not count for later ones
         ends = [begin(first, GATED), begin(second, GATED)]
         found = await asyncio.gather(*ends, return_exceptions=True)
     assert all(isinstance(one, InstanceDied) for one in found)
-    assert any("it ran longer than 0.5 s (charonia.max_execution_s)" in str(one) for one in found)
+    assert any("it ran longer than 4 s (charonia.max_execution_s)" in str(one) for one in found)
     assert [one.blameless for one in found if isinstance(one, InstanceDied)].count(False) == 1
 
 

@@ -32,7 +32,7 @@ import text_backend
 
 pytestmark = pytest.mark.integration
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 KILLS = 4
 SCHEMA = {
     "type": "object",
@@ -165,7 +165,7 @@ async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 async def test_texts_are_the_same_however_often_their_executor_is_killed(stack: Stack, model: str) -> None:
     _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
     structured = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 300}
-    endless = {"max_tokens": 250, "ignore_eos": True}
+    endless = {"max_tokens": 300, "ignore_eos": True}  # longer than all kills take, on a busy machine too
     texts = [await stack.ask(model, f"greedy {n}", temperature=0, seed=n, **endless) for n in range(5)]
     texts += [await stack.ask(model, f"seeded {n}", temperature=1.0, seed=n, **endless) for n in range(5)]
     texts += [await stack.ask(model, f"schema {n}", temperature=1.0, seed=n, **structured) for n in range(3)]
@@ -180,6 +180,6 @@ async def test_texts_are_the_same_however_often_their_executor_is_killed(stack: 
         await stack.until(lambda text=text: text.ended)
         assert text.error is None, text.error
         assert (text.tokens, text.text, text.finish) == text.undisturbed()
-    assert max(len(text.attempts) for text in texts) == KILLS + 1
+    assert max(len(text.attempts) for text in texts) >= KILLS + 1  # more where a busy machine misses a heartbeat
     schemas = [text for text in texts if text.prompt.startswith("schema") and text.finish == "stop"]
     assert all(len(json.loads(text.text)["words"]) >= 60 for text in schemas)

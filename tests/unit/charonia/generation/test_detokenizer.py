@@ -106,8 +106,8 @@ def test_hostile_stop_strings_cost_little(last: str) -> None:
     stops = ["a" * at + "b" * (1024 - at) for at in range(960, 1024)]
     stops = stops if last == "last" else stops[::-1]
     detokenizer = Detokenizer(Pieces([b"aaaa"]), SamplingParameters(seed=0, stop=tuple(stops)))
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(1000):
         detokenizer.push(0)
-    assert (time.perf_counter() - begin) / 1000 < 0.002
+    assert (time.process_time() - begin) / 1000 < 0.002
     assert len(detokenizer.flush()) == 1023

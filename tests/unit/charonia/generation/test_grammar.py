@@ -155,12 +155,12 @@ BAD: list[tuple[StructuredKind, Any, str]] = [
 @pytest.mark.parametrize(("kind", "text", "words"), BAD, ids=[f"{at}-{each[0]}" for at, each in enumerate(BAD)])
 def test_what_cannot_be_used_is_refused_in_words(kind: StructuredKind, text: Any, words: str) -> None:
     structured = StructuredOutput(kind, text if isinstance(text, str) else json.dumps(text))
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(InvalidArgument, match="structured_outputs: " + kind) as caught:
         check(structured)
     assert words in caught.value.message
     assert len(caught.value.message) < 500
-    assert time.perf_counter() - begin < 4.0
+    assert time.process_time() - begin < 4.0
 
 
 BOMBS: list[tuple[StructuredKind, Any]] = [
@@ -192,18 +192,18 @@ def test_what_is_made_to_exhaust_takes_bounded_time(kind: StructuredKind, text: 
     """A hundred steps, or a refusal on the way."""
     structured = StructuredOutput(kind, text if isinstance(text, str) else json.dumps(text))
     random = np.random.default_rng(0)
-    times = [time.perf_counter()]
+    times = [time.process_time()]
     try:
         check(structured)
-        times.append(time.perf_counter())
+        times.append(time.process_time())
         matcher = Matcher(structured, small_tokenizers.byte_level())
         for _ in range(100):
-            times.append(time.perf_counter())
+            times.append(time.process_time())
             if matcher.finished:
                 break
             matcher.push(int(random.choice(allowed(matcher.mask()))))
     except InvalidArgument:
-        times.append(time.perf_counter())
+        times.append(time.process_time())
     assert max(np.diff(times)) < 4.0
 
 

@@ -199,10 +199,10 @@ def test_a_seed_of_minus_one_is_no_seed() -> None:
     ],
 )
 def test_a_wrong_value_is_refused_in_words(given: dict[str, Any], words: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(InvalidArgument, match=words) as caught:
         parse(given)
-    assert time.perf_counter() - begin < 1.0
+    assert time.process_time() - begin < 1.0
     assert len(caught.value.message) < 800
 
 

@@ -128,10 +128,10 @@ def test_what_a_template_may_not_do(template: str, words: str) -> None:
     ],
 )
 def test_templates_that_would_take_for_ever(template: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(InvalidArgument, match="chat"):
         rendered(template)
-    assert time.perf_counter() - begin < 4.0
+    assert time.process_time() - begin < 4.0
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,10 @@ def test_ids_out_of_the_vocabulary_are_refused(token: int) -> None:
 
 
 def test_a_text_that_is_far_too_long_is_refused_without_being_encoded() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(InvalidArgument, match=r"more than .* tokens, but at most 512 are allowed"):
         small_tokenizers.byte_level().encode("word " * 2_000_000, special=False, limit=512)
-    assert time.perf_counter() - begin < 0.5
+    assert time.process_time() - begin < 0.5
     with pytest.raises(InvalidArgument, match="has 7 tokens, but at most 5"):
         small_tokenizers.byte_level().encode("0123456", special=False, limit=5)
 

@@ -106,9 +106,9 @@ def test_arguments_come_as_they_are_written() -> None:
 @pytest.mark.parametrize("unit", ["<tool_call>", "[TOOL_CALLS]", "{", "[", '"', "<", "[TOOL_CALLS][", '{"name":'])
 def test_hostile_texts_take_bounded_time(tool_format: str, unit: str) -> None:
     text = unit * (20_000 // len(unit))
-    begin = time.perf_counter()
+    begin = time.process_time()
     content, calls = read(tool_format, [text[at : at + 4] for at in range(0, len(text), 4)])
-    assert time.perf_counter() - begin < 2.0
+    assert time.process_time() - begin < 2.0
     assert calls == []
     assert content.replace(" ", "") == text
 

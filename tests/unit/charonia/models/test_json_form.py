@@ -93,10 +93,10 @@ def test_quoted_text_stays_as_it_is() -> None:
     "text", ['{"' + '\\"' * 200_000, "{'" + "\\'" * 200_000 + "\\", "{" + "a" * 500_000, "," * 500_000]
 )
 def test_hostile_text_is_refused_in_linear_time(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(StructureError):
         from_json(text)
-    assert time.monotonic() - started < 5, "half a minute and more if every quote were tried"
+    assert time.process_time() - started < 5, "half a minute and more if every quote were tried"
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,7 @@ def test_hostile_text_is_refused_in_linear_time(text: str) -> None:
         b"\xff",
         "[" * 100_000,
         '{"unknown": 1}',
+        r'{"input": [{"\ud800": 1}]}',
         '{"max_batch_size": "x"}',
         '{"max_batch_size": 1.5}',
         '{"max_batch_size": 99999999999}',

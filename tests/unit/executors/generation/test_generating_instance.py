@@ -188,7 +188,7 @@ async def test_a_cancelled_request_frees_its_slot_and_blocks_in_the_next_step() 
 async def test_a_thousand_cancels_leave_nothing() -> None:
     engine = make_engine(decoder(blocks=60), max_num_seqs=6)
     rng = random.Random(5)
-    tasks = len(asyncio.all_tasks())
+    tasks, threads = len(asyncio.all_tasks()), threading.active_count()
     async with serving(engine, max_open=24) as instance:
 
         async def one(number: int) -> None:
@@ -219,7 +219,7 @@ async def test_a_thousand_cancels_leave_nothing() -> None:
     engine.scheduler.pool.check()
     assert engine.load().free_blocks == 60
     assert engine.load().running + engine.load().waiting == 0
-    assert threading.active_count() < 20
+    assert threading.active_count() < threads + 40  # asyncio's own are at most 32
 
 
 async def test_a_request_that_is_prepared_in_a_thread_may_be_given_up() -> None:
@@ -237,9 +237,9 @@ async def test_a_request_that_is_prepared_in_a_thread_may_be_given_up() -> None:
                 call.task.cancel()
                 await asyncio.gather(call.task, return_exceptions=True)
         await ask(instance, "hello")
-        while instance.load is None or instance.load.running or instance.load.waiting:
-            await asyncio.sleep(0)
-        assert engine._states == {}
+        async with asyncio.timeout(60):
+            while engine._states or instance.load is None or instance.load.running or instance.load.waiting:
+                await asyncio.sleep(0)  # its thread may give it to the engine, and take it back, only now
 
 
 async def test_a_slow_reader_gets_fewer_responses_and_holds_nobody_up() -> None:
@@ -373,10 +373,15 @@ async def test_a_dead_engine_is_a_dead_instance() -> None:
 
 async def test_closing_ends_calls_and_the_engine() -> None:
     stub = decoder()
+    gate = Gate(stub)
     async with serving(make_engine(stub)) as instance:
         call = Call(model_request("hello", max_tokens=200, ignore_eos=True)).start(instance)
+        gate.open(100)  # not so many that the text may end first
         await call.until(1)
-        await instance.close_instance()
+        closing = asyncio.ensure_future(instance.close_instance())
+        await asyncio.sleep(0)
+        gate.open(1000)
+        await closing
         assert call.task is not None
         with pytest.raises(InstanceDied) as caught:
             await call.task

@@ -16,7 +16,7 @@ from gateway.openai.stored import batch_runs, stored_objects
 from gateway.openai.stored.batch_facts import BatchState
 from gateway.openai.stored.batch_lines import BatchLine, LineResult
 from gateway.openai.stored.batch_runs import BatchRun, BatchRuns
-from gateway.openai.stored.stored_objects import StoredBatches, StoredFiles, now_s
+from gateway.openai.stored.stored_objects import WINDOW_S, StoredBatches, StoredFiles, now_s
 
 URL = "/v1/chat/completions"
 LIMIT_S = 30
@@ -71,7 +71,7 @@ class World:
         runs.start()
         return runs
 
-    async def batch(self, count: int, window_s: int = 86_400, text: str = "") -> str:
+    async def batch(self, count: int, text: str = "") -> str:
         writer = self.files.writer()
         for number in range(1, count + 1):
             line = {"custom_id": f"id-{number}", "method": "POST", "url": URL, "body": {"model": "m"}}
@@ -85,7 +85,7 @@ class World:
             "input_file": file.id,
             "endpoint": URL,
             "metadata": None,
-            "expires_s": now_s() + window_s,
+            "expires_s": now_s() + WINDOW_S,
             "output_ttl_s": 3600,
         }
         batch_id = stored_objects.new_id("batch_")
@@ -184,11 +184,13 @@ async def test_a_gateway_that_stops_gives_its_batches_back(world: World) -> None
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "expired"])
-async def test_what_is_done_is_kept(world: World, outcome: str) -> None:
-    batch_id = await world.batch(60, window_s=86_400 if outcome == "cancelled" else 1)
+async def test_what_is_done_is_kept(world: World, outcome: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_id = await world.batch(60)
     await world.gateway("one", Lines(held=10))
-    if outcome == "cancelled":
-        await world.done(batch_id, 10)
+    await world.done(batch_id, 10)
+    if outcome == "expired":
+        monkeypatch.setattr(batch_runs, "now_s", lambda: now_s() + WINDOW_S)
+    else:
         await world.batches.add(batch_id, {"kind": "cancelling", "time_s": now_s()})
     state = await world.ended(batch_id)
     assert (state.outcome, state.counts.completed, state.counts.failed) == (outcome, 10, 50)
