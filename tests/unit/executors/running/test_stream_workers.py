@@ -279,5 +279,5 @@ async def test_an_idle_instance_that_dies_again_and_again_is_made_later_each_tim
         while len(delays) <= 10:
             await asyncio.sleep(0)
         await pool.close()
-    assert delays == sorted(delays[:10]) + [0.1]
+    assert delays == [*sorted(delays[:10]), 0.1]
     assert (delays[0], delays[9]) == (0.2, 30)
