@@ -285,7 +285,7 @@ async def test_a_request_that_ends_executors_ends_alone(stack: Stack) -> None:
 
 
 async def test_a_silent_neighbour_is_run_again_when_a_health_check_finds_the_death(stack: Stack) -> None:
-    """The stream beside it is spared as it had new responses; the other one did not run alone, so it is not to blame."""
+    """The stream is spared as it had new responses; its neighbour did not run alone, so it is not condemned."""
     _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
     until, begun = stack.directory / "until", stack.directory / "begun"
     one = await stack.ask("checked", ENDLESS, until=str(until))
