@@ -141,7 +141,7 @@ class StreamWorker(Worker):
         """The instance is dead, as its health check or the first of its batches says; `shared`: with others."""
         if self._dead.is_set():
             return
-        # before the batches hear of it: all that run share this death, whoever found it
+        # before the batches hear of it: all that run share this death
         running = sum(not batch.stream.all_ended for batch in self._open.values() if batch.stream)
         self._shared_death = shared or running > 1
         self._dead.set()
