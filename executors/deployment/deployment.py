@@ -395,6 +395,7 @@ class Deployment:
             *(name, pool.checking_instances, report, loaded.health_interval_s),
             replace=pool.replace_dead,
             all_down=lambda: pool.instance_count > 0 and pool.all_down(),
+            exists=lambda instance: any(spec.name == instance for spec in pool.specs),
         )
         loaded.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
 

@@ -33,7 +33,7 @@ class HealthWatch:
 
     `report` is awaited with the new state after each change. `replace` is called for an instance that is found dead,
     and returns whether it is made again at once; the version is not healthy until the new one has answered, nor while
-    `all_down`: all its instances are being made again.
+    `all_down`: all its instances are being made again. An instance that no longer `exists` counts for nothing.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class HealthWatch:
         timeout_s: float = TIMEOUT_S,
         replace: Callable[[SelfCheckingInstance], bool] = lambda _: False,
         all_down: Callable[[], bool] = lambda: False,
+        exists: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.healthy = True
         self._name = name
@@ -54,6 +55,7 @@ class HealthWatch:
         self._timeout_s = timeout_s
         self._replace = replace
         self._all_down = all_down
+        self._exists = exists
         self._complaints: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -70,6 +72,7 @@ class HealthWatch:
             self._complaints.pop(name, None)
             if complaint:
                 self._complaints[name] = complaint
+        self._complaints = {name: text for name, text in self._complaints.items() if self._exists(name)}
         self._complaints.pop(_ALL, None)
         if self._all_down():
             self._complaints[_ALL] = "being made again"

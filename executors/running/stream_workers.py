@@ -32,12 +32,16 @@ from executors.batches.sequence_batch import BatchSteps
 
 from .streamed_batch import FlowControl, Outgoing, StreamedBatch, StreamRun
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
-from .workers import Pool, Worker, close_instance_of, self_checking
+from .workers import Pool, Worker, backoff_s, close_instance_of, self_checking
 
 _log = logging.getLogger(__name__)
 
 _BUSY_GRACE_S = 5.0
 """Extra time for an instance that has not freed its batch: a backend with processes ends a silent one itself first."""
+_DEAD_GRACE_S = 5.0
+"""Time for the calls of a dead instance to end by themselves. Those that do not are cancelled."""
+_LONG_LIFE_NS = 60 * 10**9
+"""An instance that dies later than this while it runs nothing is made again without back-off."""
 
 
 class StreamWorker(Worker):
@@ -59,6 +63,12 @@ class StreamWorker(Worker):
         self._open: dict[asyncio.Task[None], SubmittedBatch] = {}
         self._dead = asyncio.Event()
         self._shared_death = False
+        self._calls: set[asyncio.Task[None]] = set()
+        """The calls of the instance that have not ended."""
+        self._made_ns = monotonic_ns()
+        """When the instance was made (monotonic)."""
+        self._idle_deaths = 0
+        """How many instances in a row died soon, and of no request."""
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work(), name=f"instance {self.spec.name}")
@@ -120,14 +130,35 @@ class StreamWorker(Worker):
     def found_dead(self, instance: object) -> bool:
         if instance is not self._instance or self._task is None or self._dead.is_set():
             return False
-        _log.error("instance %s died while it ran nothing", self.spec.name)
-        self._dead.set()
+        _log.error("instance %s was found dead by its health check", self.spec.name)
+        if not self._open:
+            soon = monotonic_ns() - self._made_ns < _LONG_LIFE_NS
+            self._idle_deaths = self._idle_deaths + 1 if soon else 0
+        self._note_death(shared=False)
         return True
+
+    def _note_death(self, *, shared: bool) -> None:
+        """The instance is dead, as its health check or the first of its batches says; `shared`: with others."""
+        if self._dead.is_set():
+            return
+        # before the batches hear of it: all that run share this death
+        running = sum(not batch.stream.all_ended for batch in self._open.values() if batch.stream)
+        self._shared_death = shared or running > 1
+        self._dead.set()
+        if self._calls:
+            asyncio.get_running_loop().call_later(_DEAD_GRACE_S, self._end_calls, self._instance)
+
+    def _end_calls(self, instance: object) -> None:
+        """Cancel the calls of a dead instance that have not ended: it is replaced when its batches have."""
+        if instance is self._instance and self._dead.is_set():
+            for call in self._calls:
+                call.cancel()
 
     async def _create(self) -> None:
         created = await self._pool.create(self.spec)
         assert isinstance(created, StreamingInstance)
         self._instance = created
+        self._made_ns = monotonic_ns()
 
     async def _unload(self) -> None:
         instance, self._instance = self._instance, None
@@ -149,7 +180,7 @@ class StreamWorker(Worker):
                 while self._open:
                     await asyncio.wait(self._open)
                 self._dead.clear()
-                await self._replace()
+                await self._replace(backoff_s(self._idle_deaths))
 
     async def _next(self) -> SubmittedBatch | None:
         """Wait for the next batch; None at the end, and when the instance died while waiting."""
@@ -203,17 +234,18 @@ class StreamWorker(Worker):
         try:
             streamed.begin()
             failpoints.hit("executor.executing")
+            if self._dead.is_set():  # it came in the moment in which the instance was found dead
+                raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
             await self._run(streamed)
         except InstanceDied as ended:
             death = ended
         except Exception as error:  # our fault, not the model's: the callers still get an answer
             _log.exception("instance %s could not execute a batch", self.spec.name)
             streamed.fail_open(InternalError(f"{type(error).__name__}: {error}"))
-        if death is not None and not self._dead.is_set():
-            self._shared_death = (
-                death.shared or sum(not batch.stream.all_ended for batch in self._open.values() if batch.stream) > 1
-            )
-            self._dead.set()
+        if death is None:
+            self._idle_deaths = 0
+        elif not self._dead.is_set():
+            self._note_death(shared=death.shared)
             _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
         streamed.set_freed()
         await writer.written(streamed)
@@ -236,13 +268,15 @@ class StreamWorker(Worker):
                 run = streamed.run_of(planned)
                 call = asyncio.get_running_loop().create_task(self._call(streamed, run, planned))
                 calls.append(call)
+                self._calls.add(call)
+                call.add_done_callback(self._calls.discard)
                 freed = asyncio.ensure_future(run.freed.wait())
                 try:
                     await self._until(streamed, run, {call, freed})
                 finally:
                     freed.cancel()
                 if call.done():
-                    call.result()
+                    _check(call)
                 if number == len(runs) - 1:
                     streamed.set_freed()
             await self._settle_calls(streamed, calls, over)
@@ -262,7 +296,7 @@ class StreamWorker(Worker):
             await self._until(streamed, None, {*going, over})
             for call in calls:
                 if call.done():
-                    call.result()
+                    _check(call)
 
     async def _until(self, streamed: StreamedBatch, run: StreamRun | None, waited: set[asyncio.Future[Any]]) -> None:
         """Wait for the first of these. Fails the batch when the instance sends nothing for longer than its limit."""
@@ -332,6 +366,13 @@ class StreamWorker(Worker):
             _log.exception("model %r failed to execute a batch", interface.name)
             failure = InternalError(f"{type(error).__name__}: {error}")
         streamed.fail_open(failure, sent)
+
+
+def _check(call: asyncio.Task[None]) -> None:
+    """Raise what an ended call raised; one that was cancelled was of a dead instance."""
+    if call.cancelled():
+        raise InstanceDied("it is dead, and a call of it did not end")
+    call.result()
 
 
 class _Collector:

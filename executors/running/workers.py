@@ -51,6 +51,8 @@ Instance = BatchInstance | RequestInstance | StreamingInstance
 
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 30.0
+_TRIES_BEFORE_FAILING = 3
+"""After as many failures in a row to make an instance again, the batches that wait are failed if no other is left."""
 
 
 class Pool(Protocol):
@@ -189,12 +191,15 @@ class Worker(ABC):
         _log.error("instance %s could not execute a batch", self.spec.name, exc_info=error)
         return execution.fail_all(InternalError(f"{type(error).__name__}: {error}"))
 
-    async def _replace(self) -> None:
-        """Make a new instance, with back-off, until it works or the pool closes."""
+    async def _replace(self, delay_s: float = _FIRST_BACKOFF_S) -> None:
+        """Make a new instance, with back-off from `delay_s` on, until it works or the pool closes.
+
+        Batches wait meanwhile, however long that takes. They are failed when it has failed several times.
+        """
         self.down = True
         self.generation += 1
         await self._unload()
-        delay_s = _FIRST_BACKOFF_S
+        failures = 0
         while not await _set_within(self._closing, delay_s):
             try:
                 await self._create()
@@ -203,9 +208,15 @@ class Worker(ABC):
                 return
             except Exception as error:
                 _log.error("instance %s cannot be made again: %s", self.spec.name, error)
-                if self._pool.all_down():
+                failures += 1
+                if failures >= _TRIES_BEFORE_FAILING and self._pool.all_down():
                     self._pool.fail_queued(instance_died_error(self.spec.name))
             delay_s = min(delay_s * 2, _LAST_BACKOFF_S)
+
+
+def backoff_s(times: int) -> float:
+    """Return how long to wait before an instance is made again after this many that ended soon, in seconds."""
+    return float(min(_FIRST_BACKOFF_S * 2 ** min(times, 16), _LAST_BACKOFF_S))
 
 
 def is_unwanted(batch: SubmittedBatch) -> bool:

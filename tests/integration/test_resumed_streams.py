@@ -165,6 +165,14 @@ class Stack:
                 process.kill()
 
 
+CHECKED = """
+parameters { key: "charonia.isolation" value { string_value: "process" } }
+parameters { key: "charonia.health_interval_s" value { string_value: "0.01" } }
+parameters { key: "check_ms" value { string_value: "4000" } }
+"""
+"""A check is under way nearly always, so it is the first to find the process dead."""
+
+
 @pytest.fixture
 async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
     plugin = chain.install(tmp_path / "plugin")
@@ -172,6 +180,7 @@ async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, more in (
         ("chain", ""),
         ("apart", 'parameters { key: "charonia.isolation" value { string_value: "process" } }'),
+        ("checked", CHECKED),
     ):
         chain.write_model(tmp_path / "models", name, chain.RESUMABLE + more)
     log = open_log(fresh_log_url)
@@ -274,6 +283,28 @@ async def test_a_request_that_ends_executors_ends_alone(stack: Stack) -> None:
         assert stream.error is None, stream.error
         assert stream.tokens == chain.tokens_of(stream.seed, len(stream.tokens))
     await stack.left_nothing("chain")
+
+
+async def test_a_silent_neighbour_is_run_again_when_a_health_check_finds_the_death(stack: Stack) -> None:
+    """The stream is spared as it had new responses; its neighbour did not run alone, so it is not condemned."""
+    _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
+    until, begun = stack.directory / "until", stack.directory / "begun"
+    one = await stack.ask("checked", ENDLESS, until=str(until))
+    stream = stack.streams[one]
+    await stack.until(lambda: len(stream.tokens) >= 3)
+    silent = await stack.ask("checked", 5, hold=0, begun=str(begun))
+    async with asyncio.timeout(PATIENCE_S):
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+    os.kill(stream.processes[-1], signal.SIGKILL)
+    stack.gate.touch()
+    await stack.until(lambda: stream.processes[-1] != stream.processes[0])
+    until.touch()  # what is suspected runs when nothing else does
+    assert (await stack.ended(silent)).is_whole, stack.streams[silent].error
+    await stack.ended(one)
+    assert stream.error is None
+    assert "was found dead by its health check" in executor.log()
+    await stack.left_nothing("checked")
 
 
 async def test_a_replay_that_disagrees_ends_the_stream(stack: Stack) -> None:

@@ -5,7 +5,8 @@ depends on `seed` and on all tokens before it, so a run that forgets or repeats 
 is [token, process that gave it, whether it was repeated from the progress it was given].
 
 Parameters of a request: `until`: it ends when this file is there; `hold`, the number of tokens before which it waits
-for the file `gate`; `stray`: its replay gives other tokens; `deadly`: the process ends at this token, each time.
+for the file `gate`; `stray`: its replay gives other tokens; `deadly`: the process ends at this token, each time;
+`begun`: a file that is made when the request is run. A model's parameter `check_ms`: its health check takes so long.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class _Running:
         self.given = 0
         self.cancelled = False
         self.ended = asyncio.Event()
+        if "begun" in request.parameters:
+            Path(str(request.parameters["begun"])).touch()
 
     def replay(self) -> None:
         for record in self.request.progress:
@@ -124,19 +127,21 @@ class Chain:
 class ChainModel:
     def __init__(self, source: ModelSource) -> None:
         self._step_s = (source.integer("step_ms") or 0) / 1000
+        self._check_s = (source.integer("check_ms") or 0) / 1000
 
     async def signature(self) -> None:
         return None
 
     async def create_instance(self, spec: InstanceSpec) -> ChainInstance:
-        return ChainInstance(self._step_s)
+        return ChainInstance(self._step_s, self._check_s)
 
     async def close(self) -> None: ...
 
 
 class ChainInstance:
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
+    def __init__(self, step_s: float, check_s: float) -> None:
+        self._step_s, self._check_s = step_s, check_s
+        self.checks_health = check_s > 0
         self._running: list[_Running] = []
         self._begun = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._steps())
@@ -162,6 +167,10 @@ class ChainInstance:
             self._running = [one for one in self._running if not one.step()]
             if not self._running:
                 self._begun.clear()
+
+    async def check_health(self) -> bool:
+        await asyncio.sleep(self._check_s)
+        return True
 
     async def close_instance(self) -> None:
         self._task.cancel()

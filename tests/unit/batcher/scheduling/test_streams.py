@@ -208,6 +208,24 @@ def test_a_single_request_that_gave_something_new_outlives_the_death_of_its_inst
     assert [type(one) for one in decisions] == [CondemnRequest]
 
 
+def test_a_silent_neighbour_of_a_stream_that_goes_on_is_run_apart() -> None:
+    """The stream is spared, but it ran there: the neighbour is not condemned as if it had been alone."""
+    model = Model(resumable=True)
+    (stream,) = model.put(1)
+    assert model.put(2) == []
+    (silent,) = model.see(freed(stream))
+    assert isinstance(silent, DispatchBatch)
+    decisions = model.see(
+        begun(stream, 1), freed(silent), died(stream, 1, in_company=True), died(silent, 2, in_company=True)
+    )
+    assert kinds(decisions) == [DispatchBatch]
+    (again,) = decisions
+    assert isinstance(again, DispatchBatch)
+    more = model.see(BatchFinished(again.batch_id, "a"))
+    said = [(one.requests[0].id, one.suspects) for one in (again, *more) if isinstance(one, DispatchBatch)]
+    assert sorted(said) == [(ident(1), ""), (ident(2), "apart")]
+
+
 @pytest.mark.parametrize(
     ("event", "why"),
     [

@@ -112,6 +112,15 @@ async def test_a_version_whose_instances_are_all_made_again_is_not_ready(caplog:
     assert "m version 1 is not ready, all instances: being made again" in caplog.text
 
 
+async def test_an_instance_that_was_removed_keeps_no_version_from_being_ready() -> None:
+    instance = Instance(False)
+    watching, told = watch(instance)
+    await watching.check()
+    watching._idle_instances, watching._exists = list, lambda name: name != "m_0"
+    await watching.check()
+    assert told == [False, True]
+
+
 async def test_the_last_answer_of_a_busy_instance_holds() -> None:
     instance = Instance(False)
     watching, told = watch(instance)

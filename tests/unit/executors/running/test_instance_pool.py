@@ -11,6 +11,7 @@ import pytest
 from instance_pool import BROKEN, DEADLY, SPEC, WRONG, Doubling, DoublingRequests, Pool, record, values
 
 from charonia.backend import InstanceSpec, ModelRequest, ModelResponse
+from charonia.errors import Unavailable
 from charonia.wire import unpack_response
 from executors.batches.accounting import Death, Executed
 from executors.running.submitted_batch import SubmittedBatch
@@ -118,6 +119,32 @@ async def test_waiting_batches_are_failed_when_no_instance_can_be_made(kind: Any
         assert response.error.message == "Stub process 'm_0' is not healthy."
     assert (await deadly).death is not None
     await asyncio.wait_for(under.pool.close(), 30)
+
+
+@pytest.mark.parametrize("kind", [Doubling, DoublingRequests])
+async def test_waiting_batches_wait_for_an_instance_that_is_made_at_the_third_try(kind: Any) -> None:
+    tries = 0
+    gate = asyncio.Event()
+
+    async def create(_: InstanceSpec) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise Unavailable("it did not start in time")
+        await gate.wait()
+        return kind()
+
+    under = Pool(kind(), create=create)
+    deadly = under.run(DEADLY)
+    waiting = [asyncio.ensure_future(under.submit(1)), asyncio.ensure_future(under.submit(2))]
+    async with asyncio.timeout(30):
+        assert (await deadly).death is not None
+        while tries < 3:
+            await asyncio.sleep(0)
+        assert not any(answer.done() for answer in waiting)
+        gate.set()
+        assert [values(await answer) for answer in waiting] == [[2], [4]]
+        await under.pool.close()
 
 
 async def test_queued_batches_can_be_taken_back_and_running_ones_finish() -> None:

@@ -8,15 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from charonia.backend import InstanceSpec, ModelRequest, ModelResponse, ModelSource, ResponseStream
+from charonia.backend import InstanceDied, InstanceSpec, ModelRequest, ModelResponse, ModelSource, ResponseStream
+from charonia.clock import monotonic_ns
 from charonia.errors import Unsupported
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.wire import pack_request, request_meta, unpack_request, unpack_response
+from charonia.wire import BatchHeader, pack_request, request_meta, unpack_request, unpack_response
+from executors.batches.accounting import Executed
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
+from executors.running import stream_workers
 from executors.running.instance_pool import InstancePool
 from executors.running.stream_workers import StreamWorker
+from executors.running.streamed_batch import Outgoing, StreamedBatch
+from executors.running.submitted_batch import Responses, SubmittedBatch
 from executors.running.workers import TaskWorker
 
 CONFIG = """
@@ -143,3 +148,136 @@ async def test_an_idle_instance_that_is_found_dead_is_made_again_without_a_batch
         assert worker.generation == 2
         assert not pool.replace_dead(dead)  # type: ignore[arg-type]  # a late answer is not of the new one
         await pool.close()
+
+
+class Unended:
+    """Frees each call at once, and dies in all of them when `dies` is set; or hangs until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.dies = asyncio.Event()
+        self.begun = asyncio.Semaphore(0)
+
+    async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
+        responses.free()
+        self.begun.release()
+        await self.dies.wait()
+        raise InstanceDied("its process is gone")
+
+    async def close_instance(self) -> None: ...
+
+
+class NoLog:
+    """A writer of responses that keeps none."""
+
+    def open(self, streamed: StreamedBatch, batch: SubmittedBatch, settle: object) -> None: ...
+
+    def close(self, streamed: StreamedBatch) -> None: ...
+
+    def put(self, outgoing: Outgoing) -> None:
+        outgoing.batch.flow.written(outgoing.record)
+
+    def freed(self, streamed: StreamedBatch) -> None: ...
+
+    async def written(self, streamed: StreamedBatch) -> None: ...
+
+
+class Submitted:
+    """Batches of one request in a pool, and how they ended."""
+
+    def __init__(self, pool: InstancePool) -> None:
+        self.pool = pool
+
+    def submit(self, number: int) -> asyncio.Future[Executed]:
+        tensor = Tensor.of("x", np.array([[7]], np.int32))
+        meta = request_meta(1, "", [tensor], (), {})
+        request_id = number.to_bytes(16, "big")
+        packed = pack_request(request_id, b"", b"", meta, [tensor.data], rows=1, signature=0, level=0, accepted_ns=1)
+        ended: asyncio.Future[Executed] = asyncio.get_running_loop().create_future()
+        responses = Responses(NoLog(), None)  # type: ignore[arg-type]
+        header = BatchHeader(str(number), "m", 1, "h", 1, (1,), b"")
+        batch = SubmittedBatch([unpack_request(packed)], lambda _, executed: ended.set_result(executed), header)
+        batch.responses = responses
+        self.pool.submit(batch)
+        return ended
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_all_that_run_share_a_death_that_the_health_check_finds_first(count: int) -> None:
+    instance = Unended()
+    pool = pool_of(DECOUPLED, instance)
+    pool.start()
+    under = Submitted(pool)
+    async with asyncio.timeout(30):
+        ends = [under.submit(number) for number in range(count)]
+        for _ in ends:
+            await instance.begun.acquire()
+        assert pool.replace_dead(instance)  # type: ignore[arg-type]
+        instance.dies.set()
+        deaths = [(await end).death for end in ends]
+        await pool.close()
+    assert [(death.blameless, death.shared_instance) for death in deaths if death] == [(False, count > 1)] * count
+
+
+async def test_a_batch_that_comes_as_its_instance_is_found_dead_is_not_to_blame() -> None:
+    instance = Unended()
+    pool = pool_of(DECOUPLED, instance)
+    pool.start()
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        assert pool.replace_dead(instance)  # type: ignore[arg-type]
+        end = Submitted(pool).submit(1)
+        death = (await end).death
+        await pool.close()
+    assert death is not None
+    assert death.blameless
+    assert instance.begun.locked(), "it was called"
+
+
+async def test_calls_of_a_dead_instance_that_do_not_end_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_workers, "_DEAD_GRACE_S", 0.01)
+    instance = Unended()
+    pool = pool_of(DECOUPLED, instance)
+    made = asyncio.Event()
+
+    async def create(_: InstanceSpec) -> Streaming:
+        made.set()
+        return Streaming()
+
+    pool.create = create  # type: ignore[assignment]
+    pool.start()
+    async with asyncio.timeout(30):
+        end = Submitted(pool).submit(1)
+        await instance.begun.acquire()
+        assert pool.replace_dead(instance)  # type: ignore[arg-type]
+        death = (await end).death
+        await made.wait()
+        await pool.close()
+    assert death is not None
+    assert death.reason == "it is dead, and a call of it did not end"
+
+
+async def test_an_idle_instance_that_dies_again_and_again_is_made_later_each_time() -> None:
+    pool = pool_of(DECOUPLED, Streaming())
+    delays: list[float] = []
+    (worker,) = pool._workers
+    assert isinstance(worker, StreamWorker)
+
+    async def replace(delay_s: float) -> None:
+        delays.append(delay_s)
+        worker._made_ns = monotonic_ns()
+
+    worker._replace = replace  # type: ignore[assignment, method-assign]
+    pool.start()
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        for number in range(10):
+            assert pool.replace_dead(worker._instance)  # type: ignore[arg-type]
+            while len(delays) <= number:
+                await asyncio.sleep(0)
+        worker._made_ns -= stream_workers._LONG_LIFE_NS
+        assert pool.replace_dead(worker._instance)  # type: ignore[arg-type]
+        while len(delays) <= 10:
+            await asyncio.sleep(0)
+        await pool.close()
+    assert delays == [*sorted(delays[:10]), 0.1]
+    assert (delays[0], delays[9]) == (0.2, 30)
