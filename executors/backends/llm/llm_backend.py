@@ -113,7 +113,9 @@ class LlmModel(Model):
 
 
 def completed(written: pb.ModelConfig, adapters: Iterable[str] = ()) -> pb.ModelConfig:
-    """A copy with tensors, transaction policy and adapters' names; what is written is checked, and outputs may be fewer.
+    """A copy with tensors, transaction policy and the names of adapters.
+
+    What is written is checked and stays, and outputs may be fewer.
 
     Raises `InvalidArgument` for tensors that such models do not have, and for a batch dimension.
     """

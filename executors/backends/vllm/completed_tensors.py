@@ -27,8 +27,8 @@ NOT_DECOUPLED = "vLLM Triton backend must be configured to use decoupled model t
 def completed(written: ModelConfig, adapters: Iterable[str] = ()) -> ModelConfig:
     """Return a copy with the tensors that are not written, the decoupled policy and one instance of KIND_MODEL.
 
-    Its streams are resumable unless it says otherwise, and it names its adapters. What is written stays as it is. Raises `InstanceError` for
-    batching, and for a policy that says otherwise.
+    Its streams are resumable unless it says otherwise, and it names its adapters. What is written stays as it is.
+    Raises `InstanceError` for batching, and for a policy that says otherwise.
     """
     document = to_json(written)
     try:
