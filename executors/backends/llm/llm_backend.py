@@ -7,6 +7,8 @@ reads its tokenizer and runs an engine for each instance.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from charonia.backend import Backend, Format, InstanceSpec, Isolation, MemoryUse, Model, ModelSource, StreamingInstance
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from executors.generation.token_engine import TokenEngine
 
 RESUMABLE = "charonia.resumable"
+ADAPTERS = "charonia.adapters"
+"""The names of a model's adapters, a JSON array: what the OpenAI API lists and accepts."""
 
 
 class LlmBackend(Backend):
@@ -51,12 +55,12 @@ class LlmModel(Model):
         self._memory: dict[str, int] = {}
 
     async def signature(self) -> pb.ModelConfig:
-        """The configuration with the tensors of models that generate text.
+        """The configuration with the tensors of models that generate text, and the names of its adapters.
 
         Raises `CharoniaError` for files that cannot be read, and for a configuration that contradicts them.
         """
-        await self._files()
-        return completed(self._source.config)
+        files, _, _ = await self._files()
+        return completed(self._source.config, files.adapters)
 
     async def text_assets(self) -> bytes:
         """See `TextModel`."""
@@ -108,8 +112,10 @@ class LlmModel(Model):
         return TokenEngine(decoder, tokenizer, settings.scheduler, adapters=files.adapters, salt=salt)
 
 
-def completed(written: pb.ModelConfig) -> pb.ModelConfig:
-    """A copy with the tensors and the transaction policy; what is written is checked, and outputs may be fewer.
+def completed(written: pb.ModelConfig, adapters: Iterable[str] = ()) -> pb.ModelConfig:
+    """A copy with tensors, transaction policy and the names of adapters.
+
+    What is written is checked and stays, and outputs may be fewer.
 
     Raises `InvalidArgument` for tensors that such models do not have, and for a batch dimension.
     """
@@ -126,6 +132,9 @@ def completed(written: pb.ModelConfig) -> pb.ModelConfig:
     done.model_transaction_policy.decoupled = True
     if RESUMABLE not in done.parameters:
         done.parameters[RESUMABLE].string_value = "true"
+    names = list(adapters)
+    if names and ADAPTERS not in done.parameters:
+        done.parameters[ADAPTERS].string_value = json.dumps(names)
     return done
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+
 from charonia.errors import InvalidArgument
 from charonia.generation.text_tensors import INPUTS, OUTPUTS, TextTensor
 from charonia.models.config_errors import InstanceError
@@ -16,14 +19,16 @@ _OF_VLLM = (
 )
 """Inputs besides those of every model that generates text."""
 
+ADAPTERS = "charonia.adapters"
+"""The names of a model's adapters, a JSON array: what the OpenAI API lists and accepts."""
 NOT_DECOUPLED = "vLLM Triton backend must be configured to use decoupled model transaction policy"
 
 
-def completed(written: ModelConfig) -> ModelConfig:
+def completed(written: ModelConfig, adapters: Iterable[str] = ()) -> ModelConfig:
     """Return a copy with the tensors that are not written, the decoupled policy and one instance of KIND_MODEL.
 
-    Its streams are resumable unless it says otherwise. Written tensors stay as they are. Raises `InstanceError` for
-    batching, and for a policy that says otherwise.
+    Its streams are resumable unless it says otherwise, and it names its adapters. What is written stays as it is.
+    Raises `InstanceError` for batching, and for a policy that says otherwise.
     """
     document = to_json(written)
     try:
@@ -42,6 +47,9 @@ def completed(written: ModelConfig) -> ModelConfig:
             done.output.add(name=tensor.name, data_type=_type(tensor), dims=list(tensor.dims))
     if RESUMABLE not in done.parameters:
         done.parameters[RESUMABLE].string_value = "true"
+    names = list(adapters)
+    if names and ADAPTERS not in done.parameters:
+        done.parameters[ADAPTERS].string_value = json.dumps(names)
     if not done.instance_group:
         # the engine itself decides which devices it uses
         done.instance_group.add(kind=ModelInstanceGroup.KIND_MODEL, count=1)

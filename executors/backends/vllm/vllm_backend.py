@@ -59,8 +59,11 @@ class VllmModel(Model):
         self._source = source
 
     async def signature(self) -> ModelConfig:
-        """Return the configuration with all that such models have. Raises `InstanceError` for batching."""
-        return completed(self._source.config)
+        """Return the configuration with all that such models have, and the names of its adapters.
+
+        Raises `InstanceError` for batching, `NotFound` or `InvalidArgument` for files that cannot be read.
+        """
+        return completed(self._source.config, engine_arguments(self._source).loras)
 
     async def create_instance(self, spec: InstanceSpec) -> VllmInstance:
         """Start an engine and wait until it is ready. Raises a `CharoniaError` with the reason."""

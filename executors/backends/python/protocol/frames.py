@@ -42,7 +42,8 @@ _JOIN_BYTES = 128 << 10
 class Kind(IntEnum):
     """The kind of a frame. The executor sends verbs; the model process replies with READY, DONE, FAILED, and sends LOG.
 
-    CANCEL and WINDOW carry the number of their EXECUTE and get no reply. RESPONSE answers one request of an EXECUTE,
+    CANCEL and WINDOW carry the number of their EXECUTE and get no reply; a model process sends CANCEL too,
+    in place of the DONE of an EXECUTE that it interrupted. RESPONSE answers one request of an EXECUTE,
     before or after its DONE. EXECUTE_COLUMNS is an EXECUTE in another form; its reply is COLUMNS when all answers have
     one form. LOAD, CREATE, EXECUTE_STREAM, SLOT, STORED, PREFERS_GPU, MEMORY and TEXT_ASSETS are of isolated native
     models (`executors.isolation.forms`).

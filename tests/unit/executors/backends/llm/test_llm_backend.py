@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ def test_what_is_written_stays() -> None:
     assert done.parameters["charonia.resumable"].string_value == "false"
 
 
+def test_adapters_are_named() -> None:
+    assert "charonia.adapters" not in completed(config()).parameters
+    done = completed(config(), {"red": "/red", "a,b": "/ab"})
+    assert json.loads(done.parameters["charonia.adapters"].string_value) == ["red", "a,b"]
+    written = completed(config(**{"charonia.adapters": "red"}), ["red", "blue"])
+    assert written.parameters["charonia.adapters"].string_value == "red"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -98,6 +107,20 @@ def test_parameters() -> None:
 def source(directory: Path, text: str = "", **parameters: str) -> ModelSource:
     (directory / "1").mkdir(exist_ok=True)
     return ModelSource("m", 1, directory, config(text, **parameters))
+
+
+async def test_the_signature_names_the_adapters(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    files = source(tmp_path)
+    root = files.version_directory
+    (root / "openvino_model.xml").touch()
+    tokenizer = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
+    (root / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (root / "tokenizer_config.json").write_text("{}")
+    (root / "config.json").write_text('{"max_position_embeddings": 64, "eos_token_id": 1}')
+    (root / "adapters" / "red").mkdir(parents=True)
+    done = await (await LlmBackend().load(files)).signature()
+    assert done.parameters["charonia.adapters"].string_value == '["red"]'
 
 
 async def test_files_are_looked_for(tmp_path: Path) -> None:

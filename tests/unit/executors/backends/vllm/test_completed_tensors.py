@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from charonia.errors import InvalidArgument
+from charonia.backend import ModelSource
+from charonia.errors import InvalidArgument, NotFound
 from charonia.generation.text_tensors import INPUTS, OUTPUTS
 from charonia.models.config_errors import InstanceError
+from executors.backends.vllm import VllmBackend
 from executors.backends.vllm.completed_tensors import check_policy, completed
 from executors.configuration.config import normalise, validate
 from executors.repository.pbtxt import parse
@@ -23,6 +27,24 @@ def test_an_empty_configuration_has_all_tensors() -> None:
     assert done.parameters["charonia.resumable"].string_value == "true"
     check_policy(done)
     validate(normalise(done), "m")
+
+
+def test_adapters_are_named() -> None:
+    config = parse('name: "m" backend: "vllm"')
+    assert "charonia.adapters" not in completed(config).parameters
+    done = completed(config, {"red": "/red", "blue": "/blue"})
+    assert done.parameters["charonia.adapters"].string_value == '["red", "blue"]'
+    assert completed(done, ["red"]) == done
+
+
+async def test_the_adapters_are_those_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "model.json").write_text('{"model": "x", "enable_lora": true}')
+    model = await VllmBackend().load(ModelSource("m", 1, tmp_path, parse('name: "m" backend: "vllm"')))
+    with pytest.raises(NotFound, match=r"cannot find .*multi_lora.json"):
+        await model.signature()
+    (tmp_path / "1" / "multi_lora.json").write_text('{"red": "/adapters/red"}')
+    assert (await model.signature()).parameters["charonia.adapters"].string_value == '["red"]'
 
 
 def test_what_is_written_stays() -> None:
