@@ -89,7 +89,11 @@ class JaxModel(Model):
         return found
 
     async def close(self) -> None:
+        import jax
+
         self._programs.clear()
+        # the library remembers every function it has traced; other models keep their programs, which are compiled
+        jax.clear_caches()
 
 
 class JaxInstance:
