@@ -50,6 +50,7 @@ class ChildProcess(FrameCalls):
         self._closing = False
         self._kill_reason = ""
         self._process: asyncio.subprocess.Process
+        self._pidfd: int | None = None
         self._output_transport: asyncio.ReadTransport
         self._watch: asyncio.Task[None]
 
@@ -104,8 +105,7 @@ class ChildProcess(FrameCalls):
         """Kill the process. Calls in flight end with `InstanceDied` and this reason."""
         if self._death is None and self._process.returncode is None:
             self._kill_reason = self._kill_reason or reason
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._signal(signal.SIGKILL)
 
     async def close(self, finalize_timeout_s: float) -> None:
         """Finalize the model, then end the process, by force after the time-out. Returns when it has ended (P5)."""
@@ -148,6 +148,8 @@ class ChildProcess(FrameCalls):
                 pass_fds=[theirs.fileno(), *passed, *(shared for shared in (board, slots) if shared >= 0)],
                 env=interpreter.environment,
             )
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                self._pidfd = os.pidfd_open(self._process.pid)
         except BaseException:
             ours.close()
             os.close(read_end)
@@ -172,6 +174,9 @@ class ChildProcess(FrameCalls):
 
     async def _until_gone(self) -> None:
         code = await self._process.wait()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         # its last reply and output may still be in the pipes
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._streams_ended.wait(), _DRAIN_S)
@@ -200,8 +205,14 @@ class ChildProcess(FrameCalls):
 
     def _print_tracebacks(self, reason: str) -> None:
         self._kill_reason = self._kill_reason or reason
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(TRACEBACK_SIGNAL)
+        self._signal(TRACEBACK_SIGNAL)
+
+    def _signal(self, number: int) -> None:
+        # not `Process.send_signal`: it polls first, and may take the exit code before asyncio's watcher asks for it,
+        # which then reports 255 (python/cpython#127049)
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def frame_received(self, frame: Frame) -> None:
         if frame.kind is Kind.LOG:
