@@ -23,20 +23,24 @@ _NUMBERS = {"x86_64": 314, "aarch64": 274}
 """Of the system call sched_setattr, which the C library of many systems does not wrap."""
 
 
-def set_time_slice(slice_ns: int, *, inherited: bool) -> bool:
-    """Sets the calling thread's slice, and that of the threads and processes it starts later if it is `inherited`.
+def set_time_slice(slice_ns: int, *, inherited: bool, thread: int = 0) -> bool:
+    """Sets a thread's slice, and that of the threads and processes it starts later if it is `inherited`.
 
-    Returns False where that cannot be done, and for a thread that has a policy or priority of its own: it keeps them.
+    `thread` is its system-wide id (of a process: its main thread), 0 the calling one. Returns False where that cannot
+    be done, and for a thread that has a policy or priority of its own: it keeps them.
     """
     number = _NUMBERS.get(os.uname().machine)
-    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    try:
+        if number is None or os.sched_getscheduler(thread) != os.SCHED_OTHER:
+            return False
+        nice = os.getpriority(os.PRIO_PROCESS, thread)
+    except ProcessLookupError:
         return False
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
     if nice < 0 and not inherited:
         return False  # the threads it starts would lose that priority
     flags = 0 if inherited else _RESET_ON_FORK
     attributes = _SCHED_ATTR.pack(_SCHED_ATTR.size, os.SCHED_OTHER, flags, nice, 0, slice_ns, 0, 0)
     try:
-        return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
+        return bool(ctypes.CDLL(None).syscall(number, thread, attributes, 0) == 0)
     except (OSError, AttributeError):
         return False

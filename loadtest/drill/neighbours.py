@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from charonia.offload.time_slices import LOOP_SLICE_NS, set_time_slice
 from loadtest.bench.processes import load_roles, parse_pss, read_parents
 from loadtest.bench.servers import Charonia
 from loadtest.model import LoadTestError
@@ -207,7 +208,11 @@ class Beside:
 
 
 def small_calls(address: str, seconds: float, found: Beside) -> None:
-    """One call at a time for so long."""
+    """One call at a time for so long.
+
+    The calling thread stands for a client on another machine: it does not wait for the processors of this one.
+    """
+    set_time_slice(LOOP_SLICE_NS, inherited=False)
     body, headers = binary(_WIDTH, bytes(4 * _WIDTH), parameters={"binary_data_output": True})
     post = posts(address, "numbers", body, headers)
     end_s = time.monotonic() + seconds

@@ -25,6 +25,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from charonia.errors import StartupError
+from charonia.offload.time_slices import LOOP_SLICE_NS, set_time_slice
 
 from .append_tail import Repair, repair
 from .holder import hold_within, holder_of, in_words, write_down
@@ -131,6 +132,7 @@ class PrivateServer:
                     preexec_fn=_tie_to_parent(),
                 )
             write_down(lock, "the log server", self._process.pid)
+            set_time_slice(LOOP_SLICE_NS, inherited=False, thread=self._process.pid)
         except OSError as error:
             raise StartupError(f"the private server '{program.path}' cannot be started: {error}") from None
         finally:
