@@ -103,7 +103,11 @@ class ResponseWriter:
                 await self._append(stream, _begun(self._executor, batch, begun))
 
     async def closed(self) -> None:
-        """Abandon what the log has not taken."""
+        """Abandon what the log has not taken, and what still comes: its reader would miss what is abandoned here."""
+        self._open.clear()
+        self._unwritten.clear()
+        self._waiting.clear()
+        self._written.set()
         await self._tasks.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------

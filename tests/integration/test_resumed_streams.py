@@ -43,7 +43,9 @@ pytestmark = pytest.mark.integration
 
 PATIENCE_S = 60.0
 STREAMS = 16
-KILLS = 12
+KILLS = int(os.environ.get("CHARONIA_TEST_KILLS", "12"))
+STEP_MS = 5 * max(1, KILLS // 12)
+"""Each executor repeats all tokens so far: more kills take more time, not more tokens."""
 ENDLESS = 1_000_000
 
 
@@ -103,8 +105,8 @@ class Stack:
                 self.streams[response.id].take(response)
         self._arrived.set()
 
-    async def start(self, role: str, *, waits: bool = True) -> Any:
-        flags = [f"--log-url={self.url}"]
+    async def start(self, role: str, *more: str, waits: bool = True) -> Any:
+        flags = [f"--log-url={self.url}", *more]
         if role == "executor":
             flags.append(f"--model-repository={self._repository}")
         process = roles.Role(role, self.directory, *flags)
@@ -182,7 +184,7 @@ async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("apart", 'parameters { key: "charonia.isolation" value { string_value: "process" } }'),
         ("checked", CHECKED),
     ):
-        chain.write_model(tmp_path / "models", name, chain.RESUMABLE + more)
+        chain.write_model(tmp_path / "models", name, chain.RESUMABLE + more, STEP_MS)
     log = open_log(fresh_log_url)
     await log.open()
     await log.beat("gateway", "gw", 3_600_000)
@@ -220,6 +222,33 @@ async def test_executors_are_killed_again_and_again(stack: Stack) -> None:
         assert record is not None
         assert record.state is JobState.SUCCEEDED
     await stack.left_nothing("chain")
+
+
+@pytest.mark.parametrize("model", ["chain", "apart"])
+async def test_executors_are_replaced_one_by_one(stack: Stack, model: str) -> None:
+    """What outlasts the drain of one goes on at the other, and is not suspected."""
+    brief = "--exit-timeout-secs=1"
+    _, *serving = await asyncio.gather(
+        stack.start("batcher"), stack.start("executor", brief), stack.start("executor", brief)
+    )
+    until = stack.directory / "until"
+    ids = [await stack.ask(model, ENDLESS, until=str(until)) for _ in range(STREAMS)]
+    streams = [stack.streams[one] for one in ids]
+    for old in serving:
+        seen = [len(stream.tokens) for stream in streams]
+        await stack.until(lambda seen=seen: all(len(s.tokens) > n for s, n in zip(streams, seen, strict=True)))
+        await stack.start("executor", brief)
+        old.process.terminate()
+        await asyncio.to_thread(old.process.wait)
+    seen = [len(stream.tokens) for stream in streams]
+    await stack.until(lambda: all(len(s.tokens) > n for s, n in zip(streams, seen, strict=True)))
+    until.touch()
+    for one in ids:
+        stream = await stack.ended(one)
+        assert stream.error is None, stream.error
+        assert stream.tokens == chain.tokens_of(stream.seed, len(stream.tokens)), "none lost, none twice, all the same"
+        assert len(stream.attempts) > 1
+    await stack.left_nothing(model)
 
 
 @pytest.mark.parametrize("model", ["chain", "apart"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from memory_log.log import MemoryLog
 from charonia.backend import ModelRequest, ModelResponse
 from charonia.eventlog.port import Limits, ProgressPart
 from charonia.models.interface import ModelInterface
-from charonia.tensors import Tensor
+from charonia.tensors import Buffer, Tensor
 from charonia.wire import BatchHeader, RequestRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.accounting import Executed
 from executors.batches.assembly import Planner, groups
@@ -130,3 +131,34 @@ async def test_a_request_with_other_progress_in_the_log_is_interrupted(log: Memo
     assert world.sent == [(first, 0)]
     assert world.over == 1
     assert await log.progress("m", [second]) == [[b"other"]]
+
+
+class StuckLog(MemoryLog):
+    """Takes no replies until `goes_on`; `asked` and `taken` count those of `append`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.taken = 0
+
+    async def append(self, stream: bytes, fields: Sequence[Buffer]) -> bytes:
+        self.asked.set()
+        await self.goes_on.wait()
+        self.taken += 1
+        return await super().append(stream, fields)
+
+
+async def test_nothing_is_written_after_what_was_abandoned() -> None:
+    """Of an executor that leaves while a stream runs: its reader would see a gap where the next run gives them all."""
+    log = StuckLog()
+    await log.accept("m", 0, 0, [(record(n).id, 1) for n in range(2)], [b"r", b"x"], Limits())
+    world = Written(log)
+    world.run.send(0, given(b"a"), final=False)
+    await log.asked.wait()
+    await world.writer.closed()
+    log.goes_on.set()
+    world.run.send(0, given(b"b"), final=False)
+    for _ in range(20):  # a write, if there were one, would be over by then
+        await asyncio.sleep(0)
+    assert log.taken == 0
+    assert await log.progress("m", [world.records[0].id]) == [[b"a"]]
