@@ -127,8 +127,8 @@ async def check_repeated_loads(backend: Backend, model: ReferenceModel) -> None:
     least = _growth(resident, period)
     require(
         least < _KEPT_BYTES,
-        f"memory grew by {least} bytes or more with each of {loads} loads and unloads, and of {number - 1 - loads} more; "
-        "close of an instance or a model gives up all",
+        f"memory grew by {least} bytes or more with each of {loads} loads and unloads, and of {number - 1 - loads} "
+        "more; close of an instance or a model gives up all",
     )
 
 

@@ -124,8 +124,14 @@ def test_what_was_asked_before_is_not_executed_again(counting: Counting, serve: 
     assert counting.executions == 3
 
     expected = {
-        **{"success": 7, "fail": 0, "queue": 7, "cache_hit": 4, "cache_miss": 3},
-        **{"compute_input": 3, "compute_infer": 3, "compute_output": 3},
+        "success": 7,
+        "fail": 0,
+        "queue": 7,
+        "cache_hit": 4,
+        "cache_miss": 3,
+        "compute_input": 3,
+        "compute_infer": 3,
+        "compute_output": 3,
     }
 
     def counted() -> bool:
