@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tritonclient.utils import InferenceServerException
 
 from charonia.backend import ENTRY_POINT_GROUP, TensorSignature
 from charonia.errors import CharoniaError, InvalidArgument, NotFound, Unsupported
-from charonia.testing.backend_contract import CHECKS, Check, Inputs, ReferenceModel
+from charonia.testing.backend_contract import CHECKS, Check, Inputs, ReferenceModel, check_repeated_loads
 from executors.backends.registry import BackendRegistry
 
 CONFIG = """
@@ -90,7 +91,11 @@ def test_it_is_installed_as_a_distribution_of_its_own() -> None:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_it_keeps_the_contract(check: Check, tmp_path: Path) -> None:
-    await check(BackendRegistry().get("jax"), model(tmp_path / "m"))
+    of = model(tmp_path / "m")
+    if check is check_repeated_loads:  # nearly all of its time is compiling: here two programs a load, not four
+        small = model(tmp_path / "m", CONFIG.replace("max_batch_size: 6", "max_batch_size: 2"))
+        of = replace(small, requests=[request(1), request(1)], loads=60)
+    await check(BackendRegistry().get("jax"), of)
 
 
 async def test_numbers_of_rows_share_programs(tmp_path: Path) -> None:

@@ -210,9 +210,12 @@ def test_it_is_counted(server: Server) -> None:
     import urllib.request
 
     ask(server, "moods", [4])
-    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as answer:
-        page = answer.read().decode()
-    assert re.search(r'nv_inference_count\{model="moods",version="1"\} [1-9]', page)
+
+    def page() -> str:
+        with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    until("it is counted", lambda: re.search(r'nv_inference_count\{model="moods",version="1"\} [1-9]', page()))
 
 
 def test_a_started_server_takes_no_more(server: Server) -> None:

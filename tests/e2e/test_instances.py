@@ -217,7 +217,7 @@ def test_models_that_share_a_resource_wait_for_each_other(server: Any, tmp_path:
         second.open()
         assert {int(future.result(60).as_numpy("ECHO")[0, 0]) for future in waiting} == {1}
     assert [statistics(server, model)["execution_count"] for model in ("one", "other")] == [3, 2]
-    assert pending(server, "one") == pending(server, "other") == 0
+    until("nothing waits", lambda: pending(server, "one") == pending(server, "other") == 0)
 
 
 def test_a_caller_that_holds_what_its_callee_needs_is_told(server: Any) -> None:
@@ -225,7 +225,7 @@ def test_a_caller_that_holds_what_its_callee_needs_is_told(server: Any) -> None:
     started = time.monotonic()
     with pytest.raises(InferenceServerException) as told:
         infer(server, "asking_with_all", VALUE=value(3))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 50, "the call has 60 s"
     assert told.value.status() == "503"
     assert told.value.message() == (
         "[request id: <id_unknown>] deadlock: asking_with_all -> one: the resource 'shared' that model 'one' needs is "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def _wait_given_back(server: Any) -> None:
 
     async def poll() -> None:
         with redis.Redis.from_url(server.log_url) as client:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while _lent(server) or list(client.scan_iter("blob:*")):
                     await asyncio.sleep(0.01)
 
@@ -100,14 +101,35 @@ def _lent(server: Any) -> list[Path]:
     alive = [f"-{pid}-" for role in ("gateway", "executor") for pid in server.pids(role)]
     files = [path for path in _files(server) if any(part in path.parent.name for part in alive)]
     slots = [path for path in files if path.name.startswith("s")]
-    return [path for path in files if path not in slots] + [path for path in slots if is_used(path)]
+    return [path for path in files if path not in slots] + [path for path in slots if _is_lent(path)]
+
+
+def _is_lent(slot: Path) -> bool:
+    with suppress(FileNotFoundError):  # given back, with all that its process had
+        return is_used(slot)
+    return False
 
 
 def _files(server: Any) -> list[Path]:
     """All payload files of this server. Its directory is the one its gateway has a part of."""
     here = f"-{server.pids('gateway')[0]}-"
-    roots = {path.parent for path in Path("/dev/shm").glob("charonia-*/*") if here in path.name}
-    return [path for root in roots for path in root.glob("*/*") if path.name not in ("token", "slots", "replies")]
+    roots = [root for root in _listed(Path("/dev/shm")) if root.name.startswith("charonia-")]
+    roots = [root for root in roots if any(here in part.name for part in _listed(root))]
+    files = [path for root in roots for part in _listed(root) for path in _listed(part)]
+    return [path for path in files if path.name not in ("token", "slots", "replies")]
+
+
+def _listed(directory: Path) -> list[Path]:
+    """What lies in a directory: nothing if that has gone meanwhile, with its process or with another test's server."""
+    with suppress(OSError):
+        return list(directory.iterdir())
+    return []
+
+
+def _size_bytes(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_blocks * 512
+    return 0
 
 
 def test_an_executor_killed_with_a_large_batch_costs_nobody_an_answer(models: Path, serve: Any, tmp_path: Path) -> None:
@@ -120,14 +142,14 @@ def test_an_executor_killed_with_a_large_batch_costs_nobody_an_answer(models: Pa
             tensor = grpcclient.InferInput("VALUE", list(values.shape), "INT32")
             tensor.set_data_from_numpy(values)
             parameters = {"entered": str(entered), "gate": str(gate)}
-            asked = asyncio.create_task(client.infer("gated", [tensor], parameters=parameters, client_timeout=60))
-            async with asyncio.timeout(30):
+            asked = asyncio.create_task(client.infer("gated", [tensor], parameters=parameters, client_timeout=180))
+            async with asyncio.timeout(60):
                 while not entered.exists():
                     await asyncio.sleep(0.005)
             entered.unlink()
             for pid in server.pids("executor"):
                 os.kill(pid, signal.SIGKILL)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not entered.exists():
                     await asyncio.sleep(0.005)
             gate.touch()
@@ -220,7 +242,8 @@ def test_executors_killed_under_large_requests_give_no_wrong_bytes(echoes: Path,
         asking = [asyncio.create_task(ask(which)) for which in range(6)]
         await reached(30)
         for _ in range(3):
-            os.kill(server.pids("executor")[0], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # one that was killed is listed for a moment longer
+                os.kill(server.pids("executor")[0], signal.SIGKILL)
             await reached(counts["right"] + 30)
         done.set()
         await asyncio.gather(*asking)
@@ -228,8 +251,7 @@ def test_executors_killed_under_large_requests_give_no_wrong_bytes(echoes: Path,
 
     asyncio.run(drive())
     _wait_given_back(server)
-    sizes = [path.stat().st_blocks * 512 for path in _files(server)]
-    assert sum(sizes) < 256 * 1024 * 1024
+    assert sum(map(_size_bytes, _files(server))) < 256 * 1024 * 1024
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -262,7 +284,7 @@ def test_a_client_that_leaves_within_its_body_leaves_no_slot(protocol: str, echo
                 for _ in range(24):
                     writer.write(frame(DATA, 0, 1, bytes(16_384)))
             await writer.drain()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not _lent(server):  # it has begun to come
                     await asyncio.sleep(0.01)
             writer.close()
@@ -309,7 +331,7 @@ def test_a_gateway_killed_under_large_requests_leaves_bounded_memory(echoes: Pat
 
     async def drive() -> None:
         asking = asyncio.create_task(_ask_many(server, 400, np.random.default_rng(9)))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not _lent(server):
                 await asyncio.sleep(0.005)
         os.kill(before, signal.SIGKILL)

@@ -33,7 +33,7 @@ def _left_in_log(url: str) -> dict[str, int]:
     return left
 
 
-def _settled(url: str, deadline_s: float = 10.0) -> dict[str, int]:
+def _settled(url: str, deadline_s: float = 60.0) -> dict[str, int]:
     """`_left_in_log` once it is empty or the time is up: deleting trails the last answer by a moment."""
 
     async def poll() -> dict[str, int]:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def test_serving_resumes_by_itself_on_a_flushed_log(
 ) -> None:
     server = start(repository, tmp_path / "state", *flags)
     server.wait_ready()
-    before = {p["pid"] for p in server.processes()}
+    before = parts_of(server)
     assert counted(server, "charonia_log_epoch_changes_total") == 0
     lost = submit(server, "doubles", json.loads(BODY))
     until("the job ends", lambda: job_state(server, lost["id"])() == "succeeded")
@@ -106,7 +106,7 @@ def test_serving_resumes_by_itself_on_a_flushed_log(
                 load.until_more()
     # typed all of them: 503 unknown outcome, or 400/404 for what nobody has said anew yet
     assert {status for status, _ in load.failures()} <= {404, 503}, load.answers
-    assert {p["pid"] for p in server.processes()} >= before, "nobody was restarted"
+    assert parts_of(server) == before, "nobody was restarted"
     status, body = server.get(f"/v2/jobs/{lost['id']}")
     assert (status, json.loads(body)["error"]) == (404, "job not found: the log epoch changed")
     again = submit(server, "doubles", json.loads(BODY))
@@ -118,6 +118,11 @@ def test_serving_resumes_by_itself_on_a_flushed_log(
     until("a job of a model that lost its owner ends", lambda: job_state(server, again["id"])() == "succeeded")
     assert server.stop() == 0, server.log()
     assert "Traceback" not in server.log(), server.log()
+
+
+def parts_of(server: Any) -> set[int]:
+    """Its parts: what else it has, as workers for large payloads, may come and go."""
+    return {p["pid"] for p in server.processes() if "parent" not in p}
 
 
 def test_a_stalled_log_is_waited_for_and_one_that_writes_nothing_is_said(repository: Path, tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ def test_a_stalled_log_is_waited_for_and_one_that_writes_nothing_is_said(reposit
         load.until_more()
         assert load.successes > stalled
     assert load.failures() == [], "slow is not down"
-    assert ready(server)
+    until("it is ready", lambda: ready(server))
 
     # it answers, but refuses to write: a full disk, too few replicas
     with redis.Redis.from_url(server.log_url) as client:
@@ -174,7 +179,7 @@ def test_a_dead_log_is_said_at_once_and_accepts_nothing(repository: Path, tmp_pa
             os.kill(log.pid, signal.SIGKILL)
             died_at = time.monotonic()
             until("readiness is false", lambda: not ready(server))
-            assert time.monotonic() - died_at < 1.0
+            assert time.monotonic() - died_at < 10.0, "a command that is not answered has 15 s"
             status, _ = server.request(
                 "POST",
                 "/v2/models/doubles/infer",
@@ -204,10 +209,10 @@ def submit(server: Any, model: str, body: dict[str, Any]) -> dict[str, Any]:
 
 def kill_everything(server: Any) -> None:
     pids = [p["pid"] for p in server.processes()]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)  # nobody restarts anybody
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: nobody restarts anybody
+        for pid in pids:
+            with suppress(ProcessLookupError):  # what has just ended may still be listed
+                os.kill(pid, number)
     server.process.wait()
 
 
@@ -249,8 +254,10 @@ def test_jobs_survive_the_end_of_everything(tmp_path: Path) -> None:
         status, body = again.get(f"/v2/jobs/{job['id']}/result")
         assert (status, json.loads(body)["outputs"][2]["data"]) == (200, [number])
     with redis.Redis.from_url(again.log_url, decode_responses=True) as client:
-        left = [key for key in client.scan_iter("[xr]:*") if client.xlen(key)]
-    assert left == [], "what dead processes would have read is gone"
+        until(
+            "what dead processes would have read is gone",
+            lambda: not [key for key in client.scan_iter("[xr]:*") if client.xlen(key)],
+        )
     assert again.stop() == 0, again.log()
 
 

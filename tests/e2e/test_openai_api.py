@@ -146,8 +146,9 @@ async def test_a_client_that_leaves_ends_its_request(server: Server, async_clien
 
 def test_metrics(server: Server, client: Any) -> None:
     client.chat.completions.create(model="plain", messages=user("say abc."))
+    tokens = 'charonia_openai_tokens_total{kind="prompt",model="plain",tenant=""}'
+    until("its tokens are counted", lambda: tokens in server.scrape())
     page = server.scrape()
-    assert 'charonia_openai_tokens_total{kind="prompt",model="plain",tenant=""}' in page
     with urllib.request.urlopen(f"http://{own_port(server)}/metrics", timeout=LIMIT_S) as reply:
         own = reply.read().decode()
     assert "nv_cpu_utilization" in own

@@ -57,7 +57,7 @@ def server(cured: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
 def charonia(server: Any, *words: str) -> tuple[int, Any]:
     """Exit code and document of a command that finds the server by its state directory."""
     command = [str(Path(sys.executable).parent / "charonia"), *words, "--json", f"--state-dir={server.state_dir}"]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=90)
+    done = subprocess.run(command, capture_output=True, check=False, timeout=180)
     assert done.stdout, done.stderr.decode()
     return done.returncode, json.loads(done.stdout)
 
@@ -97,16 +97,16 @@ def test_a_queue_is_seen_held_and_cancelled(server: Any, tmp_path: Path) -> None
         assert code == 0
         code, document = charonia(server, "queue", "cancel", "gated", "--id", queued[3]["id"], "--id", queued[2]["id"])
         assert (code, len(document["cancelled"])) == (0, 2)
-        error = call.exception(30)  # at once, not when the instance is free: the gate is closed
+        error = call.exception(50)  # at once, not when the instance is free: the gate is closed
         assert isinstance(error, InferenceServerException)
         assert "cancelled by an operator" in error.message()
     gate.touch()
-    assert charonia(server, "jobs", "wait", running, "--timeout", "30")[0] == 0
+    assert charonia(server, "jobs", "wait", running, "--timeout", "60")[0] == 0
     # what is held back does not begin although the instance is free
     code, document = charonia(server, "jobs", "wait", waiting, "--timeout", "500ms")
     assert (code, document["state"]) == (1, "queued")
     charonia(server, "queue", "resume", "gated")
-    assert charonia(server, "jobs", "wait", waiting, "--timeout", "30")[0] == 0
+    assert charonia(server, "jobs", "wait", waiting, "--timeout", "60")[0] == 0
     code, document = charonia(server, "jobs", "result", waiting)
     echo = next(output for output in document["outputs"] if output["name"] == "ECHO")
     assert (code, echo["data"]) == (0, [1])
@@ -136,7 +136,7 @@ def test_a_moved_job_overtakes_those_of_lower_levels(server: Any, tmp_path: Path
     charonia(server, "queue", "resume", "levels")
     gate.touch()
     for job in (running, *waiting):
-        assert charonia(server, "jobs", "wait", job, "--timeout", "30")[0] == 0
+        assert charonia(server, "jobs", "wait", job, "--timeout", "60")[0] == 0
 
     batched = {}
     for job in (running, *waiting):
@@ -153,7 +153,7 @@ def test_a_moved_job_overtakes_those_of_lower_levels(server: Any, tmp_path: Path
 def test_a_dead_letter_is_understood_and_replayed(server: Any, cured: Path) -> None:
     body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "INT32", "data": [13]}]}
     job = submit(server, "deadly", body)
-    code, document = charonia(server, "jobs", "wait", job, "--timeout", "60")
+    code, document = charonia(server, "jobs", "wait", job, "--timeout", "120")
     assert (code, document["state"]) == (1, "failed")
     until("it is a dead letter", lambda: charonia(server, "dlq", "ls", "deadly")[1]["letters"])
 

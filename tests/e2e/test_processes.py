@@ -115,13 +115,15 @@ def test_log_lines_go_to_a_file(few_models: Path, tmp_path: Path) -> None:
     server = start(few_models, tmp_path / "state", f"--log-file={file}", "--log-verbose=1")
     server.wait_ready()
     assert json.loads(server.get("/v2/logging")[1])["log_file"] == str(file)
+    parts = ("gateway.", "batcher.", "executors.", "charonia.composition.heartbeat_process")
+    _wait_for(lambda: all(f" {part}" in file.read_text() for part in parts))
     moved = file.rename(tmp_path / "rotated")
     assert server.request("POST", "/v2/logging", b'{"log_verbose_level": 2}')[0] == 200
     assert "log settings of this process" in file.read_text()
     assert server.stop() == 0
     lines = moved.read_text().splitlines()
     assert lines[0] == "before"
-    for part in ("gateway.", "batcher.", "executors.", "charonia.composition.heartbeat_process"):
+    for part in parts:
         assert any(f" {part}" in line for line in lines), part
     assert "] " not in server.log(), server.log()
 
@@ -351,7 +353,7 @@ def test_the_ports_open_when_the_first_loads_are_over(tmp_path: Path, gateways: 
     _wait_for(lambda: server.log().count("the ports stay closed: 0 of 1 executors have loaded") >= gateways)
     (executor, *_) = server.pids("executor+batcher")
     said = rf"still loading 'slow' version 1 since \d+ s on executor \S+ \(pid {executor}\)"
-    assert re.search(said, server.log())
+    _wait_for(lambda: re.search(said, server.log()) is not None)  # not in the first lines, if it starts slowly
     assert all(map(_refused, ports))
     assert not (tmp_path / "state" / "endpoints.json").exists()
     go.touch()

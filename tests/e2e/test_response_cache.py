@@ -123,27 +123,29 @@ def test_what_was_asked_before_is_not_executed_again(counting: Counting, serve: 
     assert scaled(server, "http", np.repeat(ROW, 2, 0)).shape == (2, 6)
     assert counting.executions == 3
 
-    until("hits and misses are counted", lambda: statistics(server, "counting")["inference_stats"].get("cache_miss"))
-    until(
-        "all misses are counted",
-        lambda: int(statistics(server, "counting")["inference_stats"]["cache_miss"]["count"]) == 3,
-    )
-    stats = statistics(server, "counting")
-    assert {k: int(v["count"]) for k, v in stats["inference_stats"].items()} == {
+    expected = {
         "success": 7,
         "fail": 0,
         "queue": 7,
+        "cache_hit": 4,
+        "cache_miss": 3,
         "compute_input": 3,
         "compute_infer": 3,
         "compute_output": 3,
-        "cache_hit": 4,
-        "cache_miss": 3,
     }
+
+    def counted() -> bool:
+        counts = statistics(server, "counting")["inference_stats"]
+        return {name: int(value["count"]) for name, value in counts.items()} == expected
+
+    until(f"these are counted: {expected}", counted)
+    stats = statistics(server, "counting")
     assert (int(stats["execution_count"]), int(stats["inference_count"])) == (3, 4)
     assert int(stats["inference_stats"]["cache_hit"]["ns"]) > 0
     with client("grpc", server) as asking:
         grpc_stats = asking.get_inference_statistics("counting").model_stats[0].inference_stats
     assert (grpc_stats.cache_hit.count, grpc_stats.cache_miss.count) == (4, 3)
+    until("all is on the page", lambda: metric(server.scrape(), "nv_inference_exec_count", "counting") == 3)
     page = server.scrape()
     assert metric(page, "nv_cache_num_hits_per_model", "counting") == 4
     assert metric(page, "nv_cache_num_misses_per_model", "counting") == 3

@@ -223,10 +223,13 @@ def test_an_expired_request_is_refused_while_the_instance_is_busy(kind: str, ask
     assert number(patient, "ECHO") == 2
     stats = statistics(ask.server, "rejecting")["inference_stats"]
     assert stats["fail"]["count"] == failed + 1
-    page = ask.server.scrape()
-    rejected = [line for line in page.splitlines() if 'model="rejecting"' in line and 'reason="REJECTED"' in line]
-    assert rejected
-    assert all(float(line.rsplit(" ", 1)[1]) >= 1 for line in rejected)
+
+    def is_on_the_page() -> bool:
+        lines = [line for line in ask.server.scrape().splitlines() if 'model="rejecting"' in line]
+        rejected = [line for line in lines if 'reason="REJECTED"' in line]
+        return bool(rejected) and all(float(line.rsplit(" ", 1)[1]) >= 1 for line in rejected)
+
+    until("it is on the page", is_on_the_page)
 
 
 def test_a_timeout_needs_the_models_leave(ask: Any) -> None:

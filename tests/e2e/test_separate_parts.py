@@ -166,7 +166,7 @@ def test_every_request_is_answered_though_parts_die(parts: Any) -> None:
     with Load(gateways) as load:
         load.more(5)
         victim.process.send_signal(signal.SIGKILL)
-        until("the other batcher owns all", lambda: owned(heir) == MODELS, 15)
+        until("the other batcher owns all", lambda: owned(heir) == MODELS)
         load.more(5)
         # an executor as well, and another takes its place
         executors[0].process.send_signal(signal.SIGKILL)

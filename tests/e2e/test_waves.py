@@ -134,9 +134,11 @@ def test_statistics_count_what_was_answered(server: Server) -> None:
 def test_a_log_that_is_killed_costs_outcomes_but_keeps_nobody_waiting(server: Server) -> None:
     with WaveLoad(server, "echo").running() as load:
         riding(server)
+        killed: set[int] = set()
         for _ in range(2):
-            (pid,) = server.pids("redis")
+            (pid,) = until("there is a log", lambda: set(server.pids("redis")) - killed)
             os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
             load.until_more()
     assert {status for status, _ in load.failures} <= {UNKNOWN}, load.failures
     until_nothing_left(lambda: server.log_url)
