@@ -34,11 +34,16 @@ def cluster() -> Iterator[Any]:
         yield servers.Cluster(stack)
 
 
-@pytest.fixture
-def calm() -> Iterator[Any]:
+def patient(stack: ExitStack) -> Any:
     """One whose sentinels take no server for lost that is slow to answer on a busy machine."""
+    return servers.Cluster(stack, down_after_ms=60_000)
+
+
+@pytest.fixture(scope="module")
+def calm() -> Iterator[Any]:
+    """A patient one, left as it was."""
     with ExitStack() as stack:
-        yield servers.Cluster(stack, down_after_ms=60_000)
+        yield patient(stack)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
@@ -100,23 +105,25 @@ async def test_no_job_with_a_receipt_of_a_replica_is_lost_by_a_failover(cluster:
     await log.close()
 
 
-async def test_an_old_primary_without_replicas_confirms_nothing(calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_old_primary_without_replicas_confirms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split brain: who still reaches the old primary gets no receipt for what will be lost."""
     from charonia.eventlog.redis import durability
 
-    log = RedisLog(calm.primary.url, durability="replicated:1")
-    await log.open()
-    await log.accept("m", 0, 0, [(b"a" * 16, 1)], [b"r", b"x"], Limits())
-    await log.close()
-    monkeypatch.setattr(durability, "PATIENCE_MS", 500)  # of what will be in vain
-    log = RedisLog(calm.primary.url, durability="replicated:1")
-    await log.open()
-    for replica in calm.replicas:
-        replica.ask("REPLICAOF", "NO", "ONE")
+    with ExitStack() as stack:
+        cluster = patient(stack)
+        log = RedisLog(cluster.primary.url, durability="replicated:1")
+        await log.open()
+        await log.accept("m", 0, 0, [(b"a" * 16, 1)], [b"r", b"x"], Limits())
+        await log.close()
+        monkeypatch.setattr(durability, "PATIENCE_MS", 500)  # of what will be in vain
+        log = RedisLog(cluster.primary.url, durability="replicated:1")
+        await log.open()
+        for replica in cluster.replicas:
+            replica.ask("REPLICAOF", "NO", "ONE")
 
-    with pytest.raises(LogUnavailable, match="was not reached"):
-        await log.accept("m", 0, 0, [(b"b" * 16, 1)], [b"r", b"x"], Limits())
-    await log.close()
+        with pytest.raises(LogUnavailable, match="was not reached"):
+            await log.accept("m", 0, 0, [(b"b" * 16, 1)], [b"r", b"x"], Limits())
+        await log.close()
 
 
 async def test_who_asks_beside_others_leaves_no_connection_behind(calm: Any) -> None:
