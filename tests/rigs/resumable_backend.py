@@ -172,7 +172,7 @@ class ChainInstance:
 
     async def check_health(self) -> bool:
         if self._checking is not None:
-            Path(self._checking).touch()
+            os.close(os.open(self._checking, os.O_CREAT))
         await asyncio.sleep(self._check_s)
         return True
 
