@@ -174,7 +174,7 @@ class TestClientsThatStillSend:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         writer.write(b"POST /no HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 99999999\r\n\r\n")
         assert (await asyncio.wait_for(read_reply(reader), 30))[0] == 404
-        await asyncio.wait_for(front.close(20.0), 30)
+        await asyncio.wait_for(front.close(120.0), 30)
         writer.close()
 
 
