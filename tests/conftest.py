@@ -136,6 +136,7 @@ def redis_cluster() -> Iterator[Any]:
     cluster = RedisCluster()
     try:
         cluster.start()
+        cluster.be_patient()
         yield cluster
     finally:
         cluster.stop()

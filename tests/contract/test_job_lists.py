@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -95,8 +96,11 @@ async def test_ended_jobs_whose_time_is_over_are_forgotten(subject: Subject) -> 
     long = made(9)
     for job in [*short[:2], long, short[2]]:
         await accept(subject.log, job)
+    began_s = time.monotonic()
+    for job in [*short[:2], long, short[2]]:
         await end(subject.log, job)
-    assert len(await subject.log.jobs("m", ended=True)) == 4
+    listed = len(await subject.log.jobs("m", ended=True))
+    assert listed == 4 or time.monotonic() - began_s >= 1, "a busy machine takes longer than they are kept"
 
     async with asyncio.timeout(PATIENCE_S):
         while await subject.log.job("m", short[2].id) is not None:

@@ -130,7 +130,7 @@ async def told(write: Callable[[Callable[[Any], None]], bool]) -> Any:
     """What a write that answers to a callback answers."""
     answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     assert write(answer.set_result)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await answer
 
 

@@ -331,6 +331,7 @@ async def test_a_queue_longer_than_the_window_is_recovered_piece_by_piece(cluste
 
 async def test_what_a_lost_stream_carried_is_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("batcher.housekeeping.upkeep._YOUNG_US", 0)
+    monkeypatch.setattr("batcher.housekeeping.upkeep._LOOK_NS", 3_600_000_000_000)  # the test looks, nobody else
     executor = await cluster.executor(gated=True)
     first = await cluster.batcher(prefetch=0)
     log = executor.log

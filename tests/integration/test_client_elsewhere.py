@@ -43,6 +43,8 @@ from charonia.errors import (
 from protos import grpc_service_pb2 as pb
 
 INPUTS = {"X": np.array([1, 2], np.int32)}
+IN_TIME_S = 30
+"""Of calls with less than a second; without their deadline they would take an hour."""
 QUICK = RetryPolicy(attempts=3, first_pause_s=0.001)
 
 
@@ -124,7 +126,7 @@ def test_a_body_that_comes_in_drops_ends_with_the_deadline(server: PlainServer, 
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         client.infer("double", INPUTS, timeout_s=0.3)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < IN_TIME_S
 
 
 @contextlib.contextmanager
@@ -188,7 +190,7 @@ async def test_a_deadline_is_kept_whatever_comes_in_drops(what: str) -> None:
         async with AsyncClient(url, retry=QUICK) as other:
             with pytest.raises(DeadlineExceeded):
                 await other.infer("double", INPUTS, timeout_s=0.5)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < IN_TIME_S
 
 
 async def test_the_deadline_of_a_stream_is_kept_while_its_server_beats() -> None:
@@ -201,7 +203,7 @@ async def test_the_deadline_of_a_stream_is_kept_while_its_server_beats() -> None
         async with AsyncClient(url, retry=QUICK) as other:
             with pytest.raises(DeadlineExceeded):
                 [event async for event in other.job("j").events(timeout_s=0.5)]
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < IN_TIME_S
 
 
 def answered(body: bytes, *headers: bytes, status: bytes = b"200") -> Callable[[socket.socket], None]:
@@ -235,7 +237,7 @@ NONSENSE: dict[str, tuple[type[CharoniaError], Callable[[socket.socket], None]]]
 def test_nonsense_is_a_typed_error(what: str) -> None:
     kind, answer = NONSENSE[what]
     with hostile_server(answer) as url, Client(url, retry=RetryPolicy(attempts=1)) as client, pytest.raises(kind):
-        client.infer("double", INPUTS, timeout_s=5)
+        client.infer("double", INPUTS, timeout_s=60)
 
 
 def test_the_current_span_is_passed_on(server: PlainServer, client: Client) -> None:

@@ -117,7 +117,7 @@ async def test_a_receipt_of_a_server_that_was_not_asked_is_none(start) -> None: 
 
 
 async def test_replicated_waits_for_replicas_and_says_so_when_they_do_not_answer(start, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(levels, "PATIENCE_MS", 300)
+    monkeypatch.setattr(levels, "PATIENCE_MS", 20_000)
     primary = start()
     replica = start(replicaof=f"127.0.0.1 {primary.port}")
     servers.wait_until(lambda: servers.replicates(primary))
@@ -128,25 +128,31 @@ async def test_replicated_waits_for_replicas_and_says_so_when_they_do_not_answer
     record = await log.job("m", new_job(1).id)
     assert record is not None
     assert record.durability == "replicated:1"
+    monkeypatch.setattr(
+        levels, "PATIENCE_MS", 300
+    )  # of what will be in vain: levels that are first asked for from here
+    impatient = await opened(primary.url, "replicated:1")
     with pytest.raises(LogUnavailable, match="'replicated:2' was not reached"):
-        await log.accept_job("m", 0, 0, new_job(9), FIELDS, Limits(), durability="replicated:2")
+        await impatient.accept_job("m", 0, 0, new_job(9), FIELDS, Limits(), durability="replicated:2")
     record = await log.job("m", new_job(9).id)
     assert record is not None
     assert record.durability == "memory"  # it is there, and claims no more than is true
 
     os.kill(replica.pid, signal.SIGSTOP)
     outcomes = await asyncio.gather(
-        log.accept("m", 0, 0, [(b"c" * 16, 1)], FIELDS, Limits()),
-        log.accept_job("m", 0, 0, new_job(2, key=b"l" * 16), FIELDS, Limits()),
+        impatient.accept("m", 0, 0, [(b"c" * 16, 1)], FIELDS, Limits()),
+        impatient.accept_job("m", 0, 0, new_job(2, key=b"l" * 16), FIELDS, Limits()),
         # a known key promises no more than a new one
-        log.accept_job("m", 0, 0, new_job(3, key=b"k" * 16), FIELDS, Limits()),
+        impatient.accept_job("m", 0, 0, new_job(3, key=b"k" * 16), FIELDS, Limits()),
         return_exceptions=True,
     )
     assert [type(outcome) for outcome in outcomes] == [LogUnavailable] * 3
     assert all("outcome is unknown" in str(outcome) for outcome in outcomes)
     assert (await log.pending("m"))[0] == 4, "what was not confirmed is written all the same"
     # level memory does not wait
-    await asyncio.wait_for(log.accept("m", 0, 0, [(b"e" * 16, 1)], FIELDS, Limits(), durability="memory"), 5)
+    accepting = log.accept("m", 0, 0, [(b"e" * 16, 1)], FIELDS, Limits(), durability="memory")
+    await asyncio.wait_for(accepting, PATIENCE_S)
+    await impatient.close()
 
     os.kill(replica.pid, signal.SIGCONT)
     async with asyncio.timeout(PATIENCE_S):
@@ -178,6 +184,7 @@ async def test_accepts_in_flight_share_barriers(start) -> None:  # type: ignore[
 
 
 async def test_a_refused_accept_does_not_wait_for_a_level(start, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(levels, "PATIENCE_MS", 60_000)
     primary = start()
     log = await opened(primary.url)
     await log.accept("m", 0, 0, [(b"a" * 16, 1)], FIELDS, Limits())

@@ -330,7 +330,7 @@ async def test_who_was_together_with_a_dead_instance_is_told_apart_from_who_was_
 
 
 async def test_a_silent_request_is_ended(tmp_path: Path) -> None:
-    config = repeat.CONFIG + 'parameters { key: "charonia.max_execution_s" value { string_value: "0.3" } }'
+    config = repeat.CONFIG + 'parameters { key: "charonia.max_execution_s" value { string_value: "1.5" } }'
     (tmp_path / MODEL / "config.pbtxt").write_text(config)
     async with running(tmp_path) as bench:
         reader = Reader(bench)
@@ -338,7 +338,7 @@ async def test_a_silent_request_is_ended(tmp_path: Path) -> None:
         repeat.HOLD_AFTER[1] = 1
         request_id, record = await bench.accept(MODEL, repeat.inputs(1, 2))
         await bench.finished(MODEL, await bench.dispatch(MODEL, [record]))
-        text = "model 'repeat' sent no response for 0.3 s (charonia.max_execution_s)"
+        text = "model 'repeat' sent no response for 1.5 s (charonia.max_execution_s)"
         assert told(await reader.ended(request_id)) == [1000, text]
         assert repeat.CANCELLED == [1]
 

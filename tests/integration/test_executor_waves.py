@@ -42,7 +42,7 @@ def fenced(bench: Bench) -> int:
 
 
 async def until_settled(bench: Bench) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await bench.log.unsettled_ids(MODEL):
             await asyncio.sleep(0.001)
 
@@ -125,6 +125,6 @@ async def test_a_wave_that_others_settled_meanwhile_counts_as_fenced(tmp_path: P
         await run(bench, wave, read)
 
         await until_settled(bench)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while fenced(bench) != 1:
                 await asyncio.sleep(0.001)

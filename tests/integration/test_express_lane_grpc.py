@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import grpc.aio
@@ -89,7 +89,7 @@ async def learn(pair: LanePair) -> None:
     stream = 1
     for model, request_id in FORMS:
         before = pair.ridden()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while pair.ridden() == before:
                 stream += 2
                 wire.write(call(stream, infer(model, 1, request_id)))
@@ -106,12 +106,13 @@ async def said(
     *,
     first: bytes = b"",
     perhaps: Sequence[int] = (),
+    rest: Callable[[], Awaitable[None]] | None = None,
     grant: int = 0,
 ) -> SAID | tuple[int, str]:
     """What a server says to these segments on each stream, until those `awaited` have ended, or how it hangs up.
 
-    `perhaps` are streams that may never end; what is said there in a moment counts. With `grant` the client's windows
-    are widened by so much at a time.
+    `perhaps` are streams that may never end; what is said there in a moment counts, once all is at `rest`. With `grant`
+    the client's windows are widened by so much at a time.
     """
     wire = await h2.Wire.connect(port, first or opening())
     try:
@@ -126,6 +127,8 @@ async def said(
                 frame = await wire.frame()
                 if frame is None or frame.kind == h2.GOAWAY:
                     return _gone(wire)
+        if rest is not None:
+            await rest()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.25 if perhaps else 0):
                 for stream in perhaps:
@@ -419,7 +422,7 @@ def test_a_call_that_differs_in_one_byte(pair: LanePair, model: str, request_id:
         waits = at % len(headers(3)) < 3
         on, off = await asyncio.gather(
             *(
-                said(pair.grpc_port(app), [bytes(changed), more], [] if waits else [47], perhaps=[3])
+                said(pair.grpc_port(app), [bytes(changed), more], [] if waits else [47], perhaps=[3], rest=pair.rests)
                 for app in (pair.with_lane, pair.without)
             )
         )
@@ -429,7 +432,7 @@ def test_a_call_that_differs_in_one_byte(pair: LanePair, model: str, request_id:
         for first in range(0, len(frames), 32):
             await asyncio.gather(*(ask(at) for at in range(first, min(len(frames), first + 32))))
 
-    pair.run(ask_all(), 60)
+    pair.run(ask_all(), 300)
     pair.run(pair.settled())
 
 

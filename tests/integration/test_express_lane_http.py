@@ -48,7 +48,7 @@ async def learn(pair: LanePair) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", pair.http_port(pair.with_lane))
     for model, request_id in FORMS:
         before = pair.ridden()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while pair.ridden() == before:
                 for head in ("", TRACED):
                     writer.write(http_request(model, 1, request_id, head=head))
@@ -193,7 +193,7 @@ def test_a_request_that_differs_in_one_byte(
         for first in range(0, size, 40):
             await asyncio.gather(*(ask(at) for at in range(first, min(size, first + 40))))
 
-    pair.run(ask_all(), 60)
+    pair.run(ask_all(), 300)
     pair.run(pair.settled())
 
 
@@ -314,7 +314,7 @@ async def server_side(pair: LanePair, writer: asyncio.StreamWriter) -> tuple[Any
     """A connection as the gateway with the lane has it, and its transport."""
     mine = writer.get_extra_info("sockname")
     front: Any = pair.with_lane._fronts["http"][1]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             for connection in front._state.connections:
                 if connection.transport.get_extra_info("peername") == mine:
@@ -329,22 +329,23 @@ def test_the_beginning_of_a_known_request_is_read_though_nothing_follows(pair: L
         data = http_request("one", 9)
         reader, writer = await asyncio.open_connection("127.0.0.1", pair.http_port(pair.with_lane))
         connection, _ = await server_side(pair, writer)
+        sweep, connection.sweep = connection.sweep, lambda _elapsed_s: None  # the server's own sweeps do not count
         writer.write(data[:-3])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not connection._held:
                 await asyncio.sleep(0)
-        connection.sweep(1.0)
+        sweep(1.0)
         assert not connection._held
-        connection.sweep(9.5)
+        sweep(9.5)
         writer.write(data[-3:])
         status, _, _ = await read_reply(reader)
         assert status == 200
         writer.write(data[:-3])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not connection._held:
                 await asyncio.sleep(0)
         for _ in range(3):
-            connection.sweep(6.0)
+            sweep(6.0)
         status, _, _ = await read_reply(reader)
         assert status == 408
         writer.close()

@@ -22,7 +22,7 @@ from gateway.app import Front
 from protos import grpc_service_pb2 as pb
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-LIMIT_S = 10
+LIMIT_S = 30
 ASYNC = {"prefer": "respond-async"}
 VALUES = np.array([[1.5, 2.5]], np.float32)
 

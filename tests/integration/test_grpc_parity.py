@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import struct
 import time
@@ -122,7 +123,9 @@ async def test_answers_and_metadata(sides: dict[str, Side], options: dict[str, A
 async def test_timeouts(sides: dict[str, Side], timeout_s: float) -> None:
     left_s = []
     for side in sides.values():
-        await infer_stub(side.channel)(request(), timeout=timeout_s)
+        while not side.handler.requests:  # as often as a busy machine is too slow for it
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await infer_stub(side.channel)(request(), timeout=timeout_s)
         left_s.append(side.handler.requests[0].deadline_ns / 1e9 - time.time())
     assert left_s[0] == pytest.approx(left_s[1], rel=0.01, abs=5)
 

@@ -23,7 +23,7 @@ from gateway.app import Front
 from protos import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
-LIMIT_S = 30
+LIMIT_S = 90
 
 
 @pytest.fixture

@@ -52,6 +52,12 @@ LIMIT_S = 30
 INFER = "/v2/models/wide/infer"
 
 
+@pytest.fixture(autouse=True)
+def only_the_test_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's own sweeps would add their seconds to those that a test tells."""
+    monkeypatch.setattr("gateway.http.server._SWEEP_INTERVAL_S", 3600.0)
+
+
 @pytest.fixture
 def handler() -> Any:
     return echo_handler.EchoHandler()

@@ -22,6 +22,12 @@ from gateway.http import protocol
 from gateway.http.server import HttpFront
 
 
+@pytest.fixture(autouse=True)
+def only_the_test_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's own sweeps would add their seconds to those that a test tells."""
+    monkeypatch.setattr("gateway.http.server._SWEEP_INTERVAL_S", 3600.0)
+
+
 @pytest.fixture
 def handler() -> Any:
     return echo.EchoHandler()
@@ -171,10 +177,10 @@ class TestConnections:
         count, large = 10, 3_000_000
         one = request(size=large)
         writer.write(request() * (protocol.MAX_WAITING + 1) + one * count)
-        await asyncio.wait_for(handler.waiting.wait(), 10)
+        await asyncio.wait_for(handler.waiting.wait(), 30)
         (connection,) = front._state.connections
         assert isinstance(connection, protocol.BoundedHttpProtocol)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not connection.flow.read_paused:
                 await asyncio.sleep(0)
         for _ in range(100):
@@ -206,7 +212,7 @@ class TestConnections:
     async def test_http_1_0_ends_the_connection(self, front: HttpFront) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         writer.write(request().replace(b"HTTP/1.1", b"HTTP/1.0"))
-        whole = await asyncio.wait_for(reader.read(), 10)
+        whole = await asyncio.wait_for(reader.read(), 30)
         assert b"connection: close" in whole
         assert whole.endswith(b"\x01" * 64)
         writer.close()
@@ -224,9 +230,9 @@ class TestConnections:
         handler.gate.clear()
         _, writer = await asyncio.open_connection("127.0.0.1", front.port)
         writer.write(request())
-        await asyncio.wait_for(handler.waiting.wait(), 10)
+        await asyncio.wait_for(handler.waiting.wait(), 30)
         writer.close()
-        await asyncio.wait_for(handler.cancelled.wait(), 10)
+        await asyncio.wait_for(handler.cancelled.wait(), 30)
 
     async def test_a_request_whose_task_was_cancelled_takes_no_other_along(
         self, front: HttpFront, handler: Any, monkeypatch: pytest.MonkeyPatch
@@ -245,16 +251,16 @@ class TestConnections:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         writer.write(request() * 3)
         for _ in range(3):
-            assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 200
+            assert (await asyncio.wait_for(read_reply(reader), 30))[0] == 200
         writer.close()
 
     async def test_a_client_that_leaves_with_a_request_waiting_is_noticed(self, front: HttpFront, handler: Any) -> None:
         handler.gate.clear()
         _, writer = await asyncio.open_connection("127.0.0.1", front.port)
         writer.write(request() * 2)
-        await asyncio.wait_for(handler.waiting.wait(), 10)
+        await asyncio.wait_for(handler.waiting.wait(), 30)
         writer.close()
-        await asyncio.wait_for(handler.cancelled.wait(), 10)
+        await asyncio.wait_for(handler.cancelled.wait(), 30)
         assert len(handler.requests) == 1
 
     @pytest.mark.parametrize("pieces", [1, 2, 3])
@@ -271,11 +277,11 @@ class TestConnections:
         for part in parts[pieces]:
             writer.write(part)
             assert (await exchange(front, request()))[0] == 200  # the part has arrived
-        status, _, answer = await asyncio.wait_for(read_reply(reader), 10)
+        status, _, answer = await asyncio.wait_for(read_reply(reader), 30)
         assert (status, answer[-64:]) == (200, b"\x01" * 64)
         writer.write((head + b"\r\n\r\n" + body) * 2 + request())
         for _ in range(3):
-            assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 200
+            assert (await asyncio.wait_for(read_reply(reader), 30))[0] == 200
         writer.close()
 
     async def test_a_tunnel_is_refused(self, front: HttpFront) -> None:

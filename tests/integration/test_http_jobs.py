@@ -15,7 +15,7 @@ from charonia.options.settings import GatewaySettings
 from gateway.http import event_stream, job_routes
 from gateway.http.server import HttpFront
 
-LIMIT_S = 10
+LIMIT_S = 30
 
 
 @pytest.fixture

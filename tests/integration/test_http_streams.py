@@ -92,6 +92,9 @@ async def test_a_reader_who_does_not_read_holds_its_request_back(front: HttpFron
     client = await Client.connect(front)
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     asking = asyncio.create_task(client.ask({"INPUT0": 1}))
+    async with asyncio.timeout(LIMIT_S):
+        while not taken:
+            await asyncio.sleep(0)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(standing.wait(), 1.0)
     assert 0 < taken < RESPONSES

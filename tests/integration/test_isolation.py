@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -44,7 +45,11 @@ async def stop(pid: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    return all(" T " in (task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            found.append(" T " in (task / "stat").read_text())
+    return all(found)
 
 
 class Isolated:
@@ -133,12 +138,12 @@ async def test_a_crash_and_a_hang_are_told_apart(tmp_path: Path) -> None:
         assert death.value.blameless, "it was dead before"
         crashed.close()
 
-    async with Isolated(tmp_path, LINEAR, ceiling_s=0.2) as isolated:
+    async with Isolated(tmp_path, LINEAR, ceiling_s=3) as isolated:
         hanging, beside = await isolated.instance(0), await isolated.instance(1)
         assert hanging.pid == beside.pid, "one process for the instances of a device"
         assert (await isolated.instance(2, device=0)).pid != hanging.pid
         await stop(hanging.pid)
-        with pytest.raises(InstanceDied, match=r"was killed: it ran longer than 0\.2 s") as death:
+        with pytest.raises(InstanceDied, match=r"was killed: it ran longer than 3 s") as death:
             await run(hanging, {"x": bench_.x(1)}, ["y"])
         assert not death.value.blameless
         again = await isolated.instance(0)
@@ -233,4 +238,5 @@ async def test_the_executor_neither_imports_nor_opens(tmp_path: Path, monkeypatc
     ticking.cancel()
     assert interface.inputs["x"].dims == (4,), "the process said so"
     assert interface.parameters["charonia.isolation"] == "process"
-    assert max(gaps_s) < held_s / 2, "the lock was held in the process, not here"
+    # held here, there would be a gap as long as that
+    assert max(gaps_s) < 0.95 * held_s, "the lock was held in the process, not here"

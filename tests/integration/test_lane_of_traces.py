@@ -73,7 +73,7 @@ def recognised(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 async def learn(recognised: Counter[str], asker: HttpClient | GrpcClient, *, traced: bool) -> int:
     """Ask until it is recognised; how many requests that took."""
     before, asked = recognised["count"], 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while recognised["count"] == before:
             asked += 1
             assert await asker.ask(1, "one", *([context()] if traced else [])) == 2

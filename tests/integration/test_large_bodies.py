@@ -81,7 +81,7 @@ async def test_bodies_of_any_size_in_any_pieces(front: HttpFront, handler: _Hand
     for size in sizes:
         data = choose.randbytes(size)
         await _send(writer, _request(data), choose)
-        reply = await asyncio.wait_for(read_reply(reader), 10)
+        reply = await asyncio.wait_for(read_reply(reader), 30)
         assert reply[0] == 200
         assert _tensor(reply) == data
     assert len(handler.lent) <= sum(size >= 65_000 for size in sizes)
@@ -107,7 +107,7 @@ async def test_requests_sent_at_once_are_told_apart(front: HttpFront, handler: _
     bodies = [choose.randbytes(size) for size in (10, 300_000, 20, 100_000, 300_000, 0)]
     writer.write(b"".join(map(_request, bodies)))
     for data in bodies:
-        assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+        assert _tensor(await asyncio.wait_for(read_reply(reader), 30)) == data
     writer.close()
 
 
@@ -121,8 +121,8 @@ async def test_what_needs_more_than_its_bytes_goes_the_long_way(
     data = random.Random(3).randbytes(200_000)
     writer.write(_request(data, *more))
     if more[0].startswith("Expect"):
-        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10) == b"HTTP/1.1 100 Continue\r\n\r\n"
-    assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    assert _tensor(await asyncio.wait_for(read_reply(reader), 30)) == data
     writer.close()
 
 
@@ -132,7 +132,7 @@ async def test_without_room_the_body_comes_all_the_same(front: HttpFront, handle
     data = random.Random(4).randbytes(300_000)
     for _ in range(2):
         writer.write(_request(data))
-        assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+        assert _tensor(await asyncio.wait_for(read_reply(reader), 30)) == data
     assert handler.lent
     writer.close()
 
@@ -146,8 +146,8 @@ async def test_what_is_refused_before_its_body_came_leaves_the_connection_in_ord
     writer.write(sent[:100_000])
     await asyncio.sleep(0.05)
     writer.write(sent[100_000:] + _request(data))
-    assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 404
-    assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+    assert (await asyncio.wait_for(read_reply(reader), 30))[0] == 404
+    assert _tensor(await asyncio.wait_for(read_reply(reader), 30)) == data
     writer.close()
 
 
@@ -164,10 +164,10 @@ async def test_the_body_of_a_refused_request_is_not_another_ones(handler: _Handl
     reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
     for size in (300_000, 100_000, 400_000):  # refused before anybody asks for the body
         await _send(writer, _request(choose.randbytes(size)), choose)
-        assert (await asyncio.wait_for(read_reply(reader), 10))[0] == 403
+        assert (await asyncio.wait_for(read_reply(reader), 30))[0] == 403
         data = choose.randbytes(choose.choice([20, 100_000, 300_000]))
         await _send(writer, _request(data, "key: open"), choose)
-        assert _tensor(await asyncio.wait_for(read_reply(reader), 10)) == data
+        assert _tensor(await asyncio.wait_for(read_reply(reader), 30)) == data
     writer.close()
     await front.close(1.0)
 
@@ -180,7 +180,7 @@ async def test_requests_refused_with_their_bodies_here_leave_nothing_to_the_next
     for path in ("unknown", "any_UINT8", "unknown", "any_UINT8"):
         data = choose.randbytes(choose.choice([100_000, 400_000]))
         await _send(writer, _request(data, path=path), choose)
-        reply = await asyncio.wait_for(read_reply(reader), 10)
+        reply = await asyncio.wait_for(read_reply(reader), 30)
         assert reply[0] == (404 if path == "unknown" else 200)
         if path != "unknown":
             assert _tensor(reply) == data
@@ -190,11 +190,11 @@ async def test_requests_refused_with_their_bodies_here_leave_nothing_to_the_next
 async def test_a_client_that_leaves_within_its_body_is_forgotten(front: HttpFront, handler: _Handler) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", front.port)
     writer.write(_request(bytes(400_000))[:200_000])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not handler.lent:
             await asyncio.sleep(0.005)
     writer.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while front._state.connections:
             await asyncio.sleep(0.005)
     assert handler.requests == []

@@ -39,8 +39,12 @@ async def test_innocents_of_a_deadly_batch_succeed_and_the_culprit_is_kept(clust
     executor.release(1)
     assert value_of(await first) == 99
     deaths = 0
+
+    async def held_or_done() -> bool:
+        return bool(executor.held) or await pending_are(log, 0)
+
     while deaths < 10:
-        await until(lambda: bool(executor.held) or len(executor.executed) == 8)
+        await until_so(held_or_done)
         if not executor.held:
             break
         held = executor.held[0]

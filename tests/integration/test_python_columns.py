@@ -564,7 +564,7 @@ async def test_a_model_sees_which_of_them_are_cancelled(load: Load) -> None:
     instance.cancel_columns(columns, [2])  # too late
 
 
-async def test_giving_up_a_call_keeps_its_slots_until_it_is_over(load: Load) -> None:
+async def test_giving_up_a_call_keeps_its_slots_until_it_is_over(load: Load, tmp_path: Path) -> None:
     instance = await load("""
         import os
 
@@ -576,7 +576,7 @@ async def test_giving_up_a_call_keeps_its_slots_until_it_is_over(load: Load) -> 
                 arrays = [request.inputs()[0].as_numpy() for request in requests]
                 return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array)]) for array in arrays]
     """)
-    gate = f"/tmp/charonia-gate-{os.getpid()}"
+    gate = str(tmp_path / "gate")
     os.mkfifo(gate)
     try:
         batch = numbers(2, LARGE, 1)

@@ -29,7 +29,7 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     # a zombie still has its number until its parent, or init, has collected it
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     return True
 
@@ -78,9 +78,10 @@ ONE_SECOND = IDENTITY + ' parameters { key: "charonia.max_execution_s" value { s
     ],
 )
 async def test_a_crash_or_a_hang_ends_one_instance_only(load: Load, what: str, reason: str, last_words: str) -> None:
-    victim, neighbour = await load(FRAGILE, ONE_SECOND), await load(FRAGILE, name="m_0_1")
+    ceiling = ONE_SECOND if what in ("hang", "spin") else IDENTITY  # a busy machine takes its time for the others
+    victim, neighbour = await load(FRAGILE, ceiling), await load(FRAGILE, name="m_0_1")
     calls = [victim.execute_requests([request(numbers(1), id=text)]) for text in (what, "after")]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         first, second = await asyncio.gather(*calls, return_exceptions=True)
         (healthy,) = await neighbour.execute_requests([request(numbers(1))])
     assert isinstance(first, InstanceDied)
@@ -114,7 +115,7 @@ async def test_a_model_that_does_not_finalize_is_ended(load: Load, monkeypatch: 
             def finalize(self):
                 time.sleep(1000)
     """)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await instance.close_instance()
     assert gone(instance.pid)
 
@@ -126,11 +127,11 @@ async def test_a_forked_child_of_the_model_does_not_keep_it_alive(load: Load) ->
         class TritonPythonModel:
             def execute(self, requests):
                 if os.fork() == 0:
-                    time.sleep(15)
+                    time.sleep(60)
                     os._exit(0)
                 os._exit(4)
     """)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         with pytest.raises(InstanceDied, match="exited with code 4"):
             await instance.execute_requests([request(numbers(1))])
 
@@ -203,7 +204,7 @@ async def test_model_processes_die_with_a_killed_executor(tmp_path: Path) -> Non
     )
     assert executor.stdout is not None
     assert executor.stderr is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         pid = int(await executor.stdout.readline())
         descriptor = os.pidfd_open(pid)
         assert await executor.stderr.readline() == b"[m/m_0] busy\n"

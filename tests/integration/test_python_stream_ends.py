@@ -127,12 +127,12 @@ async def test_a_death_ends_every_call_with_open_senders(load: Load) -> None:
 
 
 async def test_a_model_that_goes_on_answering_is_not_taken_for_one_that_hangs(load: Load) -> None:
-    ceiling = ' parameters { key: "charonia.max_execution_s" value { string_value: "1.5" } }'
+    ceiling = ' parameters { key: "charonia.max_execution_s" value { string_value: "2.5" } }'
     instance = await load(
         """
         def execute(self, requests):
             sender = requests[0].get_response_sender()
-            for number in range(20):
+            for number in range(30):
                 time.sleep(0.1)
                 sender.send(response(number))
             if value_of(requests[0]) == 2:
@@ -141,8 +141,8 @@ async def test_a_model_that_goes_on_answering_is_not_taken_for_one_that_hangs(lo
     """,
         DECOUPLED + ceiling,
     )
-    assert (await run(instance, 1)).told() == list(range(20))
-    with pytest.raises(InstanceDied, match=r"it ran longer than 1\.5 s \(charonia\.max_execution_s\)"):
+    assert (await run(instance, 1)).told() == list(range(30))
+    with pytest.raises(InstanceDied, match=r"it ran longer than 2\.5 s \(charonia\.max_execution_s\)"):
         await run(instance, 2)
 
 

@@ -170,9 +170,10 @@ class Stack:
 CHECKED = """
 parameters { key: "charonia.isolation" value { string_value: "process" } }
 parameters { key: "charonia.health_interval_s" value { string_value: "0.01" } }
-parameters { key: "check_ms" value { string_value: "4000" } }
+parameters { key: "check_ms" value { string_value: "2500" } }
+parameters { key: "checking" value { string_value: "CHECKING" } }
 """
-"""A check is under way nearly always, so it is the first to find the process dead."""
+"""A check is under way nearly always; the file CHECKING is made when one begins."""
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, more in (
         ("chain", ""),
         ("apart", 'parameters { key: "charonia.isolation" value { string_value: "process" } }'),
-        ("checked", CHECKED),
+        ("checked", CHECKED.replace("CHECKING", str(tmp_path / "checking"))),
     ):
         chain.write_model(tmp_path / "models", name, chain.RESUMABLE + more, STEP_MS)
     log = open_log(fresh_log_url)
@@ -262,7 +263,7 @@ async def test_a_stalled_executor_is_refused_when_it_goes_on(stack: Stack, model
     for pid in stalled:
         os.kill(pid, signal.SIGSTOP)
     await stack.start("executor")
-    await stack.until(lambda: len(stream.attempts) == 2 and stream.processes[-1] != stream.processes[0])
+    await stack.until(lambda: len(stream.attempts) >= 2 and stream.processes[-1] != stream.processes[0])
     repeated = stream.sent
     for pid in reversed(stalled):
         os.kill(pid, signal.SIGCONT)
@@ -324,6 +325,12 @@ async def test_a_silent_neighbour_is_run_again_when_a_health_check_finds_the_dea
     silent = await stack.ask("checked", 5, hold=0, begun=str(begun))
     async with asyncio.timeout(PATIENCE_S):
         while not begun.exists():
+            await asyncio.sleep(0.01)
+    # a check that has just begun is the first to find the process dead
+    checking = stack.directory / "checking"
+    checking.unlink()
+    async with asyncio.timeout(PATIENCE_S):
+        while not checking.exists():
             await asyncio.sleep(0.01)
     os.kill(stream.processes[-1], signal.SIGKILL)
     stack.gate.touch()

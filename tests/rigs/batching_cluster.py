@@ -57,7 +57,7 @@ from gateway.service import GatewayService
 
 MODEL = "echo"
 HASH = "hash-1"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 NEVER_MS = 3_600_000
 
 CONFIG = """

@@ -53,6 +53,11 @@ class RedisCluster:
         wait_until(lambda: all(self._whole(server) for server in self.servers))
         return self
 
+    def be_patient(self) -> None:
+        """Take no server for lost that a busy machine holds up, or that a test stops for a while."""
+        for server in self.servers:
+            server.ask("CONFIG", "SET", "cluster-node-timeout", "60000")
+
     def _whole(self, server: ClusterServer) -> bool:
         told = server.ask("CLUSTER", "SLOTS")
         assert isinstance(told, list)
@@ -74,7 +79,7 @@ class RedisCluster:
         while names := source.ask("CLUSTER", "GETKEYSINSLOT", str(slot), "20"):
             assert isinstance(names, list)
             known = ("AUTH2", ADMIN, ADMIN) if self.entrance.users else ()
-            source.ask("MIGRATE", "127.0.0.1", str(to.port), "", "0", "5000", *known, "KEYS", *map(str, names))
+            source.ask("MIGRATE", "127.0.0.1", str(to.port), "", "0", "30000", *known, "KEYS", *map(str, names))
         for server in (to, source, *self.servers):
             server.ask("CLUSTER", "SETSLOT", str(slot), "NODE", to.node_id)
         wait_until(lambda: all(self._knows(server, slot, to) for server in self.servers))

@@ -12,7 +12,7 @@ import pytest
 from protos import grpc_service_pb2 as pb
 
 SERVICE = "/inference.GRPCInferenceService/"
-LIMIT_S = 10
+LIMIT_S = 30
 LIVE = pb.ServerLiveResponse(live=True).SerializeToString()
 
 

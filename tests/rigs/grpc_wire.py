@@ -10,7 +10,7 @@ import h2.config
 import h2.connection
 import h2.events
 
-LIMIT_S = 10
+LIMIT_S = 30
 
 Fields = Sequence[tuple[str, str]]
 

@@ -25,7 +25,7 @@ from gateway.grpc.native.codec.http2_frames import (
     settings,
 )
 
-LIMIT_S = 10
+LIMIT_S = 30
 SERVICE = "/inference.GRPCInferenceService/"
 
 Frame = tuple[int, int, int, bytes]

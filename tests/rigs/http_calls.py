@@ -35,6 +35,6 @@ async def exchange(front: HttpFront, data: bytes) -> tuple[int, dict[str, str], 
     reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
     try:
         writer.write(data)
-        return await asyncio.wait_for(read_reply(reader), 10)
+        return await asyncio.wait_for(read_reply(reader), 30)
     finally:
         writer.close()

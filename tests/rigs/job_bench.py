@@ -33,7 +33,7 @@ input { name: "x" data_type: TYPE_INT32 dims: 1 }
 output { name: "y" data_type: TYPE_INT32 dims: 1 }
 output { name: "z" data_type: TYPE_INT32 dims: 1 }
 """
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 __all__ = ["ANYONE", "LogUnavailable", "pack_response", "record_fields"]
 

@@ -14,7 +14,7 @@ from charonia.eventlog.port import Entry, EventLog, Limits
 from charonia.eventlog.redis import open_log
 
 NO_LIMITS = Limits()
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 ADAPTERS = ("memory", "redis", "cluster")
 
 

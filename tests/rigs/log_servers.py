@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from charonia.eventlog.embedded import find_server
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def server_with_tls() -> str:
@@ -34,7 +34,7 @@ def server_with_tls() -> str:
     directories = os.environ.get("PATH", os.defpath).split(os.pathsep)  # the first one may be one of `chosen_server`
     found += [shutil.which(name, path=at) for name in ("redis-server", "valkey-server") for at in directories if at]
     for path in filter(None, found):
-        said = subprocess.run([path, "--port", "0", "--tls-port", "1"], capture_output=True, timeout=10, check=False)
+        said = subprocess.run([path, "--port", "0", "--tls-port", "1"], capture_output=True, timeout=60, check=False)
         if b"Failed to configure TLS" in said.stdout:
             return path
     return ""
@@ -75,7 +75,7 @@ class Entrance:
         words: dict[str, Any] = {"username": ADMIN, "password": ADMIN} if self.users else {}
         if self.certificates is not None:
             words |= {"ssl": True, **self.files()}
-        return redis.Redis("127.0.0.1", port, socket_timeout=5, decode_responses=True, retry=at_once(), **words)
+        return redis.Redis("127.0.0.1", port, socket_timeout=30, decode_responses=True, retry=at_once(), **words)
 
     def files(self) -> dict[str, str]:
         assert self.certificates is not None

@@ -13,7 +13,7 @@ from charonia.eventlog.redis import RedisLog
 from charonia.eventlog.redis.server.address import parse_address
 from charonia.eventlog.redis.server.hot_connection import Connection
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @contextmanager

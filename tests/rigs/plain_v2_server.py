@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import ssl
 import threading
@@ -59,10 +60,11 @@ def plain_server(tls: ssl.SSLContext | None = None) -> Iterator[PlainServer]:
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name.replace("_", "-"), value)
-            self.send_header("content-length", str(len(body)))
+            drips = state.drips.is_set()
+            self.send_header("content-length", str(len(body) + (1_000_000 if drips else 0)))
             self.end_headers()
-            for at in range(len(body)) if state.drips.is_set() else ():
-                self.wfile.write(body[at : at + 1])
+            for at in itertools.count() if drips else ():
+                self.wfile.write(body[at : at + 1] or b" ")
                 if not state.drips.is_set() or stopped.wait(0.05):
                     return
             self.wfile.write(body)

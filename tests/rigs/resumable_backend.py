@@ -6,7 +6,8 @@ is [token, process that gave it, whether it was repeated from the progress it wa
 
 Parameters of a request: `until`: it ends when this file is there; `hold`, the number of tokens before which it waits
 for the file `gate`; `stray`: its replay gives other tokens; `deadly`: the process ends at this token, each time;
-`begun`: a file that is made when the request is run. A model's parameter `check_ms`: its health check takes so long.
+`begun`: a file that is made when the request is run. Parameters of a model: `check_ms`: its health check takes so
+long; `checking`: a file that is made when one begins.
 """
 
 from __future__ import annotations
@@ -128,19 +129,20 @@ class ChainModel:
     def __init__(self, source: ModelSource) -> None:
         self._step_s = (source.integer("step_ms") or 0) / 1000
         self._check_s = (source.integer("check_ms") or 0) / 1000
+        self._checking = source.parameter("checking")
 
     async def signature(self) -> None:
         return None
 
     async def create_instance(self, spec: InstanceSpec) -> ChainInstance:
-        return ChainInstance(self._step_s, self._check_s)
+        return ChainInstance(self._step_s, self._check_s, self._checking)
 
     async def close(self) -> None: ...
 
 
 class ChainInstance:
-    def __init__(self, step_s: float, check_s: float) -> None:
-        self._step_s, self._check_s = step_s, check_s
+    def __init__(self, step_s: float, check_s: float, checking: str | None) -> None:
+        self._step_s, self._check_s, self._checking = step_s, check_s, checking
         self.checks_health = check_s > 0
         self._running: list[_Running] = []
         self._begun = asyncio.Event()
@@ -169,6 +171,8 @@ class ChainInstance:
                 self._begun.clear()
 
     async def check_health(self) -> bool:
+        if self._checking is not None:
+            os.close(os.open(self._checking, os.O_CREAT))
         await asyncio.sleep(self._check_s)
         return True
 

@@ -21,7 +21,8 @@ from charonia.facts.jobs import JobEnd, JobState, NewJob
 from charonia.options.settings import LogSettings, WebhookSettings
 from gateway.webhooks.deliveries import Delivery, delivery_of
 
-HEARTBEATS = LogSettings(heartbeat_ttl_ms=300)
+HEARTBEATS = LogSettings(heartbeat_ttl_ms=4000)
+"""Long enough that no busy machine makes a sender seem lost."""
 FIRST_RETRY_S = 0.05
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from standardwebhooks.webhooks import Webhook
 
 SECRET = "whsec_" + "QUJD" * 8
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @dataclass

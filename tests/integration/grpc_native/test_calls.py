@@ -228,7 +228,10 @@ class TestMetadata:
 class TestTimeouts:
     @pytest.mark.parametrize("word", ["99999999H", "0099999S", "10M", "5S", "90000m", "99999999u", "99999999n"])
     async def test_all_units_are_known(self, wire: Wire, word: str) -> None:
-        assert (await wire.call(1, grpc_timeout=word)).status == OK
+        found = (await wire.call(1, grpc_timeout=word)).status
+        assert found == OK or (found == DEADLINE_EXCEEDED and word.endswith("n")), (
+            "a tenth of a second may be too little"
+        )
 
     @pytest.mark.parametrize("word", ["", "S", "5", "5s", "-5S", "+5S", "5 S", "123456789S", "1.5S", "0x1S", "٣S"])
     async def test_what_is_no_timeout(self, wire: Wire, word: str) -> None:
@@ -239,7 +242,7 @@ class TestTimeouts:
     @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
     async def test_a_call_that_is_late_ends(self, wire: Wire, handler: Any, method: str) -> None:
         handler.gate.clear()
-        wire.write(open_call(1, method, grpc_timeout="30m"), raw(DATA, method == "ModelInfer", 1, message(infer())))
+        wire.write(open_call(1, method, grpc_timeout="300m"), raw(DATA, method == "ModelInfer", 1, message(infer())))
         answer = await wire.answer(1)
         assert (answer.status, answer.details, answer.blocks) == (DEADLINE_EXCEEDED, "Deadline Exceeded", 1)
         await asyncio.wait_for(handler.cancelled.wait(), LIMIT_S)
@@ -257,7 +260,7 @@ class TestTimeouts:
     async def test_half_an_answer_is_cut(self, wire: Wire) -> None:
         """Its end cannot be said in a stream of which a message is begun."""
         wire.write(http2.settings((http2.INITIAL_WINDOW, 10)))
-        wire.write(http2.whole_call(1, "ModelInfer", infer(), grpc_timeout="30m"))
+        wire.write(http2.whole_call(1, "ModelInfer", infer(), grpc_timeout="300m"))
         answer = await wire.answer(1)
         assert (len(answer.data), answer.reset) == (10, http2.CANCEL)
 
