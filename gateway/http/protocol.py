@@ -22,7 +22,7 @@ from .bodies import EXCHANGE, RAW_HEADERS, Scope
 from .codec.error_replies import JSON_CONTENT_TYPE, error_body
 from .codec.paths import INFER, resolve
 from .codec.response_codec import response_head
-from .fastpath import HttpApplication
+from .http_application import HttpApplication
 from .http_lane import HttpCall, HttpSignature
 from .large_bodies import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, size_of
 from .lingering import Lingering

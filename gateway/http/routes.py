@@ -1,4 +1,5 @@
-"""The FastAPI application behind `fastpath`: metadata, configuration, statistics, repository, settings, shared memory.
+"""The FastAPI application behind `http_application`: metadata, configuration, statistics, repository, settings,
+shared memory.
 
 `control_json` converts values to JSON, the handler does the work, `job_routes` adds the routes of jobs, and
 `openapi.operations` documents every route.
