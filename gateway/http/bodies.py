@@ -48,7 +48,7 @@ CLIENT_LEFT = "charonia.client_left"
 """Key in the scope's state: True when the request was cancelled because its client left."""
 
 EXCHANGE = "charonia.exchange"
-"""Key in the scope's state: the request's `asgi.Exchange`, only set on connections of `protocol`."""
+"""Key in the scope's state: the request's `exchanges.Exchange`, only set on connections of `protocol`."""
 
 
 class ClientGone(Exception):

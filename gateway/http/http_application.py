@@ -27,7 +27,7 @@ from gateway.requests.preferences import HEADER_NAMES, PREFER, words_of_headers
 from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 
-from .asgi import Exchange
+from .exchanges import Exchange
 from .bodies import (
     CLIENT_LEFT,
     EXCHANGE,

@@ -1,6 +1,6 @@
 """The wire side of one HTTP/1.1 connection, over the parser of `httptools`.
 
-Parses bytes into exchanges, which the pipeline passes to the application (`asgi`). Also: offers requests to the express
+Parses bytes into exchanges, which the pipeline passes to the application (`exchanges`). Also: offers requests to the express
 lane, receives large bodies past the parser, limits slow, large and finely chunked requests (H16, H17, H24), and refuses
 bytes that are not HTTP (E2).
 """
@@ -16,8 +16,8 @@ import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from .asgi import MAX_WAITING as MAX_WAITING
-from .asgi import Exchange, FlowControl, Pipeline
+from .exchanges import MAX_WAITING as MAX_WAITING
+from .exchanges import Exchange, FlowControl, Pipeline
 from .bodies import EXCHANGE, RAW_HEADERS, Scope
 from .codec.error_replies import JSON_CONTENT_TYPE, error_body
 from .codec.paths import INFER, resolve
@@ -504,7 +504,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self.transport.write(self._final_response)
             self.close_when_written()
 
-    # -- for exchanges (`asgi.Connection`) -----------------------------------------------------------------------------
+    # -- for exchanges (`exchanges.Connection`) -----------------------------------------------------------------------------
 
     def close_when_written(self) -> None:
         """As `close`; the rest of a message that is still being received is dropped."""
