@@ -1,8 +1,8 @@
 """The wire side of one HTTP/1.1 connection, over the parser of `httptools`.
 
 Parses bytes into exchanges, which the pipeline passes to the application (`exchanges`). Also: offers requests to the
-express lane, receives large bodies past the parser, limits slow, large and finely chunked requests (H16, H17, H24), and refuses
-bytes that are not HTTP (E2).
+express lane, receives large bodies past the parser, limits slow, large and finely chunked requests (H16, H17, H24),
+and refuses bytes that are not HTTP (E2).
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ import pytest_asyncio
 
 from charonia.errors import ResourceExhausted
 from charonia.offload.pool import LARGE_BYTES, Offload
-from gateway.requests.inflation import (
+from gateway.requests.decompression import (
     AFTER_END,
     INFLATED_IN_LOOP_BYTES,
     TOO_LARGE,
     TRUNCATED,
-    InflationFault,
+    DecompressionFault,
     inflate,
     inflated,
 )
@@ -32,7 +32,7 @@ async def offload() -> AsyncIterator[Offload]:
 
 
 def fault_of(encoding: str, data: bytes, limit_bytes: int = 1000, *, several: bool = False) -> str:
-    with pytest.raises(InflationFault) as caught:
+    with pytest.raises(DecompressionFault) as caught:
         inflated(encoding, data, limit_bytes, several=several)
     return caught.value.fault
 
@@ -74,7 +74,7 @@ async def test_what_grows_much_is_for_the_worker_of_large_messages(offload: Offl
     (gzip.compress(bytes(LIMIT_BYTES + 1)), TOO_LARGE), (gzip.compress(bytes(LIMIT_BYTES))[:-1], TRUNCATED),
 ])  # fmt: skip
 async def test_faults_come_from_workers(offload: Offload, data: bytes, fault: str) -> None:
-    with pytest.raises(InflationFault) as caught:
+    with pytest.raises(DecompressionFault) as caught:
         await inflate(offload, "gzip", data, LIMIT_BYTES, several=False)
     assert caught.value.fault == fault
 
