@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from charonia.calls.admission import Admission
 from charonia.calls.cache.cache_keys import rules_of
-from charonia.calls.refused import RefusedRequests, failure_reason
+from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable
@@ -37,7 +37,7 @@ class Entrance:
 class Entrances:
     """The entrances of one gateway. `caches`: it has a response cache."""
 
-    def __init__(self, catalog: Catalog, metrics: GatewayMetrics, refused: RefusedRequests, *, caches: bool) -> None:
+    def __init__(self, catalog: Catalog, metrics: GatewayMetrics, refused: UnsentCounts, *, caches: bool) -> None:
         self._catalog = catalog
         self._metrics = metrics
         self._refused = refused

@@ -16,7 +16,7 @@ from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.response_cache import ResponseCache
 from charonia.calls.model_control import ModelControl
 from charonia.calls.payload_transfer import Payloads
-from charonia.calls.refused import RefusedRequests, failure_reason
+from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unavailable, shed
@@ -111,7 +111,7 @@ class GatewayService:
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False
         self._next_check: asyncio.TimerHandle | None = None
-        self._refused = RefusedRequests(log)
+        self._refused = UnsentCounts(log)
         self.metrics = GatewayMetrics(
             self._catalog,
             self._dataplane,

@@ -1,8 +1,8 @@
 """Receives large bodies with binary tensors straight into their memory, past the parser (docs/adr/0017).
 
-Such a body has a known length, and its JSON part too (`Inference-Header-Content-Length`), so it needs no parser: once
-the headers are read, the transport reads the body directly to the memory that its tensors stay in. All other bodies, JSON
-of any size among them, go through the parser (`bodies`).
+The length of such a body is known, and that of its JSON part too (`Inference-Header-Content-Length`), so it needs no
+parser: once the headers are read, the transport reads the body directly to the memory that its tensors stay in. All
+other bodies, JSON of any size among them, go through the parser (`bodies`).
 """
 
 from __future__ import annotations

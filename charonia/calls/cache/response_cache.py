@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from charonia.calls.refused import RefusedRequests, failure_reason
+from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import (
@@ -191,7 +191,7 @@ class CacheCounts(Protocol):
 class ResponseCache:
     """The cache of one process. `log` holds the shared responses, up to `limit_bytes`; `tally` writes statistics."""
 
-    def __init__(self, log: Notes, limit_bytes: int, catalog: Catalog, tally: RefusedRequests) -> None:
+    def __init__(self, log: Notes, limit_bytes: int, catalog: Catalog, tally: UnsentCounts) -> None:
         self.store = CacheStore(log, limit_bytes)
         self._catalog = catalog
         self._tally = tally
