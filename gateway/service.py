@@ -47,8 +47,8 @@ from .handler import (
     ServerMetadata,
 )
 from .jobs.jobs import Jobs
-from .lane.counted import CountedWaves
 from .lane.express_lane import Awaited, Lane
+from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
 from .requests.delivery import (
@@ -135,9 +135,9 @@ class GatewayService:
             is_on=settings.express_lane,
         )
         self.metrics.lane_requests = lambda: self.lane.waves.requests
-        self._counted = CountedWaves(log, settings.incarnation)
+        self._wave_statistics = WaveStatistics(log, settings.incarnation)
         requester = self._requester = self._dataplane.requester
-        requester.on_facts = self._counted.on_facts
+        requester.on_facts = self._wave_statistics.on_facts
         requester.on_wave = self.lane.waves.on_reply
         requester.on_stray = lambda response: self.lane.waves.on_response(response) or self.tracer.report_for(response)
 
@@ -445,7 +445,7 @@ class GatewayService:
         else:
             versions = [v for model in self._catalog.served_models() for v in self._catalog.served(model).values()]
         await self._refused.flush()
-        await self._counted.written({executor for v in versions if v.takes_waves for executor in v.slots})
+        await self._wave_statistics.written({executor for v in versions if v.takes_waves for executor in v.slots})
         counted = await asyncio.gather(
             *(self._log.statistics(keys.statistics(v.model, v.version, v.content_hash)) for v in versions)
         )
