@@ -35,9 +35,6 @@ from charonia.wire import ResponseRecord
 from .access.restrictions import RawHeaders
 from .access.tenants import LOOK_INTERVAL_S, Tenants
 from .access.terms import TermsBook
-from .control.metadata import metadata_of
-from .control.model_statistics import model_statistics
-from .control.readiness import Readiness
 from .dataplane import AdmittedRequest, DataPlane
 from .entrances import Entrance, Entrances
 from .handler import (
@@ -51,6 +48,9 @@ from .lane.express_lane import Awaited, Lane
 from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
+from .reports.metadata import metadata_of
+from .reports.model_statistics import model_statistics
+from .reports.readiness import Readiness
 from .requests.delivery import (
     ANYONE,
     AS_USUAL,

@@ -19,8 +19,8 @@ from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
 from gateway.access.restrictions import HeaderForwarding, Restrictions
-from gateway.control import log_settings
 from gateway.handler import Handler
+from gateway.reports import log_settings
 from gateway.requests.delivery import ANYONE
 from gateway.requests.large_tensors import classify_large
 from gateway.requests.request_rules import MAX_DEADLINE_NS, earlier
