@@ -25,7 +25,7 @@ from charonia.options.settings import BatcherSettings
 from .deadlock.deadlock_watch import DeadlockLooks
 from .ensembles.owned_ensemble import OwnedEnsemble
 from .entries.carriers import RETRY_S
-from .housekeeping.departed import Departed, streams_of
+from .housekeeping.departed_endpoints import DepartedEndpoints, streams_of
 from .housekeeping.rounds import Rounds
 from .housekeeping.upkeep import Upkeep
 from .owner.owned import BatcherContext, OwnedModel
@@ -61,7 +61,7 @@ class BatcherService:
         self._owned: dict[str, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
         self._pauses = Pauses()
-        self._departed = Departed(log, control.catalog)
+        self._departed = DepartedEndpoints(log, control.catalog)
         self._upkeep: dict[str, Upkeep] = {}
         others = partial(ownership.live_batchers, self._catalog)
         self._deadlocks = DeadlockLooks(

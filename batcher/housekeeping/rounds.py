@@ -31,7 +31,7 @@ from charonia.facts.jobs import JobEnd, JobRecord
 from charonia.tasks import Tasks, insist
 from charonia.wire import pack_failure
 
-from .departed import Departed
+from .departed_endpoints import DepartedEndpoints
 from .tidying import ControlTidying
 from .upkeep import Upkeep, verify
 
@@ -56,7 +56,7 @@ class Rounds:
         incarnation: str,
         owned: Mapping[str, OwnedModel],
         upkeep: Mapping[str, Upkeep],
-        departed: Departed,
+        departed: DepartedEndpoints,
         deadlocks: DeadlockLooks,
     ) -> None:
         self._catalog = catalog
