@@ -1,6 +1,6 @@
 """Schedules one batcher's periodic checks of all models it owns: batches, deadlines, old streams.
 
-`upkeep`, `deadlock_watch` and `tidying` do the checks; this module decides when. A failure for one model does not stop
+`upkeep`, `deadlock_watch` and `stream_trimming` do the checks; this module decides when. A failure for one model does not stop
 the checks of others.
 
 Jobs behind the window of a queue, which no scheduler has yet, end at their deadline here. The scheduler ends jobs
@@ -32,14 +32,14 @@ from charonia.tasks import Tasks, insist
 from charonia.wire import pack_failure
 
 from .departed_endpoints import DepartedEndpoints
-from .tidying import ControlTidying
+from .stream_trimming import ControlTrimming
 from .upkeep import Upkeep, verify
 
 _log = logging.getLogger(__name__)
 
 _VERIFY_S = 1.0
 _VERIFY_AGE_NS = 5_000_000_000
-_TIDY_S = 300.0
+_TRIM_S = 300.0
 
 
 class Rounds:
@@ -65,8 +65,8 @@ class Rounds:
         self._upkeep = upkeep
         self._departed = departed
         self._deadlocks = deadlocks
-        self._tidying = ControlTidying(log)
-        self._tidy_at_s = asyncio.get_running_loop().time() + _TIDY_S
+        self._trimming = ControlTrimming(log)
+        self._trim_at_s = asyncio.get_running_loop().time() + _TRIM_S
         self._forgotten = False
         """The log was unreachable: it may have lost accepted writes."""
         self._behind = asyncio.Event()
@@ -105,7 +105,7 @@ class Rounds:
             for upkeep in list(self._upkeep.values()):
                 await self._looked(upkeep.look)
             await self._looked(self._deadlocks.look)
-            await self._looked(self._tidy)
+            await self._looked(self._trim)
 
     async def _looked(self, look: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -137,14 +137,14 @@ class Rounds:
                 except Exception:
                     _log.exception("deadlines of '%s' could not be looked at", owned.model)
 
-    async def _tidy(self) -> None:
+    async def _trim(self) -> None:
         """One batcher is enough to shorten the control stream; several would only repeat the work."""
         now_s = asyncio.get_running_loop().time()
-        if now_s < self._tidy_at_s:
+        if now_s < self._trim_at_s:
             return
-        self._tidy_at_s = now_s + _TIDY_S
+        self._trim_at_s = now_s + _TRIM_S
         if min(ownership.live_batchers(self._catalog), default="") == self._incarnation:
-            await self._tidying.look()
+            await self._trimming.look()
             await self._departed.sweep_remembered()
 
 

@@ -21,7 +21,7 @@ from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
 from charonia.wire import FIELD_WAVE, Wave, pack_failure
 
 from .adaptive_report import AdaptiveReport
-from .tidying import trim_dead_letters
+from .stream_trimming import trim_dead_letters
 
 _log = logging.getLogger(__name__)
 
