@@ -39,7 +39,8 @@ command or script ever names keys of two slots.
     sl:{m}                   hash of live sequences: key -> where each is bound and how far it is
                              (`charonia.facts.sequence_states`)
     st:{m}                   hash of their states: key -> tensors
-    gone                     sorted set of streams whose one reader left (`batcher.housekeeping.departed_endpoints`), by when
+    gone                     sorted set, by when, of streams whose one reader left
+                             (`batcher.housekeeping.departed_endpoints`)
     ctl                      control facts
     tc:<generation>          how many requests were traced since a bound was set (`gateway.tracing`)
     epoch                    the name of the log's contents

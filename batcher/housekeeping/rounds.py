@@ -1,7 +1,7 @@
 """Schedules one batcher's periodic checks of all models it owns: batches, deadlines, old streams.
 
-`upkeep`, `deadlock_watch` and `stream_trimming` do the checks; this module decides when. A failure for one model does not stop
-the checks of others.
+`model_checks`, `deadlock_watch` and `stream_trimming` do the checks; this module decides when. A failure for one model
+does not stop the checks of others.
 
 Jobs behind the window of a queue, which no scheduler has yet, end at their deadline here. The scheduler ends jobs
 inside the window, and a waiting caller has a timer at its gateway. The log keeps the deadlines of active jobs sorted,
@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from batcher.deadlock.deadlock_watch import DeadlockLooks
+from batcher.deadlock.deadlock_watch import DeadlockChecks
 from batcher.entries.carriers import RETRY_S
 from batcher.owner.demand import has_room
 from batcher.owner.owned import OwnedModel
@@ -32,8 +32,8 @@ from charonia.tasks import Tasks, insist
 from charonia.wire import pack_failure
 
 from .departed_endpoints import DepartedEndpoints
+from .model_checks import ModelChecks, verify
 from .stream_trimming import ControlTrimming
-from .upkeep import Upkeep, verify
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Rounds:
     """Runs the periodic checks of one batcher, whose process incarnation is `incarnation`. Unrelated to the express
     lane's `Round`.
 
-    `owned` and `upkeep` have an entry for each model that the batcher owns; the caller adds and removes them.
+    `owned` and `checks` have an entry for each model that the batcher owns; the caller adds and removes them.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Rounds:
         catalog: Catalog,
         incarnation: str,
         owned: Mapping[str, OwnedModel],
-        upkeep: Mapping[str, Upkeep],
+        checks: Mapping[str, ModelChecks],
         departed: DepartedEndpoints,
-        deadlocks: DeadlockLooks,
+        deadlocks: DeadlockChecks,
     ) -> None:
         self._catalog = catalog
         self._incarnation = incarnation
         self._owned = owned
-        self._upkeep = upkeep
+        self._checks = checks
         self._departed = departed
         self._deadlocks = deadlocks
         self._trimming = ControlTrimming(log)
@@ -102,8 +102,8 @@ class Rounds:
             self._forgotten = False
             for owned in list(self._owned.values()):
                 await self._looked(partial(self._verify_one, owned, min_age_ns))
-            for upkeep in list(self._upkeep.values()):
-                await self._looked(upkeep.look)
+            for checks in list(self._checks.values()):
+                await self._looked(checks.look)
             await self._looked(self._deadlocks.look)
             await self._looked(self._trim)
 

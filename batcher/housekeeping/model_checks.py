@@ -75,7 +75,7 @@ async def _is_left(owned: OwnedModel, requests: Sequence[RequestQueued]) -> bool
     return any(attempt >= 0 for attempt in await owned.log.unsettled(owned.model, ids))
 
 
-class Upkeep:
+class ModelChecks:
     """The rarer checks of one model; `look` may be called at any rate. `letters_size_bytes` bounds its dead letters, 0
     for no bound.
     """
