@@ -1,4 +1,4 @@
-"""One batcher: takes ownership of models and keeps one `OwnedModel` for each. `rounds` does its periodic checks."""
+"""One batcher: takes ownership of models and keeps one `OwnedModel` for each. `periodic_checks` does its periodic checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .ensembles.owned_ensemble import OwnedEnsemble
 from .entries.carriers import RETRY_S
 from .housekeeping.departed_endpoints import DepartedEndpoints, streams_of
 from .housekeeping.model_checks import ModelChecks
-from .housekeeping.rounds import Rounds
+from .housekeeping.periodic_checks import PeriodicChecks
 from .owner.owned import BatcherContext, OwnedModel
 from .owner.quarantine import Quarantine
 from .scheduling.sequences.sequence_scheduler import NO_DELAYS, Delays
@@ -75,7 +75,7 @@ class BatcherService:
         if caches:
             limit_bytes = settings.response_cache_size_bytes
             self.cached = CachedCalls(log, cache_log, limit_bytes, self._catalog, self._observe)
-        self._rounds = Rounds(
+        self._periodic_checks = PeriodicChecks(
             *(log, control.catalog, settings.incarnation, self._owned, self._checks, self._departed, self._deadlocks)
         )
         self._context = BatcherContext(
@@ -89,7 +89,7 @@ class BatcherService:
             quarantine=Quarantine(),
             lost_ownership=self._drop_if_owned,
             on_blocking=self._deadlocks.soon,
-            on_behind=self._rounds.look_behind,
+            on_behind=self._periodic_checks.look_behind,
         )
         self._closing = False
 
@@ -98,7 +98,7 @@ class BatcherService:
         self._catalog.listeners.append(self._on_model)
         self._catalog.process_listeners.append(self._on_process)
         self._consider_all()
-        self._rounds.start()
+        self._periodic_checks.start()
 
     async def drain(self) -> None:
         """Stop deciding and release every model: queued requests stay in the log, running ones settle by themselves."""
@@ -120,7 +120,7 @@ class BatcherService:
         if self.cached is not None:
             with contextlib.suppress(CharoniaError):
                 await self.cached.close()
-        await self._rounds.close()
+        await self._periodic_checks.close()
         await self._reader.close()
 
     def begin_anew(self) -> None:
@@ -211,7 +211,7 @@ class BatcherService:
         self._owned[model] = owned
         # and only now are new entries read: an entry that is read before an owner takes it is lost
         owned.windows.follow()
-        self._rounds.look_behind()
+        self._periodic_checks.look_behind()
         self._checks[model] = ModelChecks(owned, self._settings.dead_letter_retention_size_bytes)
         for gone in set(known) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)
@@ -312,7 +312,7 @@ class BatcherService:
     def _on_log_state(self, up: bool) -> None:
         if up:
             self._consider_all()
-            self._rounds.log_came_back()
+            self._periodic_checks.log_came_back()
 
     def _observe(self, served: ServedVersion, what: str, duration_ns: int) -> None:
         if self.latencies.measures:

@@ -42,9 +42,8 @@ _VERIFY_AGE_NS = 5_000_000_000
 _TRIM_S = 300.0
 
 
-class Rounds:
-    """Runs the periodic checks of one batcher, whose process incarnation is `incarnation`. Unrelated to the express
-    lane's `Round`.
+class PeriodicChecks:
+    """Runs the periodic checks of one batcher, whose process incarnation is `incarnation`.
 
     `owned` and `checks` have an entry for each model that the batcher owns; the caller adds and removes them.
     """
