@@ -1,4 +1,4 @@
-"""One batcher: takes ownership of models and keeps one `OwnedModel` for each. `periodic_checks` does its periodic checks."""
+"""One batcher: takes ownership of models and keeps one `OwnedModel` for each. `periodic_checks` checks all of them."""
 
 from __future__ import annotations
 
