@@ -6,7 +6,7 @@
               plan_model        the backend, and one loaded version with an engine for each GPU
               plan_instance     one instance: its contexts, buffers and graphs
 
-Memory, streams and graphs are `charonia.cuda`'s; batches come in pinned memory (`charonia.frame_content`). The driver's
+Memory, streams and graphs are `charonia.cuda`'s; batches come in pinned memory (`charonia.exchange`). The driver's
 library is looked for before the module is imported, which may end the process without one. May import
 `configuration` and the neighbours in `backends`. Begin reading at `plan_model`.
 """
