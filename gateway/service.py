@@ -44,7 +44,7 @@ from .handler import (
     ServerMetadata,
 )
 from .jobs.jobs import Jobs
-from .lane.express_lane import Awaited, Lane
+from .lane.express_lane import Awaited, ExpressLane
 from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
@@ -129,7 +129,7 @@ class GatewayService:
             )
             self.metrics.cache = self._cache.store
         self._entrances = Entrances(self._catalog, self.metrics, self._refused, caches=self._cache is not None)
-        self.lane = Lane(
+        self.lane = ExpressLane(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
             is_on=settings.express_lane,

@@ -23,7 +23,7 @@ from gateway.grpc.job_calls import JOB_ID
 from gateway.grpc.statuses import Refusal, refusal
 from gateway.handler import Handler
 from gateway.lane.door import Call, Door, values_of
-from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
+from gateway.lane.express_lane import MAX_REQUEST_BYTES, ExpressLane
 from gateway.lane.layout import CONTEXT_BYTES, NO_CONTEXT, Layout, is_context, is_sampled, protobuf_layout
 from gateway.lane.pending_waves import response_in
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
@@ -248,7 +248,11 @@ class GrpcLane:
     """
 
     def __init__(
-        self, lane: Lane, handler: Handler, encoder: ResponseEncoder, standing: Callable[[CallHeaders], Standing | None]
+        self,
+        lane: ExpressLane,
+        handler: Handler,
+        encoder: ResponseEncoder,
+        standing: Callable[[CallHeaders], Standing | None],
     ) -> None:
         self._lane = lane
         self._waves = lane.waves
