@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batcher.scheduling.observations import RequestQueued
+from batcher.scheduling.observations import WAVE_BIT, RequestQueued
 from charonia import keys
 from charonia.calls.reporting import replies_of
 from charonia.clock import monotonic_ns, wall_ns
@@ -337,7 +337,7 @@ def _wave(wave: Wave, carrier: CarrierEntry, lane: int, now_ns: int, offset_ns: 
         wave.meta.version,
         wave.level,
         wave.rows * wave.count,
-        wave.signature ^ 1,
+        wave.signature ^ WAVE_BIT,
         wave.timeout_us,
         deadline_ns + offset_ns if deadline_ns else 0,
         enqueued_ns if enqueued_ns < now_ns else now_ns,

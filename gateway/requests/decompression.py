@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from charonia.offload.pool import LARGE_BYTES, OFF_LOOP_BYTES, Offload, Task
+from charonia.offload.pool import OFF_LOOP_BYTES, SECOND_WORKER_BYTES, Offload, Task
 from charonia.tensors import Buffer
 
 GZIP = "gzip"
@@ -31,7 +31,7 @@ _STEP_BYTES = 1 << 20
 """Output of one decompression step."""
 _PIECE_BYTES = 1 << 18
 """Input of one decompression step: zlib copies the unused rest with every step."""
-_FIRST_TRY_BYTES = LARGE_BYTES // 2
+_FIRST_TRY_BYTES = SECOND_WORKER_BYTES // 2
 """What grows beyond this is for the worker of large messages: the other one is done with it in some milliseconds."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from batcher.scheduling.decisions import BurstWave, Decision, DispatchBatch, ReleaseReplies
-from batcher.scheduling.observations import Observation, QueuedRequest, RequestQueued, RequestState
+from batcher.scheduling.observations import WAVE_BIT, Observation, QueuedRequest, RequestQueued, RequestState
 from batcher.scheduling.poison.poison_isolation import Suspects
 from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
 from batcher.scheduling.queues.ledger import NEVER_NS, QUEUE_FULL, RequestLedger
@@ -279,7 +279,8 @@ class Arrivals:
             return self._meets_neighbours(request, version, rules, decisions)
         if version.queue.rows >= rules.largest_preferred:
             return False
-        others = [other for other in version.queue if other.signature == request.signature ^ 1]
+        counterpart = request.signature ^ WAVE_BIT
+        others = [other for other in version.queue if other.signature == counterpart]
         if request.wave:
             if others:
                 self._burst(request, decisions)
@@ -298,11 +299,11 @@ class Arrivals:
         seat = version.instances.best
         if seat is not None and seat.free_slots > 0:
             return False  # they leave in this tick
-        rows = request.rows
+        rows, counterpart = request.rows, request.signature ^ WAVE_BIT
         others: list[QueuedRequest] = []
         for other in version.queue.last(request.queue_level):
             rows += other.rows
-            if other.signature != request.signature ^ 1 or other.count > 1 or rows > rules.largest_preferred:
+            if other.signature != counterpart or other.count > 1 or rows > rules.largest_preferred:
                 break
             if request.wave:
                 self._burst(request, decisions)

@@ -32,7 +32,7 @@ from protos import grpc_service_pb2 as pb
 from .codec.call_headers import TRACEPARENT, CallHeaders, HeaderReader
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
 from .codec.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS, ConnectionFault
-from .codec.limits import MAX_BLOCKED_BYTES, MAX_STREAMS
+from .codec.limits import MAX_BLOCKED_BYTES, MAX_HTTP2_STREAMS
 from .outbox import ANSWER, DONE, ENDS, Outbox, Stream
 
 LANE_HEAD_BYTES = 5
@@ -381,7 +381,7 @@ class GrpcLane:
         by_head = self.by_head
         streams = connection.calls.streams
         out = connection.out
-        room = room_before = MAX_STREAMS - len(streams)
+        room = room_before = MAX_HTTP2_STREAMS - len(streams)
         if out.blocked_bytes > MAX_BLOCKED_BYTES:
             return at
         last_id = connection.last_id
