@@ -44,7 +44,8 @@ command or script ever names keys of two slots.
     ctl                      control facts
     tc:<generation>          how many requests were traced since a bound was set (`gateway.tracing`)
     epoch                    the name of the log's contents
-    fence:{m}                written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
+    fence:{m}                a value without meaning: WAIT covers earlier writes of other connections only after a
+                             write of one's own (`charonia.eventlog.redis.durability`)
     wf:<batcher>             calls that wait at a batcher for long (`batcher.deadlock.waiting`), kept for seconds
     wr:<executor>            batches that wait for resources there (`charonia.facts.resource_waits`), kept for seconds
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)

@@ -52,8 +52,8 @@ class Dispatching:
                 del self._state.versions[number]
 
     def dispatch_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
-        """Dispatch newly arrived waves to a free instance without queueing them, if none waits and they form one batch.
-        None in any other case: then they are queued like any request.
+        """Dispatch newly arrived waves to a free instance without queueing them, if the version's queue is empty and they
+        form one batch. None in any other case: then they are queued like any request.
         """
         state, first = self._state, arrived[0]
         assert type(first) is RequestQueued
@@ -92,7 +92,7 @@ class Dispatching:
             ledger.known[wave.id] = wave
             wave.order = state.next_order
             state.next_order += 1
-            wave.deadline_ns = 0  # the gateway ends them at their deadline
+            wave.deadline_ns = 0  # once dispatched, its requests are ended at their deadlines by the gateway
         return self._batch_of(version, seat, waves, rules, now_ns)
 
     def _waits(self) -> bool:
@@ -176,7 +176,7 @@ class Dispatching:
             for request in requests:
                 request.timeout_ns = 0
                 if request.wave:
-                    request.deadline_ns = 0  # the gateway ends them at their deadline
+                    request.deadline_ns = 0  # once dispatched, its requests are ended at their deadlines by the gateway
                 self._state.ledger.due.arm(request)
         first = requests[0].order
         via_owner = rules.preserve_ordering and not rules.several
