@@ -6,6 +6,6 @@ Rooms import downwards, in this order: `http2` and `clouds`, which put other pro
 `lane`, `dataplane` between `lane` and `access`. From outside the package they import the kernel and `protos`. Begin
 reading at `handler`, the interface behind every front, then `service`.
 
-A letter with a number, as H55 or W4, is an item of Triton's interface: docs/interface.md says what it asks for and which
-tests hold it. All packages cite them.
+A letter with a number, as H55 or W4, is an item of Triton's interface: docs/interface.md says what it asks for and
+which tests hold it. All packages cite them.
 """

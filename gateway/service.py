@@ -111,7 +111,7 @@ class GatewayService:
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False
         self._next_check: asyncio.TimerHandle | None = None
-        self._refused = UnsentCounts(log)
+        self._unsent = UnsentCounts(log)
         self.metrics = GatewayMetrics(
             self._catalog,
             self._dataplane,
@@ -125,10 +125,10 @@ class GatewayService:
         self._cache: ResponseCache | None = None
         if settings.response_cache_size_bytes:
             self._cache = ResponseCache(
-                cache_log or log, settings.response_cache_size_bytes, self._catalog, self._refused
+                cache_log or log, settings.response_cache_size_bytes, self._catalog, self._unsent
             )
             self.metrics.cache = self._cache.store
-        self._entrances = Entrances(self._catalog, self.metrics, self._refused, caches=self._cache is not None)
+        self._entrances = Entrances(self._catalog, self.metrics, self._unsent, caches=self._cache is not None)
         self.lane = ExpressLane(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
@@ -205,7 +205,7 @@ class GatewayService:
         if self._next_check is not None:
             self._next_check.cancel()
         with contextlib.suppress(CharoniaError):
-            await self._refused.flush()
+            await self._unsent.flush()
         if self._cache is not None:
             await self._cache.close()
         await self.jobs.close()
@@ -444,7 +444,7 @@ class GatewayService:
             versions = [v for v in served.values() if wanted in (LATEST_VERSION, v.version)]
         else:
             versions = [v for model in self._catalog.served_models() for v in self._catalog.served(model).values()]
-        await self._refused.flush()
+        await self._unsent.flush()
         await self._wave_statistics.written({executor for v in versions if v.takes_waves for executor in v.slots})
         counted = await asyncio.gather(
             *(self._log.statistics(keys.statistics(v.model, v.version, v.content_hash)) for v in versions)

@@ -52,8 +52,8 @@ class Dispatching:
                 del self._state.versions[number]
 
     def dispatch_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
-        """Dispatch newly arrived waves to a free instance without queueing them, if the version's queue is empty and they
-        form one batch. None in any other case: then they are queued like any request.
+        """Dispatch newly arrived waves to a free instance without queueing them, if the version's queue is empty and
+        they form one batch. None in any other case: then they are queued like any request.
         """
         state, first = self._state, arrived[0]
         assert type(first) is RequestQueued
