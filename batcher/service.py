@@ -1,4 +1,4 @@
-"""One batcher: takes ownership of models and keeps one `OwnedModel` for each. `rounds` does its periodic checks."""
+"""One batcher: takes ownership of models and keeps one `OwnedModel` for each. `periodic_checks` checks all of them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import BatcherSettings
 
-from .deadlock.deadlock_watch import DeadlockLooks
+from .deadlock.deadlock_watch import DeadlockChecks
 from .ensembles.owned_ensemble import OwnedEnsemble
 from .entries.carriers import RETRY_S
-from .housekeeping.departed import Departed, streams_of
-from .housekeeping.rounds import Rounds
-from .housekeeping.upkeep import Upkeep
+from .housekeeping.departed_endpoints import DepartedEndpoints, streams_of
+from .housekeeping.model_checks import ModelChecks
+from .housekeeping.periodic_checks import PeriodicChecks
 from .owner.owned import BatcherContext, OwnedModel
 from .owner.quarantine import Quarantine
 from .scheduling.sequences.sequence_scheduler import NO_DELAYS, Delays
@@ -61,10 +61,10 @@ class BatcherService:
         self._owned: dict[str, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
         self._pauses = Pauses()
-        self._departed = Departed(log, control.catalog)
-        self._upkeep: dict[str, Upkeep] = {}
+        self._departed = DepartedEndpoints(log, control.catalog)
+        self._checks: dict[str, ModelChecks] = {}
         others = partial(ownership.live_batchers, self._catalog)
-        self._deadlocks = DeadlockLooks(
+        self._deadlocks = DeadlockChecks(
             log, settings.incarnation, self._owned.values, others, self._catalog.live_executors
         )
         caches = bool(settings.response_cache_size_bytes)
@@ -75,8 +75,8 @@ class BatcherService:
         if caches:
             limit_bytes = settings.response_cache_size_bytes
             self.cached = CachedCalls(log, cache_log, limit_bytes, self._catalog, self._observe)
-        self._rounds = Rounds(
-            *(log, control.catalog, settings.incarnation, self._owned, self._upkeep, self._departed, self._deadlocks)
+        self._periodic_checks = PeriodicChecks(
+            *(log, control.catalog, settings.incarnation, self._owned, self._checks, self._departed, self._deadlocks)
         )
         self._context = BatcherContext(
             log=log,
@@ -89,7 +89,7 @@ class BatcherService:
             quarantine=Quarantine(),
             lost_ownership=self._drop_if_owned,
             on_blocking=self._deadlocks.soon,
-            on_behind=self._rounds.look_behind,
+            on_behind=self._periodic_checks.look_behind,
         )
         self._closing = False
 
@@ -98,7 +98,7 @@ class BatcherService:
         self._catalog.listeners.append(self._on_model)
         self._catalog.process_listeners.append(self._on_process)
         self._consider_all()
-        self._rounds.start()
+        self._periodic_checks.start()
 
     async def drain(self) -> None:
         """Stop deciding and release every model: queued requests stay in the log, running ones settle by themselves."""
@@ -120,7 +120,7 @@ class BatcherService:
         if self.cached is not None:
             with contextlib.suppress(CharoniaError):
                 await self.cached.close()
-        await self._rounds.close()
+        await self._periodic_checks.close()
         await self._reader.close()
 
     def begin_anew(self) -> None:
@@ -211,8 +211,8 @@ class BatcherService:
         self._owned[model] = owned
         # and only now are new entries read: an entry that is read before an owner takes it is lost
         owned.windows.follow()
-        self._rounds.look_behind()
-        self._upkeep[model] = Upkeep(owned, self._settings.dead_letter_retention_size_bytes)
+        self._periodic_checks.look_behind()
+        self._checks[model] = ModelChecks(owned, self._settings.dead_letter_retention_size_bytes)
         for gone in set(known) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)
         self._tell(owned, owned.on_served, self._catalog.held(model))
@@ -259,7 +259,7 @@ class BatcherService:
 
     def _drop(self, model: str) -> OwnedModel:
         owned = self._owned.pop(model)
-        del self._upkeep[model]
+        del self._checks[model]
         owned.close()
         return owned
 
@@ -285,8 +285,8 @@ class BatcherService:
         if fact.role == "executor":
             for owned in list(self._owned.values()):
                 self._tell(owned, partial(owned.on_executor_lost, drained=fact.reason == "drained"), fact.incarnation)
-            for upkeep in self._upkeep.values():
-                upkeep.look_for_waves()
+            for checks in self._checks.values():
+                checks.look_for_waves()
         elif fact.incarnation == self._settings.incarnation:
             _log.warning("taken for lost: stepping down from %d models", len(self._owned))
             self._step_down()
@@ -312,7 +312,7 @@ class BatcherService:
     def _on_log_state(self, up: bool) -> None:
         if up:
             self._consider_all()
-            self._rounds.log_came_back()
+            self._periodic_checks.log_came_back()
 
     def _observe(self, served: ServedVersion, what: str, duration_ns: int) -> None:
         if self.latencies.measures:

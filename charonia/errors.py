@@ -30,6 +30,7 @@ from typing import ClassVar, Self
 CANCELLED = "request was cancelled"
 DEADLINE_EXCEEDED = "request deadline exceeded"
 EPOCH_CHANGED = "the log epoch changed while the request was in flight: its outcome is unknown"
+NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
 OUTCOME_UNKNOWN = "the request or its reply was lost while it was in flight: its outcome is unknown"
 SERVER_EXITING = "Server exiting"
 """E7."""

@@ -39,11 +39,13 @@ command or script ever names keys of two slots.
     sl:{m}                   hash of live sequences: key -> where each is bound and how far it is
                              (`charonia.facts.sequence_states`)
     st:{m}                   hash of their states: key -> tensors
-    gone                     sorted set of streams whose one reader left (`batcher.housekeeping.departed`), by when
+    gone                     sorted set, by when, of streams whose one reader left
+                             (`batcher.housekeeping.departed_endpoints`)
     ctl                      control facts
     tc:<generation>          how many requests were traced since a bound was set (`gateway.tracing`)
     epoch                    the name of the log's contents
-    fence:{m}                written to have something of one's own to wait for (`charonia.eventlog.redis.durability`)
+    fence:{m}                a value without meaning: WAIT covers earlier writes of other connections only after a
+                             write of one's own (`charonia.eventlog.redis.durability`)
     wf:<batcher>             calls that wait at a batcher for long (`batcher.deadlock.waiting`), kept for seconds
     wr:<executor>            batches that wait for resources there (`charonia.facts.resource_waits`), kept for seconds
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)

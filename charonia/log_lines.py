@@ -1,6 +1,6 @@
 """Log lines: where they go (L1), and their two formats, chosen by `--log-format` and changed at run time (L2, L3).
 
-`charonia.composition.logs` sets the handler and the level up; `gateway.control.log_settings` is what clients change.
+`charonia.composition.logs` sets the handler and the level up; `gateway.reports.log_settings` is what clients change.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ from charonia.facts.events import (
 from charonia.tasks import Tasks, insist
 from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, FLAG_REPLY_BY_REFERENCE, BatchHeader, RequestRecord, Wave
 
-from .batches.accounting import Death, Executed
 from .batches.batch_payloads import Payloads
+from .batches.batch_results import Death, Executed
 from .batches.wave_execution import ExecutedWaves
 from .metrics import ExecutorMetrics
 from .running.instance_pool import LoadedVersion

@@ -24,7 +24,7 @@ from charonia.options.settings import MetricsSettings
 from charonia.wire import RequestRecord
 from protos.model_config_pb2 import ModelConfig
 
-from .batches.accounting import Executed, Execution
+from .batches.batch_results import Executed, Execution
 
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LABELS = ("model", "version")

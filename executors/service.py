@@ -36,8 +36,8 @@ from charonia.options.settings import ExecutorSettings, LogSettings
 from charonia.tasks import Tasks
 
 from .announcing import Announcer
-from .batches.accounting import Death
 from .batches.batch_payloads import Payloads
+from .batches.batch_results import Death
 from .deployment.deployment import Deployment
 from .deployment.lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
 from .deployment.loads_by_name import LoadsByName

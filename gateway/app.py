@@ -18,8 +18,8 @@ from charonia.metrics.endpoint import MetricsEndpoint, scrape
 from charonia.metrics.host_metrics import beside_host
 from charonia.options.settings import GatewaySettings, LogSettings
 
-from .control.start_progress import StartProgress
 from .listening import bound
+from .reports.start_progress import StartProgress
 from .service import GatewayService
 from .tracing.writer import trace_writer
 

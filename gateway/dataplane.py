@@ -21,8 +21,8 @@ from weakref import WeakValueDictionary
 
 from charonia import failpoints, keys
 from charonia.calls.admission import Admitted
+from charonia.calls.entry_packer import AppendCounts, EntryPacker, Spawn, Terms
 from charonia.calls.payload_transfer import Payloads
-from charonia.calls.queue_entrance import AppendCounts, QueueEntrance, Spawn, Terms
 from charonia.calls.request_endings import EXPIRED, end_requests
 from charonia.calls.requester import Requester
 from charonia.calls.waiters import OpenRequest, StreamWaiter, Visible, Waiter
@@ -209,7 +209,7 @@ class DataPlane:
         except BaseException:
             requester.end(waiter)
             raise
-        waiter.entrance = coalescer
+        waiter.packer = coalescer
         coalescer.open_requests += 1
         coalescer.submit(waiter, one.min_interval_s)
         if request.deadline_ns:
@@ -319,11 +319,11 @@ _ENOUGH = 8
 end, which comes soon if few are in flight."""
 
 
-class Coalescer(QueueEntrance):
-    """A queue entrance that holds requests back when others may join them."""
+class Coalescer(EntryPacker):
+    """An `EntryPacker` that holds requests back when others may join them."""
 
     def __init__(self, *arguments: Any, **bounds: Any) -> None:
-        """Takes the arguments of `QueueEntrance`."""
+        """Takes the arguments of `EntryPacker`."""
         super().__init__(*arguments, **bounds)
         self._callers = 0
         """Recent maximum of open requests: so many may arrive together again."""

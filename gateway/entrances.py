@@ -1,6 +1,7 @@
-"""Admits requests: finds the version, checks the request against it, and counts it.
+"""Admits requests: finds the version that a request is for, and checks the request against it.
 
-What is refused here never enters the log. `service` decides where an admitted request goes.
+What is refused is counted and never enters the log. `service` decides where an admitted request goes: to the response
+cache, a wave, the full way or the jobs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from charonia.calls.admission import Admission
 from charonia.calls.cache.cache_keys import rules_of
-from charonia.calls.refused import RefusedRequests, failure_reason
+from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable
@@ -37,10 +38,10 @@ class Entrance:
 class Entrances:
     """The entrances of one gateway. `caches`: it has a response cache."""
 
-    def __init__(self, catalog: Catalog, metrics: GatewayMetrics, refused: RefusedRequests, *, caches: bool) -> None:
+    def __init__(self, catalog: Catalog, metrics: GatewayMetrics, unsent: UnsentCounts, *, caches: bool) -> None:
         self._catalog = catalog
         self._metrics = metrics
-        self._refused = refused
+        self._unsent = unsent
         self._caches = caches
         self._known: dict[tuple[str, int], Entrance] = {}
         self.is_draining = False
@@ -72,7 +73,7 @@ class Entrances:
         except CharoniaError as error:
             reason = failure_reason(error, executed=False)
             known.counts.failures[reason] += 1
-            self._refused.count(served, monotonic_ns() - started_ns, reason)
+            self._unsent.count(served, monotonic_ns() - started_ns, reason)
             if request.trace is not None:
                 failed(request.trace, error)
             raise

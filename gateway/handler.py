@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from charonia.traces.trace_settings import Wanted
     from protos.model_config_pb2 import ModelConfig
 
-    from .lane.express_lane import Lane
+    from .lane.express_lane import ExpressLane
     from .regions.client_regions import ClientRegions
     from .tracing.tracer import Tracer
 
@@ -142,7 +142,7 @@ class Handler(Protocol):
     """
 
     @property
-    def lane(self) -> Lane | None:
+    def lane(self) -> ExpressLane | None:
         """The express lane; None where it is off."""
 
     @property

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.calls.cache.cache_store import CacheStore
-from charonia.calls.refused import FAILURE_REASONS, FAILURES_IN_ENSEMBLE, failure_reason
+from charonia.calls.unsent_counts import FAILURE_REASONS, FAILURES_IN_ENSEMBLE, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError

@@ -16,7 +16,7 @@ from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.response_cache import ResponseCache
 from charonia.calls.model_control import ModelControl
 from charonia.calls.payload_transfer import Payloads
-from charonia.calls.refused import RefusedRequests, failure_reason
+from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
 from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unavailable, shed
@@ -35,9 +35,6 @@ from charonia.wire import ResponseRecord
 from .access.restrictions import RawHeaders
 from .access.tenants import LOOK_INTERVAL_S, Tenants
 from .access.terms import TermsBook
-from .control.metadata import metadata_of
-from .control.model_statistics import model_statistics
-from .control.readiness import Readiness
 from .dataplane import AdmittedRequest, DataPlane
 from .entrances import Entrance, Entrances
 from .handler import (
@@ -47,10 +44,13 @@ from .handler import (
     ServerMetadata,
 )
 from .jobs.jobs import Jobs
-from .lane.counted import CountedWaves
-from .lane.express_lane import Awaited, Lane
+from .lane.express_lane import Awaited, ExpressLane
+from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
+from .reports.metadata import metadata_of
+from .reports.model_statistics import model_statistics
+from .reports.readiness import Readiness
 from .requests.delivery import (
     ANYONE,
     AS_USUAL,
@@ -111,7 +111,7 @@ class GatewayService:
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False
         self._next_check: asyncio.TimerHandle | None = None
-        self._refused = RefusedRequests(log)
+        self._unsent = UnsentCounts(log)
         self.metrics = GatewayMetrics(
             self._catalog,
             self._dataplane,
@@ -125,19 +125,19 @@ class GatewayService:
         self._cache: ResponseCache | None = None
         if settings.response_cache_size_bytes:
             self._cache = ResponseCache(
-                cache_log or log, settings.response_cache_size_bytes, self._catalog, self._refused
+                cache_log or log, settings.response_cache_size_bytes, self._catalog, self._unsent
             )
             self.metrics.cache = self._cache.store
-        self._entrances = Entrances(self._catalog, self.metrics, self._refused, caches=self._cache is not None)
-        self.lane = Lane(
+        self._entrances = Entrances(self._catalog, self.metrics, self._unsent, caches=self._cache is not None)
+        self.lane = ExpressLane(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
             is_on=settings.express_lane,
         )
         self.metrics.lane_requests = lambda: self.lane.waves.requests
-        self._counted = CountedWaves(log, settings.incarnation)
+        self._wave_statistics = WaveStatistics(log, settings.incarnation)
         requester = self._requester = self._dataplane.requester
-        requester.on_facts = self._counted.on_facts
+        requester.on_facts = self._wave_statistics.on_facts
         requester.on_wave = self.lane.waves.on_reply
         requester.on_stray = lambda response: self.lane.waves.on_response(response) or self.tracer.report_for(response)
 
@@ -205,7 +205,7 @@ class GatewayService:
         if self._next_check is not None:
             self._next_check.cancel()
         with contextlib.suppress(CharoniaError):
-            await self._refused.flush()
+            await self._unsent.flush()
         if self._cache is not None:
             await self._cache.close()
         await self.jobs.close()
@@ -444,8 +444,8 @@ class GatewayService:
             versions = [v for v in served.values() if wanted in (LATEST_VERSION, v.version)]
         else:
             versions = [v for model in self._catalog.served_models() for v in self._catalog.served(model).values()]
-        await self._refused.flush()
-        await self._counted.written({executor for v in versions if v.takes_waves for executor in v.slots})
+        await self._unsent.flush()
+        await self._wave_statistics.written({executor for v in versions if v.takes_waves for executor in v.slots})
         counted = await asyncio.gather(
             *(self._log.statistics(keys.statistics(v.model, v.version, v.content_hash)) for v in versions)
         )

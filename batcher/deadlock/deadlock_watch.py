@@ -3,7 +3,7 @@
 A call is judged as soon as it arrives if all its waiting callers are known to do nothing else. Any other caller may go
 on without an answer, so its call must have waited for a while and be found stuck by two checks in a row; these checks
 include calls in the queues of other batchers (`waiting`). As few calls as possible are ended, the youngest first, so
-that the others can run. `DeadlockLooks` schedules the checks and exchanges notes between batchers.
+that the others can run. `DeadlockChecks` schedules the checks and exchanges notes between batchers.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _called(model: OwnedModel) -> Iterable[RequestQueued]:
 _Note = TypeVar("_Note")
 
 
-class DeadlockLooks:
+class DeadlockChecks:
     """Checks for the batcher `incarnation`: `models` are the models it owns, `others` the other batchers, `executors`
     all executors.
     """

@@ -18,9 +18,9 @@ from batcher.entries.carriers import carrier_of
 from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest, FailRequest
 from batcher.scheduling.observations import QueuedRequest
 from charonia import keys
-from charonia.calls.queue_entrance import Spawn
-from charonia.calls.refused import FAILURES_IN_ENSEMBLE
+from charonia.calls.entry_packer import Spawn
 from charonia.calls.reporting import inputs_of, replies_of, reports_to_gateways
+from charonia.calls.unsent_counts import FAILURES_IN_ENSEMBLE
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from charonia.calls.refused import FAILURES_IN_ENSEMBLE
+from charonia.calls.unsent_counts import FAILURES_IN_ENSEMBLE
 
 
 @dataclass(slots=True)

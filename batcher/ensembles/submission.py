@@ -18,8 +18,8 @@ from batcher.scheduling.ensembles.ensemble_planner import SubmitStep
 from batcher.scheduling.ensembles.ensemble_run import Path
 from charonia import keys
 from charonia.calls.admission import Admissions, Admitted
+from charonia.calls.entry_packer import EntryPacker, Spawn, request_record
 from charonia.calls.payload_transfer import Payloads
-from charonia.calls.queue_entrance import QueueEntrance, Spawn, request_record
 from charonia.calls.requester import Requester
 from charonia.calls.waiters import OpenRequest
 from charonia.catalog.catalog import Catalog, ServedVersion
@@ -42,7 +42,7 @@ _RETRY_S = 0.2
 _LOST_AFTER_NS = 5_000_000_000
 
 
-class StepEntrance(QueueEntrance):
+class StepEntryPacker(EntryPacker):
     """Retries until accepted: an accepted request must be able to go on, so its steps have no bounds of their own."""
 
     async def _refused(self, entry: list[OpenRequest], error: Exception) -> list[OpenRequest]:
@@ -93,7 +93,7 @@ class Submission:
         self._packer = StepPacker(model, endpoint.encode(), catalog, directory, payloads, own)
         # its answers lie in a stream of the ensemble, which the next owner reads on
         self._requester: Requester[Flight] = Requester(log, endpoint, payloads, spawn=spawn)
-        self._requester.make_entrance = StepEntrance
+        self._requester.make_packer = StepEntryPacker
         self._requester.lose = self._ask_again
         self.flights = self._requester.requests
         self.closed = False
@@ -210,10 +210,10 @@ class Submission:
         """Steps that become ready in one turn of the loop are sent together."""
         record = carrier_of(flight.request).record
         journalled = record.journalled and not record.is_job
-        entrance = self._requester.entrance(
+        packer = self._requester.packer(
             flight.model, flight.level, flight.request.lane, flight.tenant, journalled=journalled
         )
-        entrance.submit(flight)
+        packer.submit(flight)
 
     async def _ask_unless_known(self, flight: Flight) -> None:
         while flight.id in self.flights and not self.closed:

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batcher.scheduling.observations import RequestQueued
+from batcher.scheduling.observations import WAVE_BIT, RequestQueued
 from charonia import keys
 from charonia.calls.reporting import replies_of
 from charonia.clock import monotonic_ns, wall_ns
@@ -144,7 +144,7 @@ class Deletions:
 # -- how far it is read ------------------------------------------------------------------------------------------------
 
 
-class Lane:
+class QueueLane:
     """One queue stream. `entries` are those read and not finished, oldest first; `unsettled` counts their requests."""
 
     __slots__ = ("after", "behind", "catching_up", "entries", "followed", "number", "unsettled")
@@ -176,7 +176,7 @@ class Windows:
         """Max unsettled requests of one stream; beyond it, reading pauses."""
         self._deletions = deletions
         self.catch_up: Callable[[bytes], None] = lambda _stream: None
-        self.lanes: dict[bytes, Lane] = {}
+        self.lanes: dict[bytes, QueueLane] = {}
         self._following = False
         self.settled_requests = 0
 
@@ -203,7 +203,7 @@ class Windows:
     def open(self, stream: bytes, lane: int) -> None:
         """Add a stream; `lane` is the number of its tenants."""
         if stream not in self.lanes:
-            self.lanes[stream] = Lane(lane)
+            self.lanes[stream] = QueueLane(lane)
             self._limit = max(min(self._window, _LEAST_PER_LANE), self._window // len(self.lanes))
             if self._following:
                 self._follow(stream)
@@ -313,7 +313,7 @@ class Windows:
         for stream in self.lanes:
             self._reader.remove(stream)
 
-    def _read_on(self, stream: bytes, lane: Lane) -> None:
+    def _read_on(self, stream: bytes, lane: QueueLane) -> None:
         """Resume reading a paused stream once half of its window is free."""
         if self._following and not lane.catching_up and lane.unsettled <= self._limit // 2:
             if lane.behind:
@@ -337,7 +337,7 @@ def _wave(wave: Wave, carrier: CarrierEntry, lane: int, now_ns: int, offset_ns: 
         wave.meta.version,
         wave.level,
         wave.rows * wave.count,
-        wave.signature ^ 1,
+        wave.signature ^ WAVE_BIT,
         wave.timeout_us,
         deadline_ns + offset_ns if deadline_ns else 0,
         enqueued_ns if enqueued_ns < now_ns else now_ns,

@@ -1,3 +1,5 @@
-"""Periodic work for all models: overdue batches and jobs, departed endpoints, trimming of streams. May import every
-room of the batcher; only `service` imports it. Begin reading at `rounds`, which says when each is due.
+"""Periodic work for all models: lost batches and jobs, jobs that are overdue, streams of departed endpoints, trimming.
+
+May import every room of the batcher; only `service` imports it, and `metrics` the reports of adaptive batching. Begin
+reading at `periodic_checks`, which says when each check is due.
 """

@@ -1,7 +1,8 @@
 """Finds control facts that no reader needs: a catalog folded without them is the same. Pure.
 
 Every process reads `ctl` from its beginning when it starts, and without compaction the stream would grow with each
-process that ever joined. Facts of kinds unknown to this release are kept. `tidying` decides when to run it and deletes.
+process that ever joined. Facts of kinds unknown to this release are kept. `stream_trimming` deletes what this
+finds.
 """
 
 from __future__ import annotations

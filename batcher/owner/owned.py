@@ -6,7 +6,7 @@ the executor, and that deletion is the settlement. Batches and replies are appen
 
 Which requests were read, dispatched and settled must agree at every await, so their facts and decisions meet here. Each
 is tracked by a part with an interface: `carriers` (the queue and the facts), `dispatched_batches`, `refusals`, and
-`scheduling`, which decides. `recovery` restores what a new owner needs, `upkeep` repairs it.
+`scheduling`, which decides. `recovery` restores what a new owner needs, `model_checks` repairs it.
 """
 
 from __future__ import annotations

@@ -32,6 +32,10 @@ class RequestState(IntEnum):
     """Waits to run in a batch of its own, because an earlier batch with it failed (`poison_isolation`)."""
 
 
+WAVE_BIT = 1
+"""In this bit a wave's `signature` differs from that of its requests, so that neither shares a batch with the other."""
+
+
 class RequestQueued(Struct, eq=False, gc=False):
     """A request was accepted. The object itself is the queue item, so it is observed once.
 

@@ -30,8 +30,8 @@ from charonia.inference import InferenceRequest
 from charonia.wire import FLAG_JOURNALLED, Lineage, ResponseRecord
 
 from .admission import Admissions, Admitted
+from .entry_packer import EntryPacker
 from .payload_transfer import Payloads
-from .queue_entrance import QueueEntrance
 from .requester import Requester
 from .waiters import StreamWaiter, Visible
 
@@ -147,12 +147,12 @@ class Caller:
         admitted = admission.admit(request)
         level, tenant = admission.level(request.priority), origin.lineage.tenant
         requester = self.requester
-        entrance = requester.entrance(served.model, level, keys.lane_of(tenant), tenant, journalled=origin.journalled)
+        packer = requester.packer(served.model, level, keys.lane_of(tenant), tenant, journalled=origin.journalled)
         visible = Visible(repeatable=served.interface.repeatable)
-        call = StreamWaiter(served.model, entrance.next_id(), visible, requester.held)
+        call = StreamWaiter(served.model, packer.next_id(), visible, requester.held)
         requester.add(call, admitted.meta.size_bytes)
         call.future.add_done_callback(lambda _: self._ended(call))
-        requester.spawn(self._send(call, request, admitted, level, served, origin, entrance))
+        requester.spawn(self._send(call, request, admitted, level, served, origin, packer))
         return call
 
     async def _send(
@@ -163,7 +163,7 @@ class Caller:
         level: int,
         served: ServedVersion,
         origin: Origin,
-        entrance: QueueEntrance,
+        packer: EntryPacker,
     ) -> None:
         requester, lineage = self.requester, origin.lineage
         try:
@@ -179,9 +179,9 @@ class Caller:
                 left_s = (request.deadline_ns - wall_ns()) / 1e9 + _DEADLINE_SLACK_S
                 late = DeadlineExceeded(DEADLINE_EXCEEDED)
                 call.timer = asyncio.get_running_loop().call_later(max(0.0, left_s), call.failed, late)
-            call.entrance = entrance
-            entrance.open_requests += 1
-            entrance.submit(call)
+            call.packer = packer
+            packer.open_requests += 1
+            packer.submit(call)
         except CharoniaError as error:
             call.failed(error)
         except Exception as error:

@@ -37,15 +37,15 @@ from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE, Lineage, Reference, ResponseRecord, records_of, response_id, unpack_response
 
 from .admission import Admitted
+from .entry_packer import EntryPacker, Ids, Spawn, Terms, request_record
 from .payload_transfer import Payloads
-from .queue_entrance import Ids, QueueEntrance, Spawn, Terms, request_record
 from .waiters import Held, OpenRequest, Waiter
 
 _log = logging.getLogger(__name__)
 
 _RECHECK_S = 1.0
 _MAX_IDS = 1000
-_MAX_ENTRANCES = 10_000
+_MAX_PACKERS = 10_000
 _MAX_TOGETHER = 32
 _MAX_TOGETHER_BYTES = 64 * 1024
 _FULL = "this gateway holds {} bytes of unanswered requests"
@@ -88,7 +88,7 @@ class Requester(Generic[R]):
         self.held = Held(max_stream_bytes, max_size_bytes // 2)
         self.ids = Ids()
         self.requests: dict[bytes, R] = {}
-        self._entrances: dict[tuple[str, int, int, str, bool], QueueEntrance] = {}
+        self._packers: dict[tuple[str, int, int, str, bool], EntryPacker] = {}
         self._up = True
         self._unanswered: set[bytes] = set()
         self._coming = 0
@@ -96,7 +96,7 @@ class Requester(Generic[R]):
         self._idle.set()
         self.duplicates = 0
         """Counts answers to requests that were answered before, or are not open."""
-        self.make_entrance = QueueEntrance
+        self.make_packer = EntryPacker
         self.answer_job: Callable[[R], Awaitable[None]] | None = None
         """Answers an ended job from its record, when no reply will come."""
         self.lose: Callable[[R], None] = self._lose
@@ -209,8 +209,8 @@ class Requester(Generic[R]):
         """A request has its answer, or its caller has left: release its payloads."""
         if waiter.timer is not None:
             waiter.timer.cancel()
-        if waiter.entrance is not None:
-            waiter.entrance.ended(waiter)
+        if waiter.packer is not None:
+            waiter.packer.ended(waiter)
         if self.requests.pop(waiter.id, None) is not None:
             self._size_bytes -= waiter.held_bytes
         if waiter.reference is not None and self.payloads is not None:
@@ -236,14 +236,14 @@ class Requester(Generic[R]):
         self._coming -= 1
         self._look_idle()
 
-    def entrance(self, model: str, level: int, lane: int, tenant: str, *, journalled: bool) -> QueueEntrance:
-        """The queue entrance for requests with this key, which share entries."""
+    def packer(self, model: str, level: int, lane: int, tenant: str, *, journalled: bool) -> EntryPacker:
+        """The packer for requests with this key, which share entries."""
         key = (model, level, lane, tenant, journalled)
-        found = self._entrances.get(key)
+        found = self._packers.get(key)
         if found is None:
-            if len(self._entrances) >= _MAX_ENTRANCES:  # idle ones hold nothing
-                self._entrances.clear()
-            found = self._entrances[key] = self.make_entrance(
+            if len(self._packers) >= _MAX_PACKERS:  # idle ones hold nothing
+                self._packers.clear()
+            found = self._packers[key] = self.make_packer(
                 self._log,
                 model,
                 level,

@@ -50,18 +50,18 @@ class OpenRequest:
         return False
 
 
-class Entrance(Protocol):
-    """Where a request was sent into the log (`queue_entrance`)."""
+class Packer(Protocol):
+    """What packs a request into an entry, and is notified when the request has ended (`entry_packer`)."""
 
     def ended(self, request: OpenRequest, /) -> None: ...
 
 
 class Waiter(OpenRequest):
     """A request whose caller waits for one answer. `follows`: it waits for the outcome of another call's job, which
-    does not end with it. `reference`, `entrance` and `timer` are released when it ends.
+    does not end with it. `reference`, `packer` and `timer` are released when it ends.
     """
 
-    __slots__ = ("entrance", "follows", "future", "is_job", "reference", "timer")
+    __slots__ = ("follows", "future", "is_job", "packer", "reference", "timer")
 
     def __init__(self, model: str, request_id: bytes, *, is_job: bool = False) -> None:
         super().__init__(model, request_id)
@@ -69,7 +69,7 @@ class Waiter(OpenRequest):
         self.is_job = is_job
         self.follows = False
         self.reference: Reference | None = None
-        self.entrance: Entrance | None = None
+        self.packer: Packer | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     @property

@@ -1,5 +1,7 @@
-"""The served versions of a model, combined from the views of all executors. Pure. `catalog` folds the facts,
-`executor_views` has the view of one executor.
+"""Which versions of a model are served, and the errors for those that are not (E5). Pure.
+
+An executor reports what it has loaded, and `executor_views` holds that; this module combines the views of all executors
+into one `ServedVersion` for each version. `catalog` folds the facts.
 """
 
 from __future__ import annotations
@@ -7,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from charonia.errors import CharoniaError, NotFound, Unavailable
+from charonia.errors import NOT_READY, CharoniaError, NotFound, Unavailable
 from charonia.facts.events import VersionLoaded
 from charonia.models.interface import ModelInterface
 from charonia.models.names import name_of
@@ -111,4 +113,4 @@ def not_served(key: str, version: int, states: Sequence[tuple[int, str, str]]) -
         return NotFound(f"Request for unknown model: '{model}' has no available versions")
     if version not in versions:
         return NotFound(f"Request for unknown model: '{model}' version {version} is not found")
-    return Unavailable(f"Request for unknown model: '{model}' version {version} is not at ready state")
+    return Unavailable(NOT_READY.format(model=model, version=version))

@@ -29,7 +29,7 @@ STALL_LIMIT_S = 30.0
 _PATIENCE_S = 2.5
 """Grace period after the log was unreachable: reconnecting takes at most a second, the first beat one interval more."""
 _KEEPER_FIRST_S = 0.1
-"""The process that prolongs a part's leases reports its end; others report it when that process has ended too."""
+"""How long the report of a neighbour's end waits: usually the neighbour's own heartbeat process writes it meanwhile."""
 _PAGE = 500
 
 

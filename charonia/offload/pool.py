@@ -25,10 +25,11 @@ from charonia.errors import CharoniaError, ErrorCode, InternalError, ResourceExh
 from .handover import Buffer, receive, send
 
 OFF_LOOP_BYTES = 64 * 1024
-"""JSON of more than this is not parsed or written in the loop: that takes up to 10 ms, and handing it over 0.5 ms."""
+"""What fronts have to parse or write that is larger leaves the event loop. JSON of this size takes up to 10 ms, and
+passing it to a worker 0.5 ms. Each front compares its bodies, messages and answers with it."""
 
-LARGE_BYTES = 4 * 1024 * 1024
-"""From here on a task is one for the second worker, behind others of its kind."""
+SECOND_WORKER_BYTES = 4 * 1024 * 1024
+"""Tasks of this size and more run in the second worker, one behind the other; smaller ones run in the first."""
 
 MAX_BYTES = 1 << 30
 MAX_TASKS = 1024
@@ -96,7 +97,7 @@ class Offload:
         worker ended; `ResourceExhausted` when too much waits, unless it may not be refused.
         """
         size = task.size_bytes
-        worker = self._workers[size >= LARGE_BYTES]
+        worker = self._workers[size >= SECOND_WORKER_BYTES]
         return await self._await(size, may_refuse, worker.thread, partial(worker.do, task))
 
     async def in_thread(

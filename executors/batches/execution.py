@@ -29,9 +29,9 @@ from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_failure, pack_response, response_template
 
-from .accounting import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .answers import Put, pack_answers, request_outputs
 from .assembly import Planner, RequestPlan, Workspace, are_many_strings, groups, join, request_inputs, wanted_outputs
+from .batch_results import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
 from .sized_batches import execute_sized
@@ -132,7 +132,7 @@ class Batch:
                 self.fail([index], InternalError(f"{type(error).__name__}: {error}"), OTHER)
 
     def fail(self, indices: Sequence[int], error: CharoniaError, reason: str) -> None:
-        """Answer requests with an error. `reason` is counted (`accounting`)."""
+        """Answer requests with an error. `reason` is counted (`batch_results`)."""
         end = wall_ns()
         # the error is kept, and its traceback's frames hold it: a reference cycle that would keep the batch's bytes
         error.__traceback__ = None

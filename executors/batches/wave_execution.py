@@ -43,9 +43,9 @@ from charonia.wire import (
     unpack_response,
 )
 
-from .accounting import BACKEND, OTHER, Executed, Execution, Failure
 from .answers import OutputPart, request_outputs
 from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of
+from .batch_results import BACKEND, OTHER, Executed, Execution, Failure
 from .execution import Batch, with_moves
 from .sized_batches import execute_sized
 

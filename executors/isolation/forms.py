@@ -20,7 +20,7 @@
     STORED         where the data of the next frame lies: [slot, generation, sizes] of an EXECUTE, else [slot, size]
 
 `tensors` is [[name, type number, shape, size in bytes], ...]; their bytes lie in a slot (`shared_slots`) or in the
-frame's data. Instances over requests use the python backend's EXECUTE and the frames around it (`exchange`), with
+frame's data. Instances over requests use the python backend's EXECUTE and the frames around it (`frame_content`), with
 STORED before what is large.
 """
 

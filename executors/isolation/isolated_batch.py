@@ -14,7 +14,7 @@ from typing import Any
 
 from charonia.backend import Array, InstanceDied, Interrupted, Outcome
 from charonia.errors import CharoniaError
-from executors.backends.python.exchange import failure_of
+from executors.backends.python.frame_content import failure_of
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from executors.backends.python.protocol.shared_slots import ExecutorSlots
 from executors.backends.python.python_instance import outputs_in

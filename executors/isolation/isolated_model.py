@@ -25,7 +25,7 @@ from charonia.backend import (
 )
 from charonia.errors import InternalError
 from executors.backends.python.custom_metrics import CustomMetrics
-from executors.backends.python.exchange import failure_of
+from executors.backends.python.frame_content import failure_of
 from executors.backends.python.model_calls import PendingModelCalls
 from executors.backends.python.process_settings import Limits
 from executors.backends.python.protocol.frames import UNREADABLE, Kind

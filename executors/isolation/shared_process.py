@@ -20,7 +20,7 @@ from charonia.backend import InstanceDied, ModelSource
 from charonia.errors import CharoniaError, InternalError
 from executors.backends.python.child_process import ChildProcess
 from executors.backends.python.custom_metrics import Board
-from executors.backends.python.exchange import failure_of
+from executors.backends.python.frame_content import failure_of
 from executors.backends.python.model_environments import (
     ENVIRONMENT,
     Interpreter,

@@ -20,7 +20,7 @@ from charonia.backend import BatchInstance, InstanceDied, InstanceSpec, Interrup
 from charonia.errors import InternalError
 from charonia.wire import RequestRecord
 from executors.backends.submissions import CancellablePart, depth_of, parts_of
-from executors.batches.accounting import Executed
+from executors.batches.batch_results import Executed
 from executors.batches.execution import Batch
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.host.host_policy import restrict_thread

@@ -31,8 +31,8 @@ from charonia.models.latency_target import PARAMETER as TARGET
 from charonia.tasks import Tasks
 from charonia.wire import RequestRecord
 from executors.backends.submissions import depth_of
-from executors.batches.accounting import Death, Executed
 from executors.batches.assembly import Planner
+from executors.batches.batch_results import Death, Executed
 from executors.batches.execution import Batch
 from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves

@@ -25,8 +25,8 @@ from charonia.backend import (
 from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.wire import RequestRecord
-from executors.batches.accounting import OTHER, Death, Executed
 from executors.batches.assembly import are_many_strings, request_inputs
+from executors.batches.batch_results import OTHER, Death, Executed
 from executors.batches.execution import Planned, model_request
 from executors.batches.sequence_batch import BatchSteps
 

@@ -16,9 +16,9 @@ from charonia.backend import CancellableInstance, ModelRequest, ModelResponse, S
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, InternalError, ResourceExhausted, StreamInterrupted
 from charonia.wire import RequestRecord, pack_failure, pack_response
-from executors.batches.accounting import BACKEND, Executed, Execution, Failure, count_cancel, count_response
 from executors.batches.answers import request_outputs
 from executors.batches.assembly import RequestPlan
+from executors.batches.batch_results import BACKEND, Executed, Execution, Failure, count_cancel, count_response
 from executors.batches.execution import Batch, Planned
 from executors.batches.sequence_batch import BatchSteps
 

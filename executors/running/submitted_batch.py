@@ -14,8 +14,8 @@ from charonia.errors import InternalError, InvalidRecord
 from charonia.eventlog.port import Entry
 from charonia.facts.sequence_states import SequenceStep
 from charonia.wire import FIELD_HEADER, BatchHeader, Reference, RequestRecord, Wave, work_in
-from executors.batches.accounting import Executed
 from executors.batches.answers import Put
+from executors.batches.batch_results import Executed
 from executors.batches.execution import Batch, Planned
 from executors.batches.sequence_batch import BatchSteps
 from executors.batches.sequences import KnownSequence

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from charonia.backend import InterruptibleInstance
-from executors.batches.accounting import Executed
+from executors.batches.batch_results import Executed
 
 from .submitted_batch import SubmittedBatch
 

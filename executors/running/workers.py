@@ -34,8 +34,8 @@ from charonia.clock import monotonic_ns
 from charonia.errors import CharoniaError, InternalError
 from charonia.exchange.exchanging_instance import ExchangingInstance
 from charonia.wire import RequestRecord
-from executors.batches.accounting import Death, Executed
 from executors.batches.assembly import Planner, Workspace
+from executors.batches.batch_results import Death, Executed
 from executors.batches.execution import Batch
 from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch

@@ -57,7 +57,7 @@ from charonia.wire import (
     time_response,
     unpack_response,
 )
-from executors.batches.accounting import REJECTED, Death, Executed, Execution, Failure
+from executors.batches.batch_results import REJECTED, Death, Executed, Execution, Failure
 from executors.running.submitted_batch import SubmittedBatch
 
 KEPT_LINES = 20

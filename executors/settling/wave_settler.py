@@ -26,7 +26,7 @@ from charonia.eventlog.port import Reply, Work
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
 from charonia.tasks import Tasks, insist
 from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
-from executors.batches.accounting import Execution, Failure
+from executors.batches.batch_results import Execution, Failure
 from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from charonia.calls.queue_entrance import Terms
+from charonia.calls.entry_packer import Terms
 from charonia.errors import InvalidArgument
 from charonia.eventlog.port import Limits
 from charonia.keys import lane_of

@@ -14,7 +14,7 @@ from charonia.options.settings import GatewaySettings
 from gateway.handler import Handler
 from gateway.http.bodies import EXCHANGE, Receive, Scope, Send, reply_whole
 from gateway.http.codec.response_codec import HEADER_LENGTH
-from gateway.http.fastpath import HttpApplication, answer_failure
+from gateway.http.http_application import HttpApplication, answer_failure
 
 CONTENT_TYPE = b"content-type"
 _LEADING_INTEGER = re.compile(r"\s*([+-]?[0-9]+)")

@@ -6,7 +6,6 @@ from typing import Any
 
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.log_lines import FORMATS
-from gateway.control.log_settings import TYPES, LogSwitches
 from gateway.handler import (
     RESPONSE_DURATIONS,
     Duration,
@@ -15,6 +14,7 @@ from gateway.handler import (
     ModelStatistics,
     ServerMetadata,
 )
+from gateway.reports.log_settings import TYPES, LogSwitches
 from protos import grpc_service_pb2 as pb
 
 

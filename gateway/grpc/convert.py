@@ -52,7 +52,7 @@ _FINAL, _NOT_FINAL = (
 )
 _SIGNATURES_REMEMBERED = 1024
 _UNSIGNED = 2**64
-_LARGE_BYTES = 65_536
+_UNCOPIED_BYTES = 65_536
 """Up to this size copying a tensor costs less than sending it by itself."""
 
 Classes = dict[str, int]
@@ -266,7 +266,7 @@ class ResponseEncoder:
     def reply(self, response: InferenceResponse, classes: Classes, served: ServedVersion) -> Reply:
         """As `encode`, without copying large tensors."""
         parts = self._parts(response, classes, served)
-        if max(map(len, parts)) < _LARGE_BYTES:
+        if max(map(len, parts)) < _UNCOPIED_BYTES:
             return b"".join(parts)
         return LargeReply(parts)
 

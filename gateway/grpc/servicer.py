@@ -1,7 +1,7 @@
 """The methods of `GRPCInferenceService` and `grpc.health.v1.Health` over the gateway's handler (G1, G17, G22-G28).
 
 Each method converts its message, calls the handler and converts the result. Methods take and return bytes, so that
-`convert` can write inference replies by itself. `calling` has the interface to servers, `stream_calls` the streams.
+`convert` can write inference replies by itself. `calling` has the interface to servers, `stream_requests` the streams.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
 from gateway.access.restrictions import HeaderForwarding, Restrictions
-from gateway.control import log_settings
 from gateway.handler import Handler
+from gateway.reports import log_settings
 from gateway.requests.delivery import ANYONE
 from gateway.requests.large_tensors import classify_large
 from gateway.requests.request_rules import MAX_DEADLINE_NS, earlier
@@ -49,7 +49,7 @@ from .large_messages import CountedTensors, LargeMessage, load_of, read_ahead, r
 from .region_calls import RegionCall, RegionCalls
 from .standard_services import StandardServices
 from .statuses import INTERNAL, Refusal, Status, refusal
-from .stream_calls import SHUTTING_DOWN, AnswerStream, StreamCalls
+from .stream_requests import SHUTTING_DOWN, AnswerStream, StreamRequests
 from .trace_metadata import SEND_START, begin_trace, sent
 
 _log = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ class Servicer:
         """Answer each request by itself, errors in-band (G22-G25)."""
         if self.draining:
             return Status.UNAVAILABLE, SHUTTING_DOWN, ()
-        calls = StreamCalls(self, self._handler, self._jobs, context)
+        calls = StreamRequests(self, self._handler, self._jobs, context)
         try:
             if self._restrictions.any:
                 self._restrictions.check("inference", headers_of(context))

@@ -16,7 +16,7 @@ from protos import health
 
 from .calling import Context, Methods, Streaming, Write
 from .statuses import INTERNAL, Refusal, Status, refusal
-from .stream_calls import SHUTTING_DOWN
+from .stream_requests import SHUTTING_DOWN
 
 _log = logging.getLogger(__name__)
 

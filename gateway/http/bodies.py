@@ -13,7 +13,7 @@ from charonia.errors import CharoniaError
 from charonia.inference import InferenceResponse
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from charonia.tensors import Buffer
-from gateway.requests.inflation import GZIP, InflationFault, inflate
+from gateway.requests.decompression import GZIP, DecompressionFault, inflate
 
 from .codec.compression import IDENTITY, compress, content_encoding, refusal_of
 from .codec.conversions import read_reply, reply_task
@@ -48,7 +48,7 @@ CLIENT_LEFT = "charonia.client_left"
 """Key in the scope's state: True when the request was cancelled because its client left."""
 
 EXCHANGE = "charonia.exchange"
-"""Key in the scope's state: the request's `asgi.Exchange`, only set on connections of `protocol`."""
+"""Key in the scope's state: the request's `exchanges.Exchange`, only set on connections of `protocol`."""
 
 
 class ClientGone(Exception):
@@ -122,7 +122,7 @@ async def without_encoding(
         return body
     try:
         return await inflate(offload, encoding, body, limit_bytes, several=encoding == GZIP)
-    except InflationFault as error:
+    except DecompressionFault as error:
         raise refusal_of(error, limit_bytes) from None
 
 

@@ -16,7 +16,7 @@ from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord, WaveReply
 from gateway.lane.door import Call, Door, values_of
-from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
+from gateway.lane.express_lane import MAX_REQUEST_BYTES, ExpressLane
 from gateway.lane.layout import CONTEXT_BYTES, NO_CONTEXT, Layout, is_context, is_plain, is_sampled
 from gateway.lane.pending_waves import response_in
 
@@ -192,7 +192,7 @@ class HttpSignature:
 class HttpLane:
     """The signatures that connections of the HTTP front recognise."""
 
-    def __init__(self, lane: Lane, encoder: ResponseEncoder) -> None:
+    def __init__(self, lane: ExpressLane, encoder: ResponseEncoder) -> None:
         self._lane = lane
         self._waves = lane.waves
         self._loop = asyncio.get_running_loop()

@@ -1,8 +1,8 @@
 """The wire side of one HTTP/1.1 connection, over the parser of `httptools`.
 
-Parses bytes into exchanges, which the pipeline passes to the application (`asgi`). Also: offers requests to the express
-lane, receives large bodies past the parser, limits slow, large and finely chunked requests (H16, H17, H24), and refuses
-bytes that are not HTTP (E2).
+Parses bytes into exchanges, which the pipeline passes to the application (`exchanges`). Also: offers requests to the
+express lane, receives large bodies past the parser, limits slow, large and finely chunked requests (H16, H17, H24),
+and refuses bytes that are not HTTP (E2).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from .asgi import MAX_WAITING as MAX_WAITING
-from .asgi import Exchange, FlowControl, Pipeline
+from .binary_bodies import PAST_PARSER_BYTES, BinaryBody, BinaryBodyReader, size_of
 from .bodies import EXCHANGE, RAW_HEADERS, Scope
 from .codec.error_replies import JSON_CONTENT_TYPE, error_body
 from .codec.paths import INFER, resolve
 from .codec.response_codec import response_head
-from .fastpath import HttpApplication
+from .exchanges import MAX_WAITING as MAX_WAITING
+from .exchanges import Exchange, FlowControl, Pipeline
+from .http_application import HttpApplication
 from .http_lane import HttpCall, HttpSignature
-from .large_bodies import LARGE_BODY_BYTES, LargeBody, LargeBodyReader, size_of
 from .lingering import Lingering
 
 MAX_CHUNKS = 65_536
@@ -119,7 +119,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         """A refusal, written after the answers to earlier requests; nothing more is read. Empty: close without one."""
         self._lingers = False
         """All is written; further bytes of the client are dropped."""
-        self._large: LargeBody | None = None
+        self._large: BinaryBody | None = None
         """The body that is being received past the parser."""
         self._latest: Exchange | None = None
         """The request whose headers arrived last."""
@@ -257,7 +257,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             self._body_bytes += len(data)
             if latest is not self._latest and self._large is None:
                 large = self._begin_large()
-                if large is not None and len(large.view) - large.at >= LARGE_BODY_BYTES:
+                if large is not None and len(large.view) - large.at >= PAST_PARSER_BYTES:
                     self._read_large_from_now(large)
         elif phase is not _BODY and latest is self._latest:
             # otherwise another request ends in these bytes, and where the headers begin is not known
@@ -416,7 +416,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._latest is not None:
             self._latest.end_body()
 
-    # -- large bodies (`large_bodies`) ---------------------------------------------------------------------------------
+    # -- large bodies (`binary_bodies`) --------------------------------------------------------------------------------
 
     def _parse_head_first(self, data: bytes) -> None:
         """Parse data that begins with a request's headers, and copy a large body behind them to its own memory."""
@@ -438,7 +438,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if rest and not self.transport.is_closing() and self._final_response is None:
             self._parse(bytes(rest))
 
-    def _begin_large(self) -> LargeBody | None:
+    def _begin_large(self) -> BinaryBody | None:
         """Receive the coming body into its own memory, if it is a large one of an inference."""
         sizes, serving = size_of(self._headers), self.pipeline.serving
         if self._large is not None or self._allocate_body is None or sizes is None or serving is None:
@@ -450,12 +450,12 @@ class BoundedHttpProtocol(asyncio.Protocol):
         view = self._allocate_body(*sizes) if route is not None and route.kind is INFER else None
         if view is None or self._final_response is not None:
             return None
-        large = self._large = LargeBody(view)
+        large = self._large = BinaryBody(view)
         large.take(served.receive_into(view))
         return large
 
-    def _read_large_from_now(self, large: LargeBody) -> None:
-        self.transport.set_protocol(LargeBodyReader(large, self, self._large_received))
+    def _read_large_from_now(self, large: BinaryBody) -> None:
+        self.transport.set_protocol(BinaryBodyReader(large, self, self._large_received))
 
     def _large_received(self, size: int) -> None:
         self._body_bytes += size
@@ -504,7 +504,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self.transport.write(self._final_response)
             self.close_when_written()
 
-    # -- for exchanges (`asgi.Connection`) -----------------------------------------------------------------------------
+    # -- for exchanges (`exchanges.Connection`) ------------------------------------------------------------------------
 
     def close_when_written(self) -> None:
         """As `close`; the rest of a message that is still being received is dropped."""

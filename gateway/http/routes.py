@@ -1,4 +1,5 @@
-"""The FastAPI application behind `fastpath`: metadata, configuration, statistics, repository, settings, shared memory.
+"""The FastAPI application behind `http_application`: metadata, configuration, statistics, repository, settings,
+shared memory.
 
 `control_json` converts values to JSON, the handler does the work, `job_routes` adds the routes of jobs, and
 `openapi.operations` documents every route.
@@ -21,9 +22,9 @@ from charonia.models.json_form import to_json
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
-from gateway.control import log_settings
 from gateway.handler import Handler
 from gateway.regions.region_store import RegionKind
+from gateway.reports import log_settings
 
 from .bodies import AsgiApp, LimitText, check_declared, read_body, too_large, too_large_for_control
 from .codec import control_json

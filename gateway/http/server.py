@@ -1,6 +1,6 @@
 """Starts and stops the HTTP front: its listening sockets, its connections and the order of shutdown.
 
-`protocol` handles a connection, `fastpath` a request.
+`protocol` handles a connection, `http_application` a request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.listening import BACKLOG, listen, listen_unix, unlink_own
 from gateway.tls import ServerTls
 
 from .bodies import AsgiApp
-from .fastpath import HttpApplication
+from .http_application import HttpApplication
 from .protocol import BoundedHttpProtocol
 
 _SWEEP_INTERVAL_S = 1.0

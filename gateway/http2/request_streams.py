@@ -27,9 +27,9 @@ from gateway.grpc.native.codec.http2_frames import (
 from gateway.grpc.native.connection_calls import STREAM_WINDOW, Calls
 from gateway.grpc.native.outbox import Outbox, Stream
 from gateway.grpc.native.serving import Serving
-from gateway.http.asgi import checked_header
 from gateway.http.bodies import CLIENT_LEFT, AsgiApp, Message, Scope
 from gateway.http.codec.error_replies import JSON_CONTENT_TYPE, error_body
+from gateway.http.exchanges import checked_header
 from gateway.http.protocol import (
     BODY_MIN_BYTES,
     BODY_STALL_S,

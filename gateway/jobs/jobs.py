@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from charonia import failpoints
-from charonia.calls.queue_entrance import Terms, request_record
+from charonia.calls.entry_packer import Terms, request_record
 from charonia.calls.request_endings import Ending, answer_gateways, count_failures, end_jobs, version_of
 from charonia.calls.waiters import Waiter
 from charonia.catalog.catalog import Catalog, ServedVersion

@@ -42,7 +42,7 @@ _TRIES_NS = 100_000_000
 _MAX_TRIED = 4096
 
 
-class Lane:
+class ExpressLane:
     """The lane of one gateway. `fronts` are called with each door that closes, and forget its signatures.
 
     They are called with None when tenants' keys or bounds have changed: tenants must be identified again.

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from charonia import failpoints, keys
 from charonia.calls.payload_transfer import Payloads
-from charonia.calls.refused import failure_reason
 from charonia.calls.request_endings import EXPIRED, end_requests
 from charonia.calls.requester import tell_cancelled
+from charonia.calls.unsent_counts import failure_reason
 from charonia.clock import monotonic_ns
 from charonia.errors import (
     DEADLINE_EXCEEDED,

@@ -16,7 +16,7 @@ from gateway.access.restrictions import Restrictions
 from gateway.handler import Handler
 from gateway.http.bodies import CLIENT_LEFT, ClientGone, Receive, Scope, Send, reply_whole
 from gateway.http.codec.error_replies import HttpRefusal
-from gateway.http.fastpath import HttpApplication, restricted
+from gateway.http.http_application import HttpApplication, restricted
 
 from .api_calls import DONE, ApiCall, OpenAiContext, Page, RouteTable, no_page
 from .embedding_routes import EmbeddingEndpoint, add_embeddings

@@ -51,7 +51,7 @@ async def test_sums_stay_exact_beyond_what_a_double_holds(subject: Subject) -> N
 
 
 def run_of(rows: int, ns: int, last_ms: int) -> dict[str, int]:
-    """What a batch that is one execution adds (`executors.batches.accounting`)."""
+    """What a batch that is one execution adds (`executors.batches.batch_results`)."""
     parts = ("success", "queue", "compute_input", "compute_infer", "compute_output")
     added = {f"{part}_{what}": rows if what == "count" else ns for part in parts for what in ("count", "ns")}
     added |= {"inference_count": rows, "execution_count": 1, f"b{rows}_count": 1}

@@ -15,7 +15,7 @@ from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until
 from own_server import own_server
 
 import batcher.service as owners
-from batcher.housekeeping.upkeep import verify
+from batcher.housekeeping.model_checks import verify
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import LogUnavailable

@@ -9,7 +9,7 @@ from asking_cluster import DYNAMIC, clustered
 from batched_jobs import ended, pending_are, settled_then, submit, told
 from batching_cluster import HASH, MODEL, Cluster, EchoExecutor, ask, until, until_so
 
-from batcher.housekeeping.upkeep import LOST, Upkeep
+from batcher.housekeeping.model_checks import LOST, ModelChecks
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.eventlog.port import EventLog, Limits
@@ -241,7 +241,7 @@ async def test_what_a_gateway_waited_for_that_left_unheard_is_not_run(cluster: C
 async def test_jobs_that_have_expired_take_no_room_from_those_that_have_not(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batcher.housekeeping.upkeep._LOOK_NS", 0)
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 0)
     executor = await cluster.executor()
     batcher = await cluster.batcher()
     log = executor.log
@@ -255,7 +255,7 @@ async def test_jobs_that_have_expired_take_no_room_from_those_that_have_not(
 
     await until_so(expired)
     await log.set_retention(MODEL, size_bytes=3000, journal_s=0, journal_size_bytes=0)
-    await Upkeep(batcher.service.owned[MODEL]).look()
+    await ModelChecks(batcher.service.owned[MODEL]).look()
     await ended(log, await submit(log, 99))
     assert await log.job(MODEL, kept) is not None
 
@@ -263,7 +263,7 @@ async def test_jobs_that_have_expired_take_no_room_from_those_that_have_not(
 async def test_the_beginning_of_a_moved_job_stays_in_the_journal(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("batcher.housekeeping.upkeep._TRIM_NS", 0)
+    monkeypatch.setattr("batcher.housekeeping.model_checks._TRIM_NS", 0)
     executor = await cluster.executor(gated=True)
     batcher = await cluster.batcher(prefetch=0)
     log = executor.log
@@ -283,7 +283,7 @@ async def test_the_beginning_of_a_moved_job_stays_in_the_journal(
     await log.accept(MODEL, 0, 3, [], entry.fields, Limits())
     await until(lambda: len(executor.held) == 1)
     await log.set_retention(MODEL, size_bytes=0, journal_s=0, journal_size_bytes=1)
-    await Upkeep(batcher.service.owned[MODEL]).look()
+    await ModelChecks(batcher.service.owned[MODEL]).look()
     assert moved in [request_id for fact in await told(log) if fact.kind == "accepted" for request_id in fact.ids]
     executor.release()
     assert (await ended(log, moved)).state is JobState.SUCCEEDED
@@ -330,8 +330,8 @@ async def test_a_queue_longer_than_the_window_is_recovered_piece_by_piece(cluste
 
 
 async def test_what_a_lost_stream_carried_is_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("batcher.housekeeping.upkeep._YOUNG_US", 0)
-    monkeypatch.setattr("batcher.housekeeping.upkeep._LOOK_NS", 3_600_000_000_000)  # the test looks, nobody else
+    monkeypatch.setattr("batcher.housekeeping.model_checks._YOUNG_US", 0)
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 3_600_000_000_000)  # the test looks, nobody else
     executor = await cluster.executor(gated=True)
     first = await cluster.batcher(prefetch=0)
     log = executor.log
@@ -344,15 +344,15 @@ async def test_what_a_lost_stream_carried_is_ended(cluster: Cluster, monkeypatch
     await cluster.lose("batcher", first.name)
     second = await cluster.batcher(prefetch=0)
     await second.owns()
-    upkeep = Upkeep(second.service.owned[MODEL])
-    assert await upkeep.find_lost() == 0
-    assert await upkeep.find_lost() == 2
+    checks = ModelChecks(second.service.owned[MODEL])
+    assert await checks.find_lost() == 0
+    assert await checks.find_lost() == 2
     assert await log.unsettled(MODEL, [keyless]) == [-1]
     assert await log.unsettled_ids(MODEL) == [kept]
     record = await ended(log, gone)
     assert record.state is JobState.FAILED
     assert record.events[-1].detail["error"] == LOST
-    assert await upkeep.find_lost() == 0
+    assert await checks.find_lost() == 0
     executor.release()
     assert (await ended(log, kept)).state is JobState.SUCCEEDED
     await cluster.settled()

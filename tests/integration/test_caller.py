@@ -125,7 +125,7 @@ async def test_the_lineage_and_the_tenant_travel_with_a_call(world: World) -> No
 
 async def test_calls_of_a_process_that_is_gone_are_not_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they had queued is dropped, and the answers to what runs are swept."""
-    monkeypatch.setattr("batcher.housekeeping.departed.SWEEP_S", 0.02)
+    monkeypatch.setattr("batcher.housekeeping.departed_endpoints.SWEEP_S", 0.02)
     world.echo.open = False
     world.caller.open(request(1))
     await until(lambda: len(world.echo.held) == 1)

@@ -15,7 +15,7 @@ from memory_log.log import MemoryLog
 
 from batcher.ensembles import owned_ensemble as shell
 from batcher.ensembles.step_flights import step_id
-from batcher.housekeeping import rounds
+from batcher.housekeeping import periodic_checks
 from batcher.service import BatcherService
 from charonia import keys
 from charonia.clock import wall_ns
@@ -361,8 +361,8 @@ async def test_what_fails_for_one_model_keeps_no_other_from_being_looked_at(
         looked.add(owned.model)
         raise RuntimeError(owned.model)
 
-    monkeypatch.setattr(rounds, "verify", look)
-    monkeypatch.setattr(rounds, "_VERIFY_S", 0.001)
+    monkeypatch.setattr(periodic_checks, "verify", look)
+    monkeypatch.setattr(periodic_checks, "_VERIFY_S", 0.001)
     await world.new_owner()
     await world.until(lambda: looked == CONFIGS.keys())
 

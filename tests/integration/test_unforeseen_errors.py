@@ -12,7 +12,7 @@ from asking_cluster import answers, clustered
 from batching_cluster import MODEL, Cluster, ask, until
 from executor_bench import ME, linear, running, x
 
-from batcher.housekeeping.upkeep import Upkeep
+from batcher.housekeeping.model_checks import ModelChecks
 from batcher.owner.dispatched_batches import DispatchedBatches
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.stateless.scheduler import ModelScheduler
@@ -115,10 +115,10 @@ async def test_what_was_read_and_overlooked_is_found(cluster: Cluster, monkeypat
     is_deaf = True
     call = ask(gateway, 2)
     await asyncio.wait_for(passed_over.wait(), 20)
-    upkeep = Upkeep(owned)
+    checks = ModelChecks(owned)
     for _ in range(3):
         assert not owned.closed
-        assert await upkeep.find_lost() == 0
+        assert await checks.find_lost() == 0
     assert owned.closed
     assert await answers([call]) == [2]
     await cluster.settled()

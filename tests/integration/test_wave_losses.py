@@ -9,7 +9,7 @@ from asking_cluster import answers, clustered
 from batching_cluster import MODEL, NEVER_MS, Cluster, ask, until, until_so
 from wave_senders import SentWave, numbers, send_wave
 
-from batcher.housekeeping.upkeep import verify
+from batcher.housekeeping.model_checks import verify
 from charonia import keys
 from charonia.eventlog.port import EventLog, Limits
 from charonia.facts.events import FIELD_FACT, ProcessJoined, pack_fact
@@ -23,7 +23,7 @@ CALLER = "gateway-waves"
 @pytest.fixture(autouse=True)
 def only_the_test_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owners' own looks for what is forgotten, every ten seconds, find nothing before the test does."""
-    monkeypatch.setattr("batcher.housekeeping.upkeep._LOOK_NS", 3_600_000_000_000)
+    monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 3_600_000_000_000)
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -110,10 +110,10 @@ async def test_a_wave_that_comes_back_after_its_end_does_not_stay(cluster: Clust
     executor.release()
     owned = batcher.service.owned[MODEL]
     owned.batch_finished(held.header.batch_id, executor.name)  # but the entry is there
-    upkeep = batcher.service._upkeep[MODEL]
+    checks = batcher.service._checks[MODEL]
 
-    assert await upkeep.burst_forgotten() == 0, "its settlement may be under way"
-    assert await upkeep.burst_forgotten() == 1
+    assert await checks.burst_forgotten() == 0, "its settlement may be under way"
+    assert await checks.burst_forgotten() == 1
 
     await until_so(lambda: nothing_left(log, wave))
     assert await told(log, wave) == dict(zip(wave.ids, (1, 2), strict=True))
@@ -141,9 +141,9 @@ async def test_waves_that_wait_or_run_are_not_taken_for_forgotten(cluster: Clust
     log = await caller(cluster)
     waves = [await send_wave(log, MODEL, numbers(*range(8)), CALLER) for _ in range(3)]
     await until(lambda: len(executor.held) == 1 and batcher.service.owned[MODEL].windows.unsettled == 24)
-    upkeep = batcher.service._upkeep[MODEL]
+    checks = batcher.service._checks[MODEL]
 
-    assert [await upkeep.burst_forgotten() for _ in range(3)] == [0, 0, 0]
+    assert [await checks.burst_forgotten() for _ in range(3)] == [0, 0, 0]
 
     executor.release()
     await until_so(lambda: nothing_left(log, waves[-1]))

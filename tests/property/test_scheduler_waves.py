@@ -17,6 +17,7 @@ from batcher.scheduling.decisions import (
     StopExecution,
 )
 from batcher.scheduling.observations import (
+    WAVE_BIT,
     BatchDied,
     BatchFinished,
     BatchLost,
@@ -167,7 +168,7 @@ class WavesMachine(RuleBasedStateMachine):
             if not count:
                 events += members
                 continue
-            wave = self.request(prefix + b"\xff", version, rows * count, signature ^ 1, timeout_us, deadline_ns)
+            wave = self.request(prefix + b"\xff", version, rows * count, signature ^ WAVE_BIT, timeout_us, deadline_ns)
             wave.count, wave.wave = count, True
             self.members[wave.id] = members
             events.append(wave)

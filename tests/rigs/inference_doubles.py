@@ -16,7 +16,7 @@ from charonia.options.settings import GatewaySettings
 from charonia.tensors import check_bytes_elements, element_count, expected_size_bytes
 from gateway.grpc.servicer import Servicer
 from gateway.grpc.statuses import Refusal
-from gateway.http.fastpath import HttpApplication
+from gateway.http.http_application import HttpApplication
 from gateway.regions.client_regions import ClientRegions
 from gateway.requests.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobReceipt, JobView
 from protos.model_config_pb2 import ModelConfig

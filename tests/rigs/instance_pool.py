@@ -16,7 +16,7 @@ from charonia.errors import InvalidArgument, Unavailable
 from charonia.models.interface import InstanceGroup, ModelInterface, TensorSpec
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, ResponseRecord, pack_request, request_meta, unpack_request, unpack_response
-from executors.batches.accounting import Executed
+from executors.batches.batch_results import Executed
 from executors.running.instance_pool import InstancePool
 from executors.running.submitted_batch import SubmittedBatch
 from protos.model_config_pb2 import ModelConfig

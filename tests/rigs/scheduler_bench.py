@@ -12,6 +12,7 @@ from batcher.scheduling.decisions import (
     StopExecution,
 )
 from batcher.scheduling.observations import (
+    WAVE_BIT,
     BatchFinished,
     BatchReturned,
     ExecutorLost,
@@ -93,7 +94,7 @@ class Model:
     def wave(self, number: int, count: int = 1, *, signature: int = 7) -> RequestQueued:
         """A wave of requests of one row."""
         return RequestQueued(
-            *(ident(number), 1, 0, count, signature ^ 1, 0, 0, self.now_ns, 0, number), count=count, wave=True
+            *(ident(number), 1, 0, count, signature ^ WAVE_BIT, 0, 0, self.now_ns, 0, number), count=count, wave=True
         )
 
     def finish(self, number: int, *, held: bool = False) -> list[str]:

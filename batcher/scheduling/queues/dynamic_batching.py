@@ -71,11 +71,12 @@ class BatchRules:
 
 
 class Formation(NamedTuple):
-    """The result of batch formation: send the first `size` requests, or, with `size` 0, check again later.
+    """The result of batch formation: a batch of the first `size` requests; with `size` 0 no batch yet.
 
-    `saturated`: no later arrival can change this batch (it may be sent ahead of a free instance). Check again at
-    `until_ns`, or when the queue holds `until_rows` rows, or when a request arrives with another signature than
-    `signature`, with a higher priority, or accepted before `oldest_ns`.
+    `saturated`: no later arrival can change this batch, so it may be sent to an executor before an instance there is
+    free. The other fields say when to try again if there is no batch: at `until_ns`; when the queue holds `until_rows`
+    rows; when a request arrives that has another signature than `signature`, a higher priority, or was accepted before
+    `oldest_ns`.
     """
 
     size: int

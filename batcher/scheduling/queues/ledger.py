@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from batcher.scheduling.decisions import BurstWave, CondemnRequest, Decision, RejectReason, RejectRequest
 from batcher.scheduling.observations import QueuedRequest, RequestState
 from charonia.batch_strategies import BatchStrategy
-from charonia.errors import ErrorCode, StreamInterrupted
+from charonia.errors import NOT_READY, ErrorCode, StreamInterrupted
 from charonia.models.interface import ModelInterface
 from charonia.wire import PREFIX_BYTES
 
@@ -28,7 +28,6 @@ _MOST_ADMITTED = 4096
 QUEUE_FULL = "Exceeds maximum queue size"
 TIMED_OUT = "Request timeout expired"
 LOAD_FAILED = "load failed for model '{model}': version {version} is at UNAVAILABLE state: {reason};"
-NOT_READY = "Request for unknown model: '{model}' version {version} is not at ready state"
 CUT_SHORT = "{why}, and the model is not declared repeatable (charonia.repeatable)"
 DEADLINE_PASSED = "Deadline exceeded before execution"
 DEADLINE_PASSED_RUNNING = "Deadline exceeded during execution"

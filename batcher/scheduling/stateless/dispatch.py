@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from batcher.scheduling.decisions import BurstWave, Decision, DispatchBatch, ReleaseReplies
-from batcher.scheduling.observations import Observation, QueuedRequest, RequestQueued, RequestState
+from batcher.scheduling.observations import WAVE_BIT, Observation, QueuedRequest, RequestQueued, RequestState
 from batcher.scheduling.poison.poison_isolation import Suspects
 from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
 from batcher.scheduling.queues.ledger import NEVER_NS, QUEUE_FULL, RequestLedger
@@ -52,8 +52,8 @@ class Dispatching:
                 del self._state.versions[number]
 
     def dispatch_at_once(self, arrived: Sequence[Observation], now_ns: int) -> DispatchBatch | None:
-        """Dispatch newly arrived waves to a free instance without queueing them, if none waits and they form one batch.
-        None in any other case: then they are queued like any request.
+        """Dispatch newly arrived waves to a free instance without queueing them, if the version's queue is empty and
+        they form one batch. None in any other case: then they are queued like any request.
         """
         state, first = self._state, arrived[0]
         assert type(first) is RequestQueued
@@ -92,7 +92,7 @@ class Dispatching:
             ledger.known[wave.id] = wave
             wave.order = state.next_order
             state.next_order += 1
-            wave.deadline_ns = 0  # the gateway ends them at their deadline
+            wave.deadline_ns = 0  # once dispatched, its requests are ended at their deadlines by the gateway
         return self._batch_of(version, seat, waves, rules, now_ns)
 
     def _waits(self) -> bool:
@@ -176,7 +176,7 @@ class Dispatching:
             for request in requests:
                 request.timeout_ns = 0
                 if request.wave:
-                    request.deadline_ns = 0  # the gateway ends them at their deadline
+                    request.deadline_ns = 0  # once dispatched, its requests are ended at their deadlines by the gateway
                 self._state.ledger.due.arm(request)
         first = requests[0].order
         via_owner = rules.preserve_ordering and not rules.several
@@ -279,7 +279,8 @@ class Arrivals:
             return self._meets_neighbours(request, version, rules, decisions)
         if version.queue.rows >= rules.largest_preferred:
             return False
-        others = [other for other in version.queue if other.signature == request.signature ^ 1]
+        counterpart = request.signature ^ WAVE_BIT
+        others = [other for other in version.queue if other.signature == counterpart]
         if request.wave:
             if others:
                 self._burst(request, decisions)
@@ -298,11 +299,11 @@ class Arrivals:
         seat = version.instances.best
         if seat is not None and seat.free_slots > 0:
             return False  # they leave in this tick
-        rows = request.rows
+        rows, counterpart = request.rows, request.signature ^ WAVE_BIT
         others: list[QueuedRequest] = []
         for other in version.queue.last(request.queue_level):
             rows += other.rows
-            if other.signature != request.signature ^ 1 or other.count > 1 or rows > rules.largest_preferred:
+            if other.signature != counterpart or other.count > 1 or rows > rules.largest_preferred:
                 break
             if request.wave:
                 self._burst(request, decisions)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from charonia.calls.refused import RefusedRequests
+from charonia.calls.unsent_counts import UnsentCounts
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.eventlog.port import EventLog, Notes
 from charonia.inference import InferenceRequest
@@ -50,7 +50,7 @@ class CachedCalls:
     def __init__(
         self, log: EventLog, cache_log: Notes | None, limit_bytes: int, catalog: Catalog, observe: Observe
     ) -> None:
-        self._tally = RefusedRequests(log)
+        self._tally = UnsentCounts(log)
         self._cache = ResponseCache(cache_log or log, limit_bytes, catalog, self._tally)
         self._catalog = catalog
         self._observe = observe

@@ -5,9 +5,9 @@ A hit enters no queue (K3). Equal requests in flight in this process share one e
 executed. This holds for clients' requests at gateways, steps of ensembles at their owners and calls of models (K4).
 Only successful answers are stored. `cache_keys` defines equality, `cache_store` stores responses.
 
-A flight is an execution that the callers of equal requests share; no caller owns it. It goes on while any caller waits.
-Its errors go to all its callers, unless they concern one caller's own terms (its deadline, its cancellation, its queue
-time-out): then only that caller gets the error and the next caller's request is sent instead.
+No caller owns a shared execution: it goes on while any caller waits. Its errors go to all its callers, unless they
+concern one caller's own terms (its deadline, its cancellation, its queue time-out): then only that caller gets the
+error, and the next caller's request is sent instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from charonia.calls.refused import RefusedRequests, failure_reason
+from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import (
@@ -43,14 +43,14 @@ _OF_ONE_CALLER = {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED}
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class SharedAnswer:
     """An answer, or a failure of the model; `executed` for the one caller whose request was executed."""
 
     record: ResponseRecord
     executed: bool
 
 
-class Passenger:
+class SharingCaller:
     """One caller: how to send its own request, and the future it waits for. `sent` once its request is the one sent."""
 
     __slots__ = ("future", "request", "run", "sent", "tenant")
@@ -60,7 +60,7 @@ class Passenger:
         self.tenant = tenant
         self.run = run
         self.sent = False
-        self.future: asyncio.Future[Landed] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[SharedAnswer] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: CharoniaError) -> None:
         if not self.future.done():
@@ -72,7 +72,7 @@ class Passenger:
             outputs, parameters = list(record.outputs), dict(record.parameters)
             error = shed(record.error) if record.error is not None else None
             own = ResponseRecord(record.id, record.model, record.version, outputs, parameters, error)
-            self.future.set_result(Landed(own, executed))
+            self.future.set_result(SharedAnswer(own, executed))
 
     def expire(self) -> None:
         """Called at its deadline. The data plane ends a request that was sent, and may lose that race."""
@@ -80,50 +80,53 @@ class Passenger:
             self.fail(DeadlineExceeded(DEADLINE_EXCEEDED))
 
 
-def is_of(passenger: Passenger, error: CharoniaError, others: list[Passenger]) -> bool:
+def is_of(caller: SharingCaller, error: CharoniaError, others: list[SharingCaller]) -> bool:
     """Whether an error concerns one caller's terms only."""
     if error.code in _OF_ONE_CALLER:
         return True
     if error.code is ErrorCode.UNAVAILABLE and not isinstance(error, LogUnavailable):
-        return passenger.request.timeout_us > 0
-    return error.code is ErrorCode.RESOURCE_EXHAUSTED and any(one.tenant != passenger.tenant for one in others)
+        return caller.request.timeout_us > 0
+    return error.code is ErrorCode.RESOURCE_EXHAUSTED and any(one.tenant != caller.tenant for one in others)
 
 
-class Flight:
-    """Calls `look` first (for an existing answer), then sends its passengers' requests until one is answered."""
+class SharedExecution:
+    """One execution for the callers of equal requests.
+
+    Calls `look` first (for an existing answer), then sends its callers' requests until one is answered.
+    """
 
     def __init__(
         self,
         look: Callable[[], Awaitable[ResponseRecord | None]],
-        landed: Callable[[ResponseRecord], None],
-        ended: Callable[[Flight], None],
+        answered: Callable[[ResponseRecord], None],
+        ended: Callable[[SharedExecution], None],
     ) -> None:
         self._look = look
-        self._landed = landed
+        self._answered = answered
         self._ended = ended
-        self._passengers: list[Passenger] = []
+        self._callers: list[SharingCaller] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def take(self, passenger: Passenger) -> Landed:
-        """Wait with the others. Raises the flight's error, or `DeadlineExceeded` at the caller's own deadline."""
-        self._passengers.append(passenger)
+    async def take(self, caller: SharingCaller) -> SharedAnswer:
+        """Wait with the others. Raises the execution's error, or `DeadlineExceeded` at the caller's own deadline."""
+        self._callers.append(caller)
         loop = asyncio.get_running_loop()
         if self._task is None:
-            self._task = loop.create_task(self._fly())
+            self._task = loop.create_task(self._run())
         timer = None
-        if passenger.request.deadline_ns:
-            timer = loop.call_later(max(0.0, (passenger.request.deadline_ns - wall_ns()) / 1e9), passenger.expire)
+        if caller.request.deadline_ns:
+            timer = loop.call_later(max(0.0, (caller.request.deadline_ns - wall_ns()) / 1e9), caller.expire)
         try:
-            return await passenger.future
+            return await caller.future
         except CharoniaError as error:
             raise shed(error) from None  # the future keeps the exception it raised: see `shed`
         finally:
             if timer is not None:
                 timer.cancel()
-            if passenger in self._passengers:
-                self._passengers.remove(passenger)
-            if not self._passengers and not self._task.done():
-                self._ended(self)  # the next caller starts a new flight
+            if caller in self._callers:
+                self._callers.remove(caller)
+            if not self._callers and not self._task.done():
+                self._ended(self)  # the next caller starts a new execution
                 self._task.cancel()
 
     def cancel(self) -> None:
@@ -132,13 +135,13 @@ class Flight:
         if self._task is not None:
             self._task.cancel()
 
-    async def _fly(self) -> None:
+    async def _run(self) -> None:
         try:
             found = await self._look()
             if found is not None:
-                self._land(found, None)
+                self._answer_all(found, None)
                 return
-            while waiting := [one for one in self._passengers if not one.future.done()]:
+            while waiting := [one for one in self._callers if not one.future.done()]:
                 if await self._send(waiting[0], waiting[1:]):
                     return
         except CharoniaError as error:
@@ -148,8 +151,8 @@ class Flight:
         finally:
             self._ended(self)
 
-    async def _send(self, first: Passenger, others: list[Passenger]) -> bool:
-        """Send one passenger's request; False when its failure concerned that passenger alone."""
+    async def _send(self, first: SharingCaller, others: list[SharingCaller]) -> bool:
+        """Send one caller's request; False when its failure concerned that caller alone."""
         first.sent = True
         try:
             record = await first.run()
@@ -162,17 +165,17 @@ class Flight:
             first.answer(record, executed=True)
             return False
         if record.error is None:
-            self._landed(record)
+            self._answered(record)
         # if the first caller has left, the execution counts for the next one
-        self._land(record, first if first in self._passengers else next(iter(self._passengers), None))
+        self._answer_all(record, first if first in self._callers else next(iter(self._callers), None))
         return True
 
-    def _land(self, record: ResponseRecord, executed_for: Passenger | None) -> None:
-        for one in self._passengers:
+    def _answer_all(self, record: ResponseRecord, executed_for: SharingCaller | None) -> None:
+        for one in self._callers:
             one.answer(record, executed=one is executed_for)
 
     def _fail(self, error: CharoniaError) -> None:
-        for one in self._passengers:
+        for one in self._callers:
             one.fail(error)
 
 
@@ -191,18 +194,18 @@ class CacheCounts(Protocol):
 class ResponseCache:
     """The cache of one process. `log` holds the shared responses, up to `limit_bytes`; `tally` writes statistics."""
 
-    def __init__(self, log: Notes, limit_bytes: int, catalog: Catalog, tally: RefusedRequests) -> None:
+    def __init__(self, log: Notes, limit_bytes: int, catalog: Catalog, tally: UnsentCounts) -> None:
         self.store = CacheStore(log, limit_bytes)
         self._catalog = catalog
         self._tally = tally
-        self._flights: dict[bytes, Flight] = {}
+        self._executions: dict[bytes, SharedExecution] = {}
 
     def start(self) -> None:
         self.store.start()
 
     async def close(self) -> None:
-        for flight in list(self._flights.values()):
-            flight.cancel()
+        for execution in list(self._executions.values()):
+            execution.cancel()
         await self.store.close()
 
     async def answer(
@@ -231,30 +234,32 @@ class ResponseCache:
         if cached is not None:
             self._count_hit(served, counts, monotonic_ns() - started_ns)
             return cached.answer()
-        flight = self._flights.get(key) if not alone else None
-        if flight is None:
-            flight = self._flight(key, served, rules, counts)
+        execution = self._executions.get(key) if not alone else None
+        if execution is None:
+            execution = self._shared_execution(key, served, rules, counts)
             if not alone:
-                self._flights[key] = flight
-        passenger = Passenger(request, tenant, run)
+                self._executions[key] = execution
+        caller = SharingCaller(request, tenant, run)
         try:
-            landed = await flight.take(passenger)
+            shared = await execution.take(caller)
         except CharoniaError as error:
-            if not passenger.sent:
+            if not caller.sent:
                 self._tally.count(served, monotonic_ns() - started_ns, failure_reason(error, executed=False))
             raise
         except asyncio.CancelledError:
-            if not passenger.sent:
+            if not caller.sent:
                 self._tally.count(served, monotonic_ns() - started_ns, "CANCELED")
             raise
-        failure = landed.record.error
-        if failure is not None and not landed.executed:
+        failure = shared.record.error
+        if failure is not None and not shared.executed:
             self._tally.count(served, monotonic_ns() - started_ns, failure_reason(failure, executed=True))
-        elif not landed.executed:
+        elif not shared.executed:
             self._count_hit(served, counts, monotonic_ns() - started_ns)
-        return landed.record
+        return shared.record
 
-    def _flight(self, key: bytes, served: ServedVersion, rules: CachingRules, counts: CacheCounts) -> Flight:
+    def _shared_execution(
+        self, key: bytes, served: ServedVersion, rules: CachingRules, counts: CacheCounts
+    ) -> SharedExecution:
         lookup_ns = 0
 
         async def look() -> ResponseRecord | None:
@@ -264,7 +269,7 @@ class ResponseCache:
             lookup_ns = monotonic_ns() - started_ns
             return cached.answer() if cached is not None else None
 
-        def landed(record: ResponseRecord) -> None:
+        def answered(record: ResponseRecord) -> None:
             answered_ns = monotonic_ns()
             now = self._catalog.served(served.model).get(served.version)
             # the new content answered a request that waited across a reload
@@ -274,11 +279,11 @@ class ResponseCache:
             # before the caller has its answer: it may ask for statistics next
             self._count_miss(served, counts, lookup_ns + monotonic_ns() - answered_ns)
 
-        def ended(flight: Flight) -> None:
-            if self._flights.get(key) is flight:
-                del self._flights[key]
+        def ended(execution: SharedExecution) -> None:
+            if self._executions.get(key) is execution:
+                del self._executions[key]
 
-        return Flight(look, landed, ended)
+        return SharedExecution(look, answered, ended)
 
     def _count_hit(self, served: ServedVersion, counts: CacheCounts, took_ns: int) -> None:
         """X2: a hit counts as a success that waited in no queue, not as an inference."""

@@ -22,7 +22,7 @@ from charonia.tensors import Buffer
 from .durability import Durability, Writes
 from .scripts import WRITE, Script
 from .server.hot_connection import Connection
-from .server.transport import LARGE_BYTES, Argument, Refused, lost, pack, pack_pieces
+from .server.transport import UNCOPIED_BYTES, Argument, Refused, lost, pack, pack_pieces
 
 _LANE = re.compile(rb"([0-9]{1,20}):([0-9]{1,3})")
 
@@ -185,4 +185,4 @@ def pack_append(stream: bytes, fields: Fields) -> Sequence[Buffer]:
 
 def is_large(fields: Fields) -> bool:
     """Whether an entry has large values, which are written as separate pieces."""
-    return sum(map(len, fields)) >= LARGE_BYTES
+    return sum(map(len, fields)) >= UNCOPIED_BYTES

@@ -38,7 +38,7 @@ from charonia import keys
 from charonia.errors import InternalError
 from charonia.eventlog.redis import scripts
 from charonia.eventlog.redis.scripts import Script
-from charonia.eventlog.redis.server.transport import LARGE_BYTES, Argument, pack, pack_pieces
+from charonia.eventlog.redis.server.transport import UNCOPIED_BYTES, Argument, pack, pack_pieces
 from charonia.facts.jobs import JobEnd, JobEvent, JobRecord, JobState, NewJob
 from charonia.facts.journal import pack_ended
 from charonia.facts.sequence_states import SequenceStep
@@ -120,7 +120,7 @@ def _recorded(
                 state = b"" if step.state is None else step.state
                 more += (number, step.key, step.about, b"" if step.state is None else b"1", state)
                 size_bytes += len(state)
-    return (ended, len(more) // 5 - ended), more, size_bytes >= LARGE_BYTES
+    return (ended, len(more) // 5 - ended), more, size_bytes >= UNCOPIED_BYTES
 
 
 def _ended_fact(requests: Requests, outcomes: bytes, ran: tuple[str, str] | None) -> tuple[bytes, bytes]:

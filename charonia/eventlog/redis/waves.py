@@ -20,7 +20,7 @@ from . import scripts
 from .commands import Commands, call_of, pack_append
 from .durability import Durability
 from .server.hot_connection import Connection
-from .server.transport import LARGE_BYTES, Argument, Refused, lost, pack, pack_pieces
+from .server.transport import UNCOPIED_BYTES, Argument, Refused, lost, pack, pack_pieces
 from .stored_records import amounts_of, value_of
 
 _LEASE = b"lease:"
@@ -165,7 +165,7 @@ class RedisWaves:
 
 def _append(stream: bytes, record: Sequence[Buffer]) -> Sequence[Buffer]:
     size = sum(map(len, record))
-    if size < LARGE_BYTES:
+    if size < UNCOPIED_BYTES:
         return (pack((b"XADD", stream, b"*", FIELD_WAVE, b"".join(record))),)
     return pack_pieces((b"XADD", stream, b"*", FIELD_WAVE, b"".join(record)))
 

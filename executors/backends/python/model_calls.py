@@ -24,8 +24,8 @@ from charonia.errors import (
 )
 from charonia.traces.contexts import Traced
 
-from .exchange import CallFrame, answer_content, call_of, files_of
 from .frame_calls import FrameCalls
+from .frame_content import CallFrame, answer_content, call_of, files_of
 from .protocol.frames import Frame, FrameError, Kind
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from protos.model_config_pb2 import ModelConfig
 
 from .child_process import ChildProcess
 from .custom_metrics import Board, CustomMetrics
-from .exchange import failure_of
+from .frame_content import failure_of
 from .model_environments import interpreter
 from .process_settings import Limits, code_file, mentions
 from .protocol.frames import Frame, Kind

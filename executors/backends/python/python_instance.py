@@ -23,8 +23,8 @@ from charonia.backend import (
 from charonia.errors import InternalError
 from executors.configuration.time_parameters import MAX_EXECUTION
 
-from .exchange import columns_content, failure_of, outputs_of, requests_content, response_of, responses_of
 from .frame_calls import FrameCalls
+from .frame_content import columns_content, failure_of, outputs_of, requests_content, response_of, responses_of
 from .model_calls import Batch, PendingModelCalls
 from .process_settings import Limits
 from .protocol.frames import Buffer, Frame, FrameError, Kind

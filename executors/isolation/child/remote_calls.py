@@ -14,7 +14,7 @@ from charonia.backend import ModelResponse, OpenCall
 from charonia.errors import Cancelled, CharoniaError, Unavailable
 from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface
-from executors.backends.python.exchange import answer_of
+from executors.backends.python.frame_content import answer_of
 from executors.backends.python.protocol.frames import Buffer, Frame, Kind
 
 from .link import Link

@@ -23,7 +23,7 @@ from charonia.backend import (
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError
 from charonia.tensors import Buffer, Tensor
-from executors.backends.python.exchange import answer_content
+from executors.backends.python.frame_content import answer_content
 from executors.backends.python.protocol.frames import Frame, Kind, padding
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.isolation.forms import in_frame
@@ -32,7 +32,7 @@ from .link import Link
 from .remote_calls import Answers, Origin
 
 _SPAN, _WINDOW, _PROGRESS, _PRIORITY = 7, 9, 10, 11
-"""Where a request of an EXECUTE has its span, its window, its progress and its level (`exchange`)."""
+"""Where a request of an EXECUTE has its span, its window, its progress and its level (`frame_content`)."""
 
 _UNUSABLE = 70
 """Exit status of a process whose instance says that it cannot be used any more."""

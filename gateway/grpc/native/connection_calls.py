@@ -15,7 +15,7 @@ from charonia.errors import CharoniaError, ResourceExhausted
 from charonia.tensors import Buffer
 from gateway.grpc.calling import Reply, Streaming, Unary
 from gateway.grpc.statuses import INTERNAL, Refusal, Status
-from gateway.requests.inflation import InflationFault, inflate
+from gateway.requests.decompression import DecompressionFault, inflate
 
 from .codec.call_headers import CallHeaders, answer_block, http_block, status_block
 from .codec.grpc_messages import Assembler, MessageFault, Packed, fault_of, framed
@@ -170,7 +170,7 @@ class Calls:
         try:
             offload = self._serving.offload
             return await inflate(offload, message.encoding, message.data, message.limit_bytes, several=False)
-        except InflationFault as error:
+        except DecompressionFault as error:
             fault = fault_of(error, message.limit_bytes)
             status, text = fault.status, str(fault)
         except CharoniaError as error:

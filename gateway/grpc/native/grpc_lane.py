@@ -23,7 +23,7 @@ from gateway.grpc.job_calls import JOB_ID
 from gateway.grpc.statuses import Refusal, refusal
 from gateway.handler import Handler
 from gateway.lane.door import Call, Door, values_of
-from gateway.lane.express_lane import MAX_REQUEST_BYTES, Lane
+from gateway.lane.express_lane import MAX_REQUEST_BYTES, ExpressLane
 from gateway.lane.layout import CONTEXT_BYTES, NO_CONTEXT, Layout, is_context, is_sampled, protobuf_layout
 from gateway.lane.pending_waves import response_in
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
@@ -32,7 +32,7 @@ from protos import grpc_service_pb2 as pb
 from .codec.call_headers import TRACEPARENT, CallHeaders, HeaderReader
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
 from .codec.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS, ConnectionFault
-from .codec.limits import MAX_BLOCKED_BYTES, MAX_STREAMS
+from .codec.limits import MAX_BLOCKED_BYTES, MAX_HTTP2_STREAMS
 from .outbox import ANSWER, DONE, ENDS, Outbox, Stream
 
 LANE_HEAD_BYTES = 5
@@ -248,7 +248,11 @@ class GrpcLane:
     """
 
     def __init__(
-        self, lane: Lane, handler: Handler, encoder: ResponseEncoder, standing: Callable[[CallHeaders], Standing | None]
+        self,
+        lane: ExpressLane,
+        handler: Handler,
+        encoder: ResponseEncoder,
+        standing: Callable[[CallHeaders], Standing | None],
     ) -> None:
         self._lane = lane
         self._waves = lane.waves
@@ -377,7 +381,7 @@ class GrpcLane:
         by_head = self.by_head
         streams = connection.calls.streams
         out = connection.out
-        room = room_before = MAX_STREAMS - len(streams)
+        room = room_before = MAX_HTTP2_STREAMS - len(streams)
         if out.blocked_bytes > MAX_BLOCKED_BYTES:
             return at
         last_id = connection.last_id

@@ -17,7 +17,7 @@ from gateway.grpc.envelope import raw_at
 from gateway.grpc.servicer import MODEL_INFER, Servicer
 from gateway.grpc.standard_services import CHANNELZ
 from gateway.grpc.statuses import Status
-from gateway.grpc.stream_calls import SHUTTING_DOWN
+from gateway.grpc.stream_requests import SHUTTING_DOWN
 from gateway.handler import Handler
 from gateway.listening import BACKLOG, listen, listen_unix, unlink_own
 from gateway.tls import ServerTls

@@ -14,7 +14,7 @@ from gateway.grpc.statuses import Refusal
 
 from .codec.call_headers import CallHeaders
 from .codec.grpc_messages import AllocateMessage
-from .codec.limits import MAX_STREAMS, KeepAlive
+from .codec.limits import MAX_HTTP2_STREAMS, KeepAlive
 from .grpc_lane import GrpcLane
 from .outbox import Outbox
 
@@ -105,7 +105,7 @@ class Serving:
     offload: Offload = field(default_factory=Offload)
     known_headers: dict[bytes, CallHeaders] = field(default_factory=dict)
     connections: set[Connection] = field(default_factory=set)
-    max_streams: int = MAX_STREAMS
+    max_streams: int = MAX_HTTP2_STREAMS
     past: Tally = field(default_factory=Tally)
     """Counts of closed connections."""
     next_id: Callable[[], int] = field(default_factory=lambda: count(FIRST_CONNECTION_ID).__next__)

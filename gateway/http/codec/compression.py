@@ -1,6 +1,6 @@
 """Content encodings of infer bodies: gzip, deflate (zlib format) and identity (H18). Pure.
 
-`gateway.requests.inflation` decompresses within a bound; this module knows the headers and the texts of refusals.
+`gateway.requests.decompression` decompresses within a bound; this module knows the headers and the texts of refusals.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 
 from charonia.errors import InvalidArgument
 from charonia.tensors import Buffer
-from gateway.requests.inflation import (
+from gateway.requests.decompression import (
     AFTER_END,
     DEFLATE,
     GZIP,
     TOO_LARGE,
     TRUNCATED,
     WINDOW_BITS,
-    InflationFault,
+    DecompressionFault,
     inflated,
 )
 
@@ -73,11 +73,11 @@ def decompress(encoding: str, body: bytes | memoryview, limit_bytes: int) -> byt
         return b""
     try:
         return inflated(encoding, body, limit_bytes, several=encoding == GZIP)
-    except InflationFault as error:
+    except DecompressionFault as error:
         raise refusal_of(error, limit_bytes) from None
 
 
-def refusal_of(error: InflationFault, limit_bytes: int) -> InvalidArgument | HttpRefusal:
+def refusal_of(error: DecompressionFault, limit_bytes: int) -> InvalidArgument | HttpRefusal:
     """What a body that cannot be decompressed is refused with."""
     if error.fault == TOO_LARGE:
         return HttpRefusal(413, decompressed_too_large(limit_bytes))

@@ -8,7 +8,6 @@ from typing import Any
 
 from charonia.errors import InternalError, InvalidArgument, Unavailable
 from charonia.log_lines import FORMATS
-from gateway.control.log_settings import TYPES
 from gateway.handler import (
     RESPONSE_DURATIONS,
     Duration,
@@ -19,6 +18,7 @@ from gateway.handler import (
     TensorMetadata,
 )
 from gateway.regions.region_store import HANDLE_BYTES, Region
+from gateway.reports.log_settings import TYPES
 
 from .jsondata import NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED
 from .jsontext import parse_json

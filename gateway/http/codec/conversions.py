@@ -1,7 +1,7 @@
 """Large JSON bodies and replies as tasks of a worker process (`charonia.offload`), and the workers' functions. Pure.
 
 Workers use the same codecs as the event loop; this module packs their arguments and results into plain values and
-buffers. `fastpath` and `generate` decide which bodies are large.
+buffers. `http_application` and `generate` decide which bodies are large.
 """
 
 from __future__ import annotations

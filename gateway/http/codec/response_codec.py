@@ -24,7 +24,7 @@ from .jsontext import quote
 OCTET_CONTENT_TYPE = (b"content-type", b"application/octet-stream")
 HEADER_LENGTH = b"inference-header-content-length"
 
-_LARGE_BYTES = 65_536
+_UNCOPIED_BYTES = 65_536
 """Up to this size copying a tensor costs less than sending it by itself."""
 
 _CACHE_LIMIT = 1024
@@ -145,7 +145,7 @@ class ResponseEncoder:
         if not form.all_binary or response.parameters:
             return self.encode(response, form, served)
         headers, parts = self._binary_parts(response)
-        if max(map(len, parts)) < _LARGE_BYTES:
+        if max(map(len, parts)) < _UNCOPIED_BYTES:
             return headers, b"".join(parts)
         return headers, LargeReply(parts)
 

@@ -1,6 +1,7 @@
 """One entry for each method of each path of the HTTP interface: what it takes and every status it answers. Pure.
 
-The routes themselves are `gateway.http.routes` and `gateway.http.fastpath`; a test compares both with this table.
+The routes themselves are `gateway.http.routes` and `gateway.http.http_application`; a test compares both with
+this table.
 """
 
 from __future__ import annotations

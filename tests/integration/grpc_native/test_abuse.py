@@ -34,7 +34,7 @@ from http2_client import (
 )
 
 from gateway.grpc.native import life
-from gateway.grpc.native.codec.limits import MAX_BLOCKED_BYTES, MAX_STREAMS
+from gateway.grpc.native.codec.limits import MAX_BLOCKED_BYTES, MAX_HTTP2_STREAMS
 from gateway.grpc.native.connection import Connection
 from gateway.grpc.native.native_server import NativeGrpcFront
 
@@ -161,11 +161,11 @@ class TestManyCalls:
         numbers = range(1, 20_001, 2)
         fields = block(call_fields("ModelInfer"))
         flooding = asyncio.create_task(wire.flood(b"".join(raw(HEADERS, END_HEADERS, n, fields) for n in numbers)))
-        for number in numbers[MAX_STREAMS:]:
+        for number in numbers[MAX_HTTP2_STREAMS:]:
             assert (await wire.answer(number)).reset == http2.REFUSED_STREAM
         await flooding
         await served_promptly(front)
-        assert len(connection.calls.streams) == MAX_STREAMS
+        assert len(connection.calls.streams) == MAX_HTTP2_STREAMS
         # one that ends makes room for another
         wire.write(rst_stream(1), whole_call(20_001))
         assert (await wire.answer(20_001)).status == 0

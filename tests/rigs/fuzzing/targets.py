@@ -44,7 +44,7 @@ from charonia.models.names import check_model_name
 from charonia.traces.contexts import read_parent
 from charonia.wire import BatchHeader, Reference, records_of, requests_in, unpack_request, unpack_response
 from charonia.wire.waves import unpack_wave, unpack_wave_reply, work_in
-from executors.backends.python.exchange import (
+from executors.backends.python.frame_content import (
     answer_of,
     call_of,
     failure_of,

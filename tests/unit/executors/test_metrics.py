@@ -10,7 +10,7 @@ from charonia.models.interface import ModelInterface
 from charonia.options.settings import MetricsSettings
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
-from executors.batches.accounting import BACKEND, Executed, Execution, Failure
+from executors.batches.batch_results import BACKEND, Executed, Execution, Failure
 from executors.configuration.config import normalise
 from executors.metrics import ExecutorMetrics
 from executors.repository.pbtxt import parse

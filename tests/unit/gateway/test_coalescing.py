@@ -12,7 +12,7 @@ from memory_log.log import MemoryLog
 from virtual_time import in_no_time
 
 from charonia import keys
-from charonia.calls.queue_entrance import AppendCounts, Ids, Terms
+from charonia.calls.entry_packer import AppendCounts, Ids, Terms
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
 from charonia.eventlog.port import Fields, Limits
 from charonia.wire import records_of

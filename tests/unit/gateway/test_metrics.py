@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from memory_log.log import MemoryLog
 
-from charonia.calls.refused import failure_reason
+from charonia.calls.unsent_counts import failure_reason
 from charonia.catalog.catalog import Catalog
 from charonia.errors import (
     Cancelled,

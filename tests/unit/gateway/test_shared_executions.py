@@ -32,8 +32,8 @@ async def bench() -> AsyncIterator[Any]:
 
 
 async def waiting(gateway: Any, count: int) -> None:
-    """Until so many callers wait in the one flight there is."""
-    await until(lambda: [len(f._passengers) for f in gateway._cache._flights.values()] == [count])
+    """Until so many callers wait in the one execution there is."""
+    await until(lambda: [len(f._callers) for f in gateway._cache._executions.values()] == [count])
 
 
 async def test_equal_requests_in_flight_are_executed_once(bench: Any) -> None:
@@ -47,7 +47,7 @@ async def test_equal_requests_in_flight_are_executed_once(bench: Any) -> None:
     await until(lambda: gateway.metrics.counts(MODEL, 1).cache_misses == 1)
     (found,) = await gateway.statistics(MODEL, "")
     assert (found.cache_hit.count, found.cache_miss.count, found.success.count) == (4, 1, 4)
-    assert gateway._cache._flights == {}
+    assert gateway._cache._executions == {}
 
 
 async def test_a_failure_of_the_model_is_everybodys(bench: Any) -> None:
@@ -101,7 +101,7 @@ async def test_when_all_have_gone_the_request_is_cancelled(bench: Any) -> None:
         return any(type(fact).__name__ == "RequestCancelled" for fact in await bench.facts())
 
     await until_so(told)
-    assert gateway._cache._flights == {}
+    assert gateway._cache._executions == {}
     for record in await bench.queued():
         await bench.finish(record)
     await executed(bench, gateway)

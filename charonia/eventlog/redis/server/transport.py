@@ -110,7 +110,7 @@ class Wire(asyncio.Protocol):
                 self._lazy_timer = self._loop.call_later(_LAZY_S, self._flush)
         self._out.extend(pieces)
         if len(pieces) > 1 and not self._large:
-            self._large = max(map(len, pieces)) >= LARGE_BYTES
+            self._large = max(map(len, pieces)) >= UNCOPIED_BYTES
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -225,7 +225,7 @@ def _tune(sock: Any) -> None:
 
 Argument = Buffer | str | int
 
-LARGE_BYTES = 32_768
+UNCOPIED_BYTES = 32_768
 """Arguments of at least this size are written as separate pieces; smaller ones are cheaper to join."""
 
 
@@ -239,7 +239,7 @@ def pack(command: Sequence[Argument]) -> bytes:
 
 
 def pack_pieces(command: Sequence[Argument]) -> list[Buffer]:
-    """One command as pieces to be written in order; arguments of at least `LARGE_BYTES` are not copied."""
+    """One command as pieces to be written in order; arguments of at least `UNCOPIED_BYTES` are not copied."""
     pieces: list[Buffer] = []
     head = bytearray(b"*%d\r\n" % len(command))
     for argument in command:
@@ -250,7 +250,7 @@ def pack_pieces(command: Sequence[Argument]) -> list[Buffer]:
         else:
             body = str(argument).encode()
         head += b"$%d\r\n" % len(body)
-        if len(body) >= LARGE_BYTES:
+        if len(body) >= UNCOPIED_BYTES:
             pieces.append(bytes(head))
             pieces.append(body)
             head = bytearray()

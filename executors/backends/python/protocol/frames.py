@@ -1,7 +1,7 @@
 """Encodes and decodes frames between an executor and a model process: header, msgpack meta, tensor bytes. No I/O.
 
     header   magic u16 | kind u8 | zero u8 | call u32 | meta bytes u32 | data bytes u64      little-endian
-    meta     msgpack, its form depends on the kind (`exchange`)
+    meta     msgpack, its form depends on the kind (`frame_content`)
     data     tensor bytes; each tensor starts at a multiple of `ALIGNMENT`
 
 Both ends decode with `FrameReader`: the blocking end passes its buffers to `recv_into`, the asyncio end is a

@@ -303,7 +303,7 @@ class Broker:
 class Execution:
     """The requests of one EXECUTE, for their senders: any thread sends responses, during `execute` and after it.
 
-    `describe` converts a response to frame content (`exchange`).
+    `describe` converts a response to frame content (`frame_content`).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Runs one model's code in the model process: finds the class, calls its functions, and makes the error texts.
 
-It takes and returns frame content (`exchange`); `model_process` handles the socket and the process.
+It takes and returns frame content (`frame_content`); `model_process` handles the socket and the process.
 """
 
 from __future__ import annotations

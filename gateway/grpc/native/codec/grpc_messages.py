@@ -9,7 +9,7 @@ from struct import Struct
 from charonia.tensors import Buffer
 from gateway.grpc.calling import LARGEST_MESSAGE_BYTES, too_large
 from gateway.grpc.statuses import Status
-from gateway.requests.inflation import AFTER_END, TOO_LARGE, TRUNCATED, WINDOW_BITS, InflationFault, inflated
+from gateway.requests.decompression import AFTER_END, TOO_LARGE, TRUNCATED, WINDOW_BITS, DecompressionFault, inflated
 
 PREFIX_BYTES = 5
 PREFIX = Struct(">BL")
@@ -44,7 +44,7 @@ class Packed:
         """The decompressed message. Raises `MessageFault`."""
         try:
             return inflated(self.encoding, self.data, self.limit_bytes, several=False)
-        except InflationFault as error:
+        except DecompressionFault as error:
             raise fault_of(error, self.limit_bytes) from None
 
 
@@ -154,7 +154,7 @@ class Assembler:
         return Packed(self._encoding, data, self._limit_bytes)
 
 
-def fault_of(error: InflationFault, limit_bytes: int) -> MessageFault:
+def fault_of(error: DecompressionFault, limit_bytes: int) -> MessageFault:
     """What a message that cannot be decompressed ends its call with."""
     if error.fault == TOO_LARGE:
         text = (

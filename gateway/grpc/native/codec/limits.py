@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MAX_STREAMS = 4096
-"""Concurrent calls of one connection; announced to clients, whose further calls wait."""
+MAX_HTTP2_STREAMS = 4096
+"""Concurrent HTTP/2 streams, thus calls, of one connection; announced to clients, whose further calls wait."""
 MANY_FIELDS = 100
 """Calls with more headers spend patience for each header, which costs microseconds: no ordinary client has so many."""
 MAX_BLOCKED_BYTES = 64 * 1024 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from charonia.calls.admission import Admission
-from charonia.calls.queue_entrance import request_record
+from charonia.calls.entry_packer import request_record
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, ResourceExhausted
 from charonia.offload.handover import Buffer
-from charonia.offload.pool import LARGE_BYTES, Offload, Task
+from charonia.offload.pool import SECOND_WORKER_BYTES, Offload, Task
 
 HERE = "test_pool"
 
@@ -68,7 +68,7 @@ async def test_notes_and_buffers_come_back(offload: Offload) -> None:
 async def test_large_tasks_have_a_worker_of_their_own(offload: Offload, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    waiting = asyncio.ensure_future(offload.run(task("wait_for_file", str(gate), bytes(LARGE_BYTES))))
+    waiting = asyncio.ensure_future(offload.run(task("wait_for_file", str(gate), bytes(SECOND_WORKER_BYTES))))
     await asyncio.sleep(0)
     # it is not refused, as it is alone; a small one is answered while it runs
     small = await offload.run(task("upper", 1, b"a"), may_refuse=False)

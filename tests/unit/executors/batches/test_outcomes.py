@@ -14,7 +14,7 @@ from charonia.backend import Outcome, Timings
 from charonia.errors import InvalidArgument
 from charonia.tensors import Tensor
 from charonia.wire import Wave, unpack_response, unpack_wave, unpack_wave_reply, wave_head
-from executors.batches.accounting import Executed
+from executors.batches.batch_results import Executed
 from executors.batches.wave_execution import ExecutedWaves
 
 

@@ -19,7 +19,7 @@ from charonia.errors import InternalError
 from charonia.models.interface import InstanceGroup
 from charonia.models.sequence_batcher import SequenceBatching
 from charonia.wire import ResponseRecord, unpack_response
-from executors.batches.accounting import Executed
+from executors.batches.batch_results import Executed
 from executors.running import deep_workers
 from executors.running.instance_pool import InstancePool
 from executors.running.rate_limiter import RateLimiter

@@ -13,7 +13,7 @@ from instance_pool import BROKEN, DEADLY, SPEC, WRONG, Doubling, DoublingRequest
 from charonia.backend import InstanceSpec, ModelRequest, ModelResponse
 from charonia.errors import Unavailable
 from charonia.wire import unpack_response
-from executors.batches.accounting import Death, Executed
+from executors.batches.batch_results import Death, Executed
 from executors.running.submitted_batch import SubmittedBatch
 
 

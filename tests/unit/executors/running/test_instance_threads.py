@@ -13,7 +13,7 @@ from instance_pool import DEADLY, SPEC, Doubling, Pool, record, values
 from charonia.backend import InstanceSpec, Interrupted
 from charonia.errors import InternalError
 from charonia.wire import unpack_response
-from executors.batches.accounting import Executed
+from executors.batches.batch_results import Executed
 from executors.running.instance_pool import InstancePool
 from executors.running.submitted_batch import SubmittedBatch
 

@@ -19,8 +19,8 @@ from charonia.backend import InstanceSpec, Interrupted
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.tensors import Tensor
 from charonia.wire import Wave, unpack_wave, unpack_wave_reply, wave_head
-from executors.batches.accounting import Executed, Execution
 from executors.batches.batch_payloads import Payloads
+from executors.batches.batch_results import Executed, Execution
 from executors.batches.wave_execution import ExecutedWaves
 from executors.running import instance_pool, quick_runs
 from executors.running.instance_pool import Pace

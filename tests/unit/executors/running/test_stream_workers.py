@@ -14,7 +14,7 @@ from charonia.errors import Unsupported
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from charonia.wire import BatchHeader, pack_request, request_meta, unpack_request, unpack_response
-from executors.batches.accounting import Executed
+from executors.batches.batch_results import Executed
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
 from executors.running import stream_workers

@@ -6,7 +6,7 @@ from queue import Queue
 
 import pytest
 
-from executors.batches.accounting import Executed
+from executors.batches.batch_results import Executed
 from executors.running.submitted_batch import SubmittedBatch
 from executors.running.thread_queue import ThreadQueue, WaitingThread
 

@@ -14,8 +14,8 @@ from charonia.eventlog.port import Limits, ProgressPart
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import BatchHeader, RequestRecord, pack_request, request_meta, unpack_request, unpack_response
-from executors.batches.accounting import Executed
 from executors.batches.assembly import Planner, groups
+from executors.batches.batch_results import Executed
 from executors.batches.execution import Batch
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse

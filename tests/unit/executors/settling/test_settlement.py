@@ -19,7 +19,7 @@ from charonia.wire import (
     request_meta,
     unpack_request,
 )
-from executors.batches.accounting import BACKEND, REJECTED, Death, Executed, Execution, Failure
+from executors.batches.batch_results import BACKEND, REJECTED, Death, Executed, Execution, Failure
 from executors.settling.settlement import batch_died, batch_finished, replies, settlement, start_entry
 
 ME = "executor-1"

@@ -30,9 +30,9 @@ from charonia.wire import (
     request_meta,
     unpack_request,
 )
-from executors.batches.accounting import Executed, Execution
 from executors.batches.assembly import RequestPlan
 from executors.batches.batch_payloads import Payloads
+from executors.batches.batch_results import Executed, Execution
 from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch

@@ -7,7 +7,7 @@ import numpy as np
 from charonia.errors import InternalError
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
-from executors.batches.accounting import BACKEND, Executed, Execution, Failure, count_cancel, count_response
+from executors.batches.batch_results import BACKEND, Executed, Execution, Failure, count_cancel, count_response
 from executors.settling.settlement import increments
 
 

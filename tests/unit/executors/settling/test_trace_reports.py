@@ -21,7 +21,7 @@ from charonia.wire import (
     unpack_request,
     unpack_response,
 )
-from executors.batches.accounting import OTHER, Executed, Execution, Failure
+from executors.batches.batch_results import OTHER, Executed, Execution, Failure
 from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.settlement import with_reports
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from charonia.errors import InvalidArgument, Unsupported
-from gateway.control.log_settings import TYPES, LogSwitches
 from gateway.grpc import control_messages as control
 from gateway.handler import (
     BatchStatistics,
@@ -19,6 +18,7 @@ from gateway.handler import (
     ServerMetadata,
     TensorMetadata,
 )
+from gateway.reports.log_settings import TYPES, LogSwitches
 from protos import grpc_service_pb2 as pb
 
 

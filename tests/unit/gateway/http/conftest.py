@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from charonia.options.settings import GatewaySettings
-from gateway.http.fastpath import HttpApplication
+from gateway.http.http_application import HttpApplication
 
 
 @pytest.fixture

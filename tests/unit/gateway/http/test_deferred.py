@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from charonia.errors import ResourceExhausted
-from gateway.http.fastpath import HttpApplication
+from gateway.http.http_application import HttpApplication
 
 INFER = "/v2/models/identity/infer"
 BODY = {"inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2.5]}], "id": "mine"}

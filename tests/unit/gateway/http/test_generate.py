@@ -14,7 +14,7 @@ from charonia.errors import InternalError, ResourceExhausted, StreamInterrupted
 from charonia.inference import InferenceResponse
 from charonia.options.settings import GatewaySettings
 from gateway.http.bodies import CLIENT_LEFT
-from gateway.http.fastpath import HttpApplication
+from gateway.http.http_application import HttpApplication
 
 GENERATE = "/v2/models/stream/generate"
 STREAM = "/v2/models/stream/generate_stream"

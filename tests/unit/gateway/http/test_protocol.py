@@ -13,9 +13,9 @@ import pytest
 from http_wire import App, Wire, echo, responses, summary, whole_body
 
 from gateway.http import protocol
-from gateway.http.asgi import HIGH_WATER_BYTES
 from gateway.http.bodies import CLIENT_LEFT, EXCHANGE, RAW_HEADERS, Receive, Scope, Send, reply_whole
 from gateway.http.codec.response_codec import response_head
+from gateway.http.exchanges import HIGH_WATER_BYTES
 
 GET = b"GET /a?chunked HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -11,7 +11,7 @@ from memory_objects import MemoryObjects
 
 from charonia.errors import InternalError
 from charonia.options.settings import EXTENSIONS, GatewaySettings
-from gateway.http.fastpath import HttpApplication
+from gateway.http.http_application import HttpApplication
 from gateway.regions.client_regions import ClientRegions
 
 

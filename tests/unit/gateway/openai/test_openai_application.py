@@ -13,7 +13,7 @@ import text_handler
 
 from charonia.errors import ResourceExhausted
 from charonia.options.settings import GatewaySettings
-from gateway.http.fastpath import HttpApplication
+from gateway.http.http_application import HttpApplication
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
 
 CHAT = "/v1/chat/completions"

@@ -17,7 +17,7 @@ from charonia.eventlog.redis.stored_records import (
 )
 from charonia.tensors import Tensor
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
-from executors.batches.accounting import Executed, Execution
+from executors.batches.batch_results import Executed, Execution
 from executors.settling.settlement import increments
 
 P, Q = b"p" * 15, b"q" * 15

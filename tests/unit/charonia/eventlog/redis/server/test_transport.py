@@ -5,14 +5,14 @@ from __future__ import annotations
 import hiredis
 import pytest
 
-from charonia.eventlog.redis.server.transport import LARGE_BYTES, pack, pack_pieces
+from charonia.eventlog.redis.server.transport import UNCOPIED_BYTES, pack, pack_pieces
 
 COMMANDS = [
     ("PING",),
     ("SET", b"k", b""),
     (b"XADD", "ü", 17, -3, b"\r\n$1\r\n\x00", memoryview(b"view"), memoryview(b"")),
     ("X", *[b"%d" % number for number in range(3000)]),
-    ("SET", b"k", bytes(LARGE_BYTES), b"tail", bytes(LARGE_BYTES - 1)),
+    ("SET", b"k", bytes(UNCOPIED_BYTES), b"tail", bytes(UNCOPIED_BYTES - 1)),
 ]
 
 
@@ -26,12 +26,12 @@ def test_a_bytearray_is_packed_like_bytes() -> None:
 
 
 def test_a_large_argument_is_handed_on_uncopied() -> None:
-    large = bytes(LARGE_BYTES)
+    large = bytes(UNCOPIED_BYTES)
     pieces = pack_pieces((b"SET", b"k", large, b"EX", 1))
     assert pieces[1] is large
     assert len(pieces) == 3
 
 
 def test_a_view_of_wider_items_counts_its_bytes() -> None:
-    wide = memoryview(bytes(LARGE_BYTES * 2)).cast("I")
-    assert b"$%d\r\n" % (LARGE_BYTES * 2) in b"".join(pack_pieces((b"SET", b"k", wide)))
+    wide = memoryview(bytes(UNCOPIED_BYTES * 2)).cast("I")
+    assert b"$%d\r\n" % (UNCOPIED_BYTES * 2) in b"".join(pack_pieces((b"SET", b"k", wide)))

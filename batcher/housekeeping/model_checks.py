@@ -21,7 +21,7 @@ from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
 from charonia.wire import FIELD_WAVE, Wave, pack_failure
 
 from .adaptive_report import AdaptiveReport
-from .tidying import trim_dead_letters
+from .stream_trimming import trim_dead_letters
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ async def _is_left(owned: OwnedModel, requests: Sequence[RequestQueued]) -> bool
     return any(attempt >= 0 for attempt in await owned.log.unsettled(owned.model, ids))
 
 
-class Upkeep:
+class ModelChecks:
     """The rarer checks of one model; `look` may be called at any rate. `letters_size_bytes` bounds its dead letters, 0
     for no bound.
     """

@@ -10,18 +10,18 @@ import pytest
 import pytest_asyncio
 
 from charonia.errors import ResourceExhausted
-from charonia.offload.pool import LARGE_BYTES, Offload
-from gateway.requests.inflation import (
+from charonia.offload.pool import SECOND_WORKER_BYTES, Offload
+from gateway.requests.decompression import (
     AFTER_END,
     INFLATED_IN_LOOP_BYTES,
     TOO_LARGE,
     TRUNCATED,
-    InflationFault,
+    DecompressionFault,
     inflate,
     inflated,
 )
 
-LIMIT_BYTES = 4 * LARGE_BYTES
+LIMIT_BYTES = 4 * SECOND_WORKER_BYTES
 
 
 @pytest_asyncio.fixture
@@ -32,7 +32,7 @@ async def offload() -> AsyncIterator[Offload]:
 
 
 def fault_of(encoding: str, data: bytes, limit_bytes: int = 1000, *, several: bool = False) -> str:
-    with pytest.raises(InflationFault) as caught:
+    with pytest.raises(DecompressionFault) as caught:
         inflated(encoding, data, limit_bytes, several=several)
     return caught.value.fault
 
@@ -55,7 +55,7 @@ def test_a_bomb_is_never_large() -> None:
     assert peak_bytes < 8 << 20
 
 
-@pytest.mark.parametrize("size", [10, 60_000, LARGE_BYTES, 3 * LARGE_BYTES])
+@pytest.mark.parametrize("size", [10, 60_000, SECOND_WORKER_BYTES, 3 * SECOND_WORKER_BYTES])
 async def test_data_of_any_size_comes_back(offload: Offload, size: int) -> None:
     for data in (bytes(size), Random(size).randbytes(size)):
         assert await inflate(offload, "deflate", zlib.compress(data, 1), LIMIT_BYTES, several=False) == data
@@ -65,7 +65,7 @@ async def test_what_grows_much_is_for_the_worker_of_large_messages(offload: Offl
     small = Random(1).randbytes(INFLATED_IN_LOOP_BYTES)
     assert await inflate(offload, "gzip", gzip.compress(small), LIMIT_BYTES, several=False) == small
     assert len(offload.processes) == 1  # more than it may be in the event loop, with its header
-    await inflate(offload, "gzip", gzip.compress(bytes(LARGE_BYTES)), LIMIT_BYTES, several=False)
+    await inflate(offload, "gzip", gzip.compress(bytes(SECOND_WORKER_BYTES)), LIMIT_BYTES, several=False)
     assert len(offload.processes) == 2
     assert (offload.tasks, offload.size_bytes) == (0, 0)
 
@@ -74,13 +74,13 @@ async def test_what_grows_much_is_for_the_worker_of_large_messages(offload: Offl
     (gzip.compress(bytes(LIMIT_BYTES + 1)), TOO_LARGE), (gzip.compress(bytes(LIMIT_BYTES))[:-1], TRUNCATED),
 ])  # fmt: skip
 async def test_faults_come_from_workers(offload: Offload, data: bytes, fault: str) -> None:
-    with pytest.raises(InflationFault) as caught:
+    with pytest.raises(DecompressionFault) as caught:
         await inflate(offload, "gzip", data, LIMIT_BYTES, several=False)
     assert caught.value.fault == fault
 
 
 async def test_the_bound_of_work_counts_what_the_data_may_become() -> None:
-    offload = Offload(max_bytes=LARGE_BYTES // 2)
+    offload = Offload(max_bytes=SECOND_WORKER_BYTES // 2)
     offload.tasks, offload.size_bytes = 1, 1  # another is under way
     with pytest.raises(ResourceExhausted):
         await inflate(offload, "gzip", gzip.compress(bytes(4 << 20)), LIMIT_BYTES, several=False)

@@ -69,7 +69,7 @@ class Inferring(Protocol):
     ) -> tuple[InferenceRequest, Classes, int]: ...
 
 
-class StreamCalls:
+class StreamRequests:
     """The requests of one call."""
 
     def __init__(self, front: Inferring, handler: Handler, jobs: JobCalls, context: Context) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from charonia.errors import CharoniaError, NotFound
-from gateway.grpc.stream_calls import AnswerStream
+from gateway.grpc.stream_requests import AnswerStream
 
 
 class Peer:

@@ -96,8 +96,8 @@ class AppendCounts:
     """Model, level and lane of the queues that have taken a request: those are open."""
 
 
-class QueueEntrance:
-    """The entrance of one queue, a model's level, for requests that are accepted on the same terms.
+class EntryPacker:
+    """Packs the requests of one queue that are accepted on the same terms, and has the log accept the entries.
 
     Requests that come in one tick of the loop leave together.
     """
@@ -138,7 +138,7 @@ class QueueEntrance:
         return self._ids.next(self.max_requests)
 
     def submit(self, request: OpenRequest, min_interval_s: float = 0.0) -> None:
-        """Add one request; it leaves with this tick. An interval is for entrances that delay requests."""
+        """Add one request; it leaves with this tick. An interval is for packers that delay requests."""
         self._waiting.append(request)
         self._waiting_bytes += request.size_bytes
         if not self._scheduled:

@@ -14,7 +14,7 @@ import pytest
 
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.options.settings import GatewaySettings
-from gateway.http.fastpath import HttpApplication
+from gateway.http.http_application import HttpApplication
 
 INFER = "/v2/models/simple/infer"
 

@@ -35,7 +35,7 @@ def streams_of(fact: ProcessJoined | ProcessLeft) -> list[bytes]:
     return [answers] if fact.role in ("gateway", "batcher") else []
 
 
-class Departed:
+class DepartedEndpoints:
     """Tracks departed endpoints for one batcher; other parts share the set `endpoints` and see it change."""
 
     def __init__(self, log: EventLog, catalog: Catalog) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from catalog_facts import catalog, joined, left, loaded, scanned
 
 from charonia.facts.events import VersionStateChanged
-from gateway.control.start_progress import StartProgress
+from gateway.reports.start_progress import StartProgress
 
 
 def test_the_longest_load_comes_first_and_what_has_ended_is_left_out() -> None:

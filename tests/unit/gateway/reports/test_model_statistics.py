@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.control.model_statistics import model_statistics
 from gateway.handler import BatchStatistics, Duration, MemoryUsage, ResponseStatistics
+from gateway.reports.model_statistics import model_statistics
 
 
 def test_nothing_counted_is_zero() -> None:

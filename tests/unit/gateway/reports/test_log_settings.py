@@ -12,7 +12,7 @@ import pytest
 
 from charonia.errors import Unsupported
 from charonia.log_lines import LineFormatter
-from gateway.control.log_settings import TYPES, LogSwitches, apply, current
+from gateway.reports.log_settings import TYPES, LogSwitches, apply, current
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Schedules one batcher's periodic checks of all models it owns: batches, deadlines, old streams.
 
-`upkeep`, `deadlock_watch` and `tidying` do the checks; this module decides when. A failure for one model does not stop
-the checks of others.
+`model_checks`, `deadlock_watch` and `stream_trimming` do the checks; this module decides when. A failure for one model
+does not stop the checks of others.
 
 Jobs behind the window of a queue, which no scheduler has yet, end at their deadline here. The scheduler ends jobs
 inside the window, and a waiting caller has a timer at its gateway. The log keeps the deadlines of active jobs sorted,
@@ -15,7 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from batcher.deadlock.deadlock_watch import DeadlockLooks
+from batcher.deadlock.deadlock_watch import DeadlockChecks
 from batcher.entries.carriers import RETRY_S
 from batcher.owner.demand import has_room
 from batcher.owner.owned import OwnedModel
@@ -31,22 +31,21 @@ from charonia.facts.jobs import JobEnd, JobRecord
 from charonia.tasks import Tasks, insist
 from charonia.wire import pack_failure
 
-from .departed import Departed
-from .tidying import ControlTidying
-from .upkeep import Upkeep, verify
+from .departed_endpoints import DepartedEndpoints
+from .model_checks import ModelChecks, verify
+from .stream_trimming import ControlTrimming
 
 _log = logging.getLogger(__name__)
 
 _VERIFY_S = 1.0
 _VERIFY_AGE_NS = 5_000_000_000
-_TIDY_S = 300.0
+_TRIM_S = 300.0
 
 
-class Rounds:
-    """Runs the periodic checks of one batcher, whose process incarnation is `incarnation`. Unrelated to the express
-    lane's `Round`.
+class PeriodicChecks:
+    """Runs the periodic checks of one batcher, whose process incarnation is `incarnation`.
 
-    `owned` and `upkeep` have an entry for each model that the batcher owns; the caller adds and removes them.
+    `owned` and `checks` have an entry for each model that the batcher owns; the caller adds and removes them.
     """
 
     def __init__(
@@ -55,18 +54,18 @@ class Rounds:
         catalog: Catalog,
         incarnation: str,
         owned: Mapping[str, OwnedModel],
-        upkeep: Mapping[str, Upkeep],
-        departed: Departed,
-        deadlocks: DeadlockLooks,
+        checks: Mapping[str, ModelChecks],
+        departed: DepartedEndpoints,
+        deadlocks: DeadlockChecks,
     ) -> None:
         self._catalog = catalog
         self._incarnation = incarnation
         self._owned = owned
-        self._upkeep = upkeep
+        self._checks = checks
         self._departed = departed
         self._deadlocks = deadlocks
-        self._tidying = ControlTidying(log)
-        self._tidy_at_s = asyncio.get_running_loop().time() + _TIDY_S
+        self._trimming = ControlTrimming(log)
+        self._trim_at_s = asyncio.get_running_loop().time() + _TRIM_S
         self._forgotten = False
         """The log was unreachable: it may have lost accepted writes."""
         self._behind = asyncio.Event()
@@ -102,10 +101,10 @@ class Rounds:
             self._forgotten = False
             for owned in list(self._owned.values()):
                 await self._looked(partial(self._verify_one, owned, min_age_ns))
-            for upkeep in list(self._upkeep.values()):
-                await self._looked(upkeep.look)
+            for checks in list(self._checks.values()):
+                await self._looked(checks.look)
             await self._looked(self._deadlocks.look)
-            await self._looked(self._tidy)
+            await self._looked(self._trim)
 
     async def _looked(self, look: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -137,14 +136,14 @@ class Rounds:
                 except Exception:
                     _log.exception("deadlines of '%s' could not be looked at", owned.model)
 
-    async def _tidy(self) -> None:
+    async def _trim(self) -> None:
         """One batcher is enough to shorten the control stream; several would only repeat the work."""
         now_s = asyncio.get_running_loop().time()
-        if now_s < self._tidy_at_s:
+        if now_s < self._trim_at_s:
             return
-        self._tidy_at_s = now_s + _TIDY_S
+        self._trim_at_s = now_s + _TRIM_S
         if min(ownership.live_batchers(self._catalog), default="") == self._incarnation:
-            await self._tidying.look()
+            await self._trimming.look()
             await self._departed.sweep_remembered()
 
 

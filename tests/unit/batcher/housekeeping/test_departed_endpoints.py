@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from memory_log.log import MemoryLog
 
-from batcher.housekeeping import departed
-from batcher.housekeeping.departed import Departed
+from batcher.housekeeping import departed_endpoints
+from batcher.housekeeping.departed_endpoints import DepartedEndpoints
 from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.facts.events import ProcessJoined
@@ -24,7 +24,7 @@ async def emptied(log: MemoryLog, stream: bytes) -> None:
 
 async def test_a_late_reply_is_swept_by_another_batcher() -> None:
     log = MemoryLog()
-    first, second = Departed(log, Catalog()), Departed(log, Catalog())
+    first, second = DepartedEndpoints(log, Catalog()), DepartedEndpoints(log, Catalog())
     await log.append(REPLIES, [b"r", b"x"])
     first.left("gateway-1", [REPLIES])
     await emptied(log, REPLIES)
@@ -41,7 +41,7 @@ async def test_what_is_there_again_is_left_alone() -> None:
     catalog.apply(ProcessJoined("gateway", "gateway-1"))
     await log.set_times(keys.DEPARTED, {REPLIES: 1_000})
     await log.append(REPLIES, [b"r", b"x"])
-    await Departed(log, catalog).sweep_remembered()
+    await DepartedEndpoints(log, catalog).sweep_remembered()
     assert len(await log.range(REPLIES)) == 1
     assert await log.count_times(keys.DEPARTED) == 0
 
@@ -50,18 +50,18 @@ async def test_the_oldest_are_forgotten() -> None:
     log = MemoryLog()
     await log.set_times(keys.DEPARTED, {REPLIES: 1_000})
     await log.append(REPLIES, [b"r", b"x"])
-    assert await Departed(log, Catalog()).sweep_remembered() == 1
+    assert await DepartedEndpoints(log, Catalog()).sweep_remembered() == 1
     assert await log.range(REPLIES) == []
     assert await log.count_times(keys.DEPARTED) == 0
 
 
 async def test_endpoints_nobody_hears_of_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departed, "SWEEP_S", 0.001)
+    monkeypatch.setattr(departed_endpoints, "SWEEP_S", 0.001)
     log, catalog = MemoryLog(), Catalog()
     catalog.apply(ProcessJoined("gateway", "gateway-2"))
     await log.beat("gateway", "gateway-3", 60_000)
     await log.append(REPLIES, [b"r", b"x"])
-    found = Departed(log, catalog)
+    found = DepartedEndpoints(log, catalog)
     await found.find({"gateway-1", "gateway-2", "gateway-3", keys.ensemble_endpoint("e")})
     assert found.endpoints == {"gateway-1"}
     await emptied(log, REPLIES)
@@ -69,9 +69,9 @@ async def test_endpoints_nobody_hears_of_are_found(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_stream_whose_reader_is_heard_of_during_a_sweep_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departed, "SWEEP_S", 0.001)
+    monkeypatch.setattr(departed_endpoints, "SWEEP_S", 0.001)
     log = MemoryLog()
-    swept = Departed(log, Catalog())
+    swept = DepartedEndpoints(log, Catalog())
     batches = keys.batches("executor-1")
     await log.append(batches, [b"h", b"x"])
     delete = log.delete_stream

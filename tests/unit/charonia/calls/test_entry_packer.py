@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from charonia.calls.queue_entrance import MAX_IN_GROUP, EntryIds, Ids
+from charonia.calls.entry_packer import MAX_IN_GROUP, EntryIds, Ids
 
 
 def test_ids_of_one_entry_differ_in_their_last_byte_alone() -> None:

@@ -19,7 +19,7 @@ _PATIENCE_S = 0.5
 """An executor that is lost or stalled does not answer: its last written counts are used."""
 
 
-class CountedWaves:
+class WaveStatistics:
     """Asks executors for one gateway; pass it the facts of its reply stream with `on_facts`."""
 
     def __init__(self, log: Streams, endpoint: str) -> None:

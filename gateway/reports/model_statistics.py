@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from charonia.calls.refused import FAILURE_REASONS
+from charonia.calls.unsent_counts import FAILURE_REASONS
 from gateway.handler import BatchStatistics, Duration, MemoryUsage, ModelStatistics, ResponseStatistics
 
 _BATCH_FIELD = re.compile(r"b(\d+)_count")

@@ -1,7 +1,8 @@
-"""Receives large HTTP bodies straight into their memory, past the parser (docs/adr/0017).
+"""Receives large bodies with binary tensors straight into their memory, past the parser (docs/adr/0017).
 
-A body of known length needs no parser: once the headers are read, the transport reads the body directly to the memory
-that its tensors stay in.
+The length of such a body is known, and that of its JSON part too (`Inference-Header-Content-Length`), so it needs no
+parser: once the headers are read, the transport reads the body directly to the memory that its tensors stay in. All
+other bodies, JSON of any size among them, go through the parser (`bodies`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Callable, Iterable
 
 from .codec.response_codec import HEADER_LENGTH
 
-LARGE_BODY_BYTES = 1 << 16
+PAST_PARSER_BYTES = 1 << 16
+"""Bodies of this size are received past the parser; below it a second reader costs more than it saves."""
 
 AllocateBody = Callable[[int, int], memoryview | None]
 """`gateway.handler.Handler.allocate_body`: memory for a size, aligned at an offset; None where there is none."""
@@ -31,10 +33,10 @@ def size_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
                 return None
             sizes[name] = int(value)
     size, head = sizes.get(b"content-length", 0), sizes.get(HEADER_LENGTH, 0)
-    return (size, head) if size >= LARGE_BODY_BYTES and 0 < head <= size else None
+    return (size, head) if size >= PAST_PARSER_BYTES and 0 < head <= size else None
 
 
-class LargeBody:
+class BinaryBody:
     """A body being received: the first `at` bytes of `view` have arrived."""
 
     __slots__ = ("at", "view")
@@ -55,10 +57,10 @@ class LargeBody:
         return size
 
 
-class LargeBodyReader(asyncio.BufferedProtocol):
+class BinaryBodyReader(asyncio.BufferedProtocol):
     """Reads a large body from a connection's transport. `on_received` is called with the size of each piece."""
 
-    def __init__(self, body: LargeBody, connection: asyncio.Protocol, on_received: Callable[[int], None]) -> None:
+    def __init__(self, body: BinaryBody, connection: asyncio.Protocol, on_received: Callable[[int], None]) -> None:
         self._body = body
         self._connection = connection
         self._on_received = on_received

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memory_log.log import MemoryLog
 
-from batcher.housekeeping.tidying import ControlTidying, trim_dead_letters
+from batcher.housekeeping.stream_trimming import ControlTrimming, trim_dead_letters
 from charonia import keys
 from charonia.eventlog.control import facts_of
 from charonia.facts.events import FIELD_FACT, ModelRequested, ProcessJoined, ProcessLeft, pack_fact
@@ -28,15 +28,15 @@ async def test_needless_facts_go_at_the_second_look() -> None:
         await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
     await log.append(keys.CONTROL, [FIELD_FACT, b"not a fact"])
     await log.append(keys.CONTROL, [b"z", b"of a newer release"])
-    tidying = ControlTidying(log)
-    assert await tidying.look() == 0
+    trimming = ControlTrimming(log)
+    assert await trimming.look() == 0
     await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(ModelRequested("load", "m", "young"))])
-    assert await tidying.look() == 3
+    assert await trimming.look() == 3
     left = await log.range(keys.CONTROL)
     assert [fact for entry in left for fact in facts_of(entry)] == [told[1], ModelRequested("load", "m", "young")]
     assert len(left) == 4
-    assert await tidying.look() == 1
-    assert await tidying.look() == 0
+    assert await trimming.look() == 1
+    assert await trimming.look() == 0
 
 
 async def test_the_oldest_letters_go() -> None:

@@ -9,7 +9,7 @@ from charonia.backend import ColumnInput, ModelRequest, RequestColumns
 from charonia.datatypes import DataType
 from charonia.errors import ErrorCode, NotFound
 from charonia.tensors import Tensor
-from executors.backends.python.exchange import (
+from executors.backends.python.frame_content import (
     columns_content,
     failure_of,
     outputs_of,

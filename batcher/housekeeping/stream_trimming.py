@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 _PAGE = 500
 
 
-class ControlTidying:
+class ControlTrimming:
     """Deletes control facts that the previous check found needless as well: followers have read them by then."""
 
     def __init__(self, log: Streams) -> None:

@@ -27,7 +27,7 @@ from gateway.requests.preferences import HEADER_NAMES, PREFER, words_of_headers
 from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 
-from .asgi import Exchange
+from .binary_bodies import AllocateBody
 from .bodies import (
     CLIENT_LEFT,
     EXCHANGE,
@@ -61,9 +61,9 @@ from .codec.job_json import PREFERENCE_APPLIED, accepted
 from .codec.paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
 from .codec.request_codec import RequestDecoder, parse_header_length
 from .codec.response_codec import HEADER_LENGTH, LargeReply, ReplyForm, ResponseEncoder, response_head
+from .exchanges import Exchange
 from .generate import Generation
 from .http_lane import HttpLane
-from .large_bodies import AllocateBody
 from .trace_headers import HTTP_RECV_END, HTTP_SEND_END, HTTP_SEND_START, TRACEPARENT, begin_trace
 
 DECOUPLED = "HTTP end point doesn't support models with decoupled transaction policy"

@@ -15,8 +15,8 @@ from charonia.facts.events import (
     VersionLoaded,
     VersionStateChanged,
 )
-from gateway.control import readiness
-from gateway.control.readiness import Readiness
+from gateway.reports import readiness
+from gateway.reports.readiness import Readiness
 from protos.model_config_pb2 import ModelConfig
 
 CONFIG = ModelConfig(name="m").SerializeToString()

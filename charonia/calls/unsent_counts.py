@@ -1,5 +1,6 @@
-"""Counts requests that never entered the log: failures of their model (X4), hits of the response cache (X2). Batches
-the counts, so that a flood of requests costs few commands.
+"""Counts requests that were never sent to the log: refused ones (X4), and hits of the response cache (X2).
+
+Writes the counts a few times a second, so that a flood of requests costs few commands.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ def failure_reason(error: CharoniaError, *, executed: bool, ensemble: bool = Fal
     return "BACKEND" if executed else "OTHER"
 
 
-class RefusedRequests:
+class UnsentCounts:
     """What was counted since the last flush, by statistics key."""
 
     def __init__(self, log: Statistics) -> None:
         self._log = log
-        self._refused: dict[bytes, dict[str, int]] = {}
+        self._counts: dict[bytes, dict[str, int]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
 
     def count(self, served: ServedVersion, duration_ns: int, reason: str) -> None:
-        """Count one more refused request of a resolved model; `reason` is M1's."""
+        """Count one more failed request of a resolved model; `reason` is M1's."""
         self.add(served, {"fail_count": 1, "fail_ns": duration_ns, f"fail_{reason}": 1})
 
     def add(self, served: ServedVersion, amounts: Mapping[str, int]) -> None:
         """Add these statistics; `last_*` are maxima, the others sums."""
         key = keys.statistics(served.model, served.version, served.content_hash)
-        _add(self._refused.setdefault(key, {}), amounts)
+        _add(self._counts.setdefault(key, {}), amounts)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush_soon)
 
@@ -65,14 +66,14 @@ class RefusedRequests:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        refused, self._refused = self._refused, {}
-        while refused:
-            key, increments = refused.popitem()
+        counts, self._counts = self._counts, {}
+        while counts:
+            key, increments = counts.popitem()
             try:
                 await self._log.add_statistics(key, increments)
             except CharoniaError:
-                for kept, amounts in [(key, increments), *refused.items()]:
-                    _add(self._refused.setdefault(kept, {}), amounts)
+                for kept, amounts in [(key, increments), *counts.items()]:
+                    _add(self._counts.setdefault(kept, {}), amounts)
                 raise
 
 

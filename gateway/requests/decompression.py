@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from charonia.offload.pool import LARGE_BYTES, OFF_LOOP_BYTES, Offload, Task
+from charonia.offload.pool import OFF_LOOP_BYTES, SECOND_WORKER_BYTES, Offload, Task
 from charonia.tensors import Buffer
 
 GZIP = "gzip"
@@ -31,11 +31,11 @@ _STEP_BYTES = 1 << 20
 """Output of one decompression step."""
 _PIECE_BYTES = 1 << 18
 """Input of one decompression step: zlib copies the unused rest with every step."""
-_FIRST_TRY_BYTES = LARGE_BYTES // 2
+_FIRST_TRY_BYTES = SECOND_WORKER_BYTES // 2
 """What grows beyond this is for the worker of large messages: the other one is done with it in some milliseconds."""
 
 
-class InflationFault(Exception):
+class DecompressionFault(Exception):
     """Data that cannot be decompressed. `fault` is AFTER_END, TRUNCATED, TOO_LARGE, or zlib's text."""
 
     def __init__(self, fault: str) -> None:
@@ -46,7 +46,7 @@ class InflationFault(Exception):
 def inflated(encoding: str, data: Buffer, limit_bytes: int, *, several: bool) -> bytes:
     """The data without `encoding`, at most `limit_bytes`; with `several`, that of all compressed streams in it.
 
-    Raises `InflationFault`.
+    Raises `DecompressionFault`.
     """
     parts: list[bytes] = []
     total = 0
@@ -57,19 +57,19 @@ def inflated(encoding: str, data: Buffer, limit_bytes: int, *, several: bool) ->
         while rest or len(part) == _STEP_BYTES:
             if decoder.eof and rest:
                 if not several:
-                    raise InflationFault(AFTER_END)
+                    raise DecompressionFault(AFTER_END)
                 decoder = zlib.decompressobj(WINDOW_BITS[encoding])
             try:
                 part = decoder.decompress(rest, min(_STEP_BYTES, limit_bytes - total + 1))
             except zlib.error as error:
-                raise InflationFault(str(error)) from None
+                raise DecompressionFault(str(error)) from None
             total += len(part)
             if total > limit_bytes:
-                raise InflationFault(TOO_LARGE)
+                raise DecompressionFault(TOO_LARGE)
             parts.append(part)
             rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
     if not decoder.eof:
-        raise InflationFault(TRUNCATED)
+        raise DecompressionFault(TRUNCATED)
     return b"".join(parts)
 
 
@@ -90,7 +90,7 @@ async def inflate(
             return buffers[0] if len(buffers[0]) > OFF_LOOP_BYTES else bytes(buffers[0])
         if fault != TOO_LARGE:
             break
-    raise InflationFault(fault)
+    raise DecompressionFault(fault)
 
 
 def inflate_in_worker(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
@@ -98,5 +98,5 @@ def inflate_in_worker(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequen
     encoding, limit_bytes, several = note
     try:
         return "", (inflated(encoding, buffers[0], limit_bytes, several=several),)
-    except InflationFault as error:
+    except DecompressionFault as error:
         return error.fault, ()
