@@ -123,7 +123,8 @@ async def test_those_who_wait_are_woken(over: Over, journal: str) -> None:
 
 async def test_cancels_deadlines_and_completions_at_once_have_one_end_each(over: Over) -> None:
     bench, first, second = over.bench, await over.gateway("g1"), await over.gateway("g2")
-    for left_ns in (1_500_000_000, 8_000_000_000, 40_000_000_000):  # a deadline as near as the machine is fast enough for
+    # a deadline as near as the machine is fast enough for
+    for left_ns in (1_500_000_000, 8_000_000_000, 40_000_000_000):
         deadline_ns = wall_ns() + left_ns
         calls = [
             asyncio.create_task(
