@@ -17,7 +17,7 @@ from charonia.eventlog.redis.server.topology import slot_of
 
 pytestmark = pytest.mark.integration
 
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
 MODEL = "m"
 
 

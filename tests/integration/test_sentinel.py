@@ -25,7 +25,7 @@ from charonia.facts.jobs import NewJob
 pytestmark = pytest.mark.integration
 
 
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ class Role:
         return data.decode()
 
     def _exchange(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self.http, timeout=30)
+        connection = http.client.HTTPConnection(self.http, timeout=90)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             answer = connection.getresponse()
