@@ -327,9 +327,8 @@ def test_vertex_ai(tmp_path: Path) -> None:
         assert json.loads(redirected("v2/models/double")[2])["name"] == "double"
         assert json.loads(redirected("v2/repository/index")[2])[0]["state"] == "READY"
         # the page of all parts: the executor's families are not the gateway's own
-        page = redirected("metrics")[2].decode()
-        assert "nv_inference_request_success" in page
-        assert "charonia_executor" in page
+        for name in (b"nv_inference_request_success", b"charonia_executor"):
+            until(f"{name!r} is on the page", lambda name=name: name in redirected("metrics")[2])
         assert redirected("v2/repository/models/double/unload")[0] == 403
         assert ask(where, "GET", "/v2")[0] == 400
         assert set(json.loads((server.state_dir / "endpoints.json").read_text())) == {"vertex-ai", "metrics", "log"}

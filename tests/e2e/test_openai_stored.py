@@ -46,6 +46,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             assert set(codes.values()) <= {0}, codes
 
         ends.callback(stop_all)
+        ends.callback(close_clients)
 
         def start(role: str, name: str, *flags: str) -> Part:
             started.append(Part(role, name, directory, log_url, *flags))
@@ -62,8 +63,19 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield SimpleNamespace(gateway=gateway, first=gateway("first"), second=gateway("second"), log_url=log_url)
 
 
+_clients: list[Any] = []
+
+
 def client(part: Part) -> Any:
-    return openai.OpenAI(base_url=f"http://{part.http}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
+    """A client of a gateway, closed at the end of the tests."""
+    made = openai.OpenAI(base_url=f"http://{part.http}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
+    _clients.append(made)
+    return made
+
+
+def close_clients() -> None:
+    while _clients:
+        _clients.pop().close()
 
 
 # -- responses ---------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ max_batch_size: 8
 input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
 instance_group { kind: KIND_CPU count: 1 }
-dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 5000000 }
+dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 60000000 }
 parameters { key: "charonia.max_execution_s" value { string_value: "1" } }
 """
 
