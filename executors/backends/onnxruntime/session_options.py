@@ -1,7 +1,8 @@
 """Maps a model configuration's `parameters` and `optimization` to onnxruntime's session and run options.
 
-Names follow Triton's onnxruntime backend, so that a repository works unchanged. Unknown parameters are ignored; a known
-one with a bad value fails the load (`InvalidArgument`).
+Names follow Triton's onnxruntime backend, so that a repository works unchanged. Unknown keys of `parameters` are
+ignored, as there (unsupported *fields* of a configuration are refused, by `executors.configuration`); a known one with a
+bad value fails the load (`InvalidArgument`).
 """
 
 from __future__ import annotations
