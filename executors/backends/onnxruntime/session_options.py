@@ -1,7 +1,8 @@
 """Maps a model configuration's `parameters` and `optimization` to onnxruntime's session and run options.
 
-Names follow Triton's onnxruntime backend, so that a repository works unchanged. Unknown parameters are ignored; a known
-one with a bad value fails the load (`InvalidArgument`).
+Names follow Triton's onnxruntime backend, so that a repository works unchanged. Unknown keys of `parameters` are
+ignored, as there; a known one with a bad value fails the load (`InvalidArgument`). Unsupported fields of a
+configuration are another thing: `executors.configuration` refuses them.
 """
 
 from __future__ import annotations
