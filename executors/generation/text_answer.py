@@ -114,7 +114,7 @@ class TextAnswer:
             if "token_ids" in returns:
                 data = struct.pack(f"<{len(tokens)}i", *tokens)
                 outputs.append(Tensor("token_ids", DataType.INT32, (len(tokens),), data))
-        return ModelResponse(outputs, progress=progress)
+        return ModelResponse(outputs, progress=progress, tokens=len(tokens))
 
     def _described(self, candidates: Iterable[TokenLogprob]) -> dict[str, object]:
         return {
