@@ -1,4 +1,4 @@
-"""Routes of prompts whose gateway did not tokenise them, as it does for the OpenAI API: from the tensors of the request.
+"""Routes of prompts that no gateway has tokenised, as it does for the OpenAI API: from the tensors of the request.
 
 For models that are routed by prompts only (`scheduling.stateless.routed_dispatch`). The work grows with the prompt: a
 microsecond for each 128 bytes at first, less for long ones.

@@ -18,8 +18,8 @@ from charonia.models.json_form import from_json, to_json
 from charonia.models.latency_target import check_adaptive_batching
 from charonia.models.metric_control import check_metrics
 from charonia.models.repeatable import check_repeatable
-from charonia.models.text_routing import check_text_routing
 from charonia.models.sequence_batcher import checkpoint_every
+from charonia.models.text_routing import check_text_routing
 from protos import model_config_pb2 as pb
 from protos.model_config_pb2 import ModelConfig
 

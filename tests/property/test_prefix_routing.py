@@ -26,6 +26,7 @@ from batcher.scheduling.observations import (
     VersionServed,
 )
 from batcher.scheduling.routing.prefix_routing import BOUND, SLACK_TOKENS, KnownPrefixes, PrefixRouting
+from batcher.scheduling.stateless.model_state import ROUTED_PREFETCH
 from batcher.scheduling.stateless.routed_dispatch import HOLD_NS, LOOKAHEAD
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.datatypes import DataType
@@ -90,7 +91,8 @@ class Cluster:
         for decision in decisions:
             if isinstance(decision, DispatchBatch):
                 (one,) = decision.requests
-                assert not self.is_running(one.id) and one.id not in self.rejected
+                assert not self.is_running(one.id)
+                assert one.id not in self.rejected
                 self.running[decision.executor][decision.batch_id] = one
                 self.given.append((one, decision.executor))
             elif isinstance(decision, RejectRequest | CondemnRequest):
@@ -162,7 +164,7 @@ def test_every_request_ends_once_whatever_happens(data: st.DataObject, executors
             cluster.see(RequestCancelled(request_id))
         for executor, batches in cluster.running.items():
             waiting = [batch_id for batch_id in batches if batch_id not in cluster.freed]
-            assert len(waiting) <= 2, (executor, waiting)
+            assert len(waiting) <= 1 + ROUTED_PREFETCH, (executor, waiting)
     while cluster.scheduler.unended():
         done = [cluster.finish(executor) for executor in sorted(cluster.running)]
         if not any(done):
@@ -218,32 +220,36 @@ def test_no_executor_is_given_more_than_the_bound(data: st.DataObject, executors
             routing.ended(under_way.popleft())
 
 
+def numbers_of(cluster: Cluster) -> list[int]:
+    return [int.from_bytes(one.id, "little") for one, _ in cluster.given]
+
+
 def test_a_request_waits_for_its_executor_a_bounded_time() -> None:
     cluster = Cluster(2, room=0)  # no engine takes a request before others have ended
-    warm = route(1, 512, 0, 10)
-    cluster.see(request(1, warm))
-    cluster.see(request(2, route(1, 512, 1, 10)), request(3, route(1, 512, 2, 10)))
+    full = 1 + ROUTED_PREFETCH
+    cluster.see(*[request(number, route(1, 2048, number, 10)) for number in range(full + 1)])
     home = cluster.given[0][1]
-    assert [executor for _, executor in cluster.given] == [home, home]  # one runs, one waits there
-    cluster.see(request(4, route(2, 512, 3, 10)))  # overtakes the third
-    assert [int.from_bytes(one.id, "little") for one, _ in cluster.given] == [1, 2, 4]
+    assert [executor for _, executor in cluster.given] == [home] * full
+    cluster.see(request(90, route(2, 2048, 90, 10)))  # overtakes the one that waits
+    assert numbers_of(cluster) == [*range(full), 90]
     assert cluster.scheduler.next_wakeup() == HOLD_NS
     cluster.pass_time(HOLD_NS)
-    assert [int.from_bytes(one.id, "little") for one, _ in cluster.given] == [1, 2, 4, 3]
+    assert numbers_of(cluster) == [*range(full), 90, full]
     assert cluster.given[-1][1] != home
 
 
 def test_only_so_many_are_overtaken() -> None:
     cluster = Cluster(2, room=0)
-    cluster.see(*[request(number, route(1, 2048, number, 10)) for number in range(2 + LOOKAHEAD)])
+    full = 1 + ROUTED_PREFETCH
+    cluster.see(*[request(number, route(1, 2048, number, 10)) for number in range(full + LOOKAHEAD)])
     cluster.see(request(900, route(2, 2048, 3, 10)))
-    assert len(cluster.given) == 2
+    assert len(cluster.given) == full
     cluster.pass_time(HOLD_NS)
-    assert len(cluster.given) == 4
+    assert len(cluster.given) == 2 * full
 
 
 def test_requests_land_warm_and_work_stays_even() -> None:
-    """The goal: of those that share a beginning 90 % land where it was computed, none has more than 1.5 times the mean."""
+    """The goal: 90 % land where their beginning was computed, and no executor has more than 1.5 times the mean."""
     for seed in range(3):
         cluster = Cluster(3, room=8, seed=seed)
         draw = cluster.random
@@ -262,7 +268,7 @@ def test_requests_land_warm_and_work_stays_even() -> None:
 
 def test_tenants_share_tokens_by_their_weights() -> None:
     """Lane 1 has short prompts and long answers, lane 2 the other way round, and three times the weight."""
-    for seed in range(3):
+    for seed in range(2):
         cluster = Cluster(2, room=4, weights={2: 3}, seed=seed)
         draw = cluster.random
         numbers = count()
@@ -270,7 +276,7 @@ def test_tenants_share_tokens_by_their_weights() -> None:
         waiting: Counter[int] = Counter()
         answers: dict[bytes, int] = {}
         seen = 0
-        for step in range(3000):
+        for step in range(1200):
             for lane in (1, 2):
                 while waiting[lane] < 20:
                     tokens = draw.randint(20, 60) if lane == 1 else draw.randint(100, 900)
@@ -282,7 +288,8 @@ def test_tenants_share_tokens_by_their_weights() -> None:
             if cluster.running[executor]:
                 one = next(iter(cluster.running[executor].values()))
                 cluster.finish(executor, answers[one.id])
-                assert one.meta is not None and one.meta.prompt is not None
+                assert one.meta is not None
+                assert one.meta.prompt is not None
                 if step > 300:
                     taken[one.lane] += one.meta.prompt.tokens + answers[one.id]
             for given_one, _ in cluster.given[seen:]:

@@ -82,7 +82,7 @@ class TokenShares:
         self._charged[request.id] = (lane, tokens, prompt_tokens)
 
     def ended(self, request_id: bytes, answer_tokens: int) -> None:
-        """A request has ended with an answer of so many tokens, 0 if that is not known. Unknown requests are ignored."""
+        """A request has ended with an answer of so many tokens, 0 if that is not known; others are ignored."""
         lane, charged, prompt_tokens = self._charged.pop(request_id, (0, 0, 0))
         if charged and answer_tokens:
             self.answers.ended(lane, answer_tokens)

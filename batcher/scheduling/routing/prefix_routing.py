@@ -2,7 +2,7 @@
 has too much to do. Pure.
 
 It knows only what was dispatched: which beginnings of prompts an executor was given, how many tokens it still has to
-compute, and how many it was given lately. What it knows of an executor ends with that. `stateless.routed_dispatch` asks.
+compute, and how many it was given lately. What it knows of an executor ends with that one.
 
 An executor is *overloaded* for a request if what it has to do, or what it was given lately, exceeds `BOUND` times the
 mean of all by more than `SLACK_TOKENS` and the tokens that the request would save there. So a prompt that takes long

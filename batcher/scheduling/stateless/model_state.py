@@ -19,6 +19,10 @@ from batcher.scheduling.queues.ledger import CANCELLED, RequestLedger, cut_short
 from batcher.scheduling.queues.queueing import VersionQueue
 from batcher.scheduling.routing.prefix_routing import PrefixRouting
 
+ROUTED_PREFETCH = 4
+"""Batches of one request each that may wait at an executor of another process: an engine takes the next one at once, but
+the owner hears of it later.
+"""
 ENDED = RequestState.ENDED
 SUSPECT = RequestState.SUSPECT
 
@@ -95,6 +99,11 @@ class InstanceGroup:
             if not seat.slots and not seat.outstanding:
                 del self.seats[executor]
             self._choose()
+
+    def change_prefetch(self, prefetch: int) -> None:
+        """How many batches may wait at an executor from now on."""
+        self._prefetch = prefetch
+        self._choose()
 
     def takes(self, seat: Seat) -> bool:
         """Whether the executor can take a batch now."""
@@ -262,9 +271,18 @@ class ModelState:
         version = self.versions.get(number)
         if version is None:
             version = self.versions[number] = ModelVersion(number, self.prefetch, self.kept, self.turns)
-            if self.turns.shares is not None:
-                version.routing = PrefixRouting(self.turns.shares.answers)
+            self.route(version)
         return version
+
+    def route(self, version: ModelVersion) -> None:
+        """Have a version's requests placed by their prompts, or no longer."""
+        shares = self.turns.shares
+        if shares is None:
+            version.routing = None
+        elif version.routing is None:
+            version.routing = PrefixRouting(shares.answers)
+        ahead = ROUTED_PREFETCH if shares is not None and self.prefetch else self.prefetch
+        version.instances.change_prefetch(ahead)
 
     def touch(self, number: int) -> None:
         """A version has changed: process its queue again."""

@@ -1,5 +1,5 @@
-"""Dispatches the requests of a model that generates text, each alone: where its prompt was computed if that is worth it,
-and between tenants by tokens. Pure. `routing.prefix_routing` chooses executors, `queues.token_shares` lanes.
+"""Dispatches the requests of a model that generates text, each alone: where its prompt was computed if that pays, and
+between tenants by tokens. Pure. `routing.prefix_routing` chooses executors, `queues.token_shares` lanes.
 
 A request whose executor takes no batch at this moment waits for it, at most `HOLD_NS`; requests behind it that can go
 to another executor overtake it meanwhile. Then it goes to any that takes it. So no request waits for an executor that
@@ -107,16 +107,14 @@ class RoutedDispatching:
 
 def adopt_routing(state: ModelState, interface: ModelInterface) -> None:
     """Route the requests of a model from now on, or no longer, by its new configuration."""
-    if not is_routed(interface):
-        state.turns.shares = None
-        for version in state.versions.values():
-            version.routing = None
-    elif state.turns.shares is None:
-        shares = state.turns.shares = TokenShares(state.turns.weights)
-        for version in state.versions.values():
-            version.routing = PrefixRouting(shares.answers)
-        for batch in state.batches.values():
-            found_routed(state, batch)
+    routed, was_routed = is_routed(interface), state.turns.shares is not None
+    if routed is was_routed:
+        return
+    state.turns.shares = TokenShares(state.turns.weights) if routed else None
+    for version in state.versions.values():
+        state.route(version)
+    for batch in state.batches.values():
+        found_routed(state, batch)
 
 
 def found_routed(state: ModelState, batch: Batch) -> None:
