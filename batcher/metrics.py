@@ -120,12 +120,12 @@ class BatcherMetrics(Collector):
         if not routed:
             return
         requests = CounterMetricFamily(
-            "charonia_routed_requests_total",
+            "charonia_routed_requests",
             "Requests for text by where they went: to most of their prompt (warm), elsewhere (shed), or known nowhere",
             labels=["model", "version", "outcome"],
         )
         tokens = CounterMetricFamily(
-            "charonia_routed_prompt_tokens_total",
+            "charonia_routed_prompt_tokens",
             "Tokens of their prompts, by whether the executor had been given a prompt with that beginning",
             labels=["model", "version", "known"],
         )
