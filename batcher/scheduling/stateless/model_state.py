@@ -20,8 +20,8 @@ from batcher.scheduling.queues.queueing import VersionQueue
 from batcher.scheduling.routing.prefix_routing import PrefixRouting
 
 ROUTED_PREFETCH = 4
-"""Batches of one request each that may wait at an executor of another process: an engine takes the next one at once, but
-the owner hears of it later.
+"""Batches of one request each that may wait at an executor of another process: an engine takes the next one at once,
+but the owner hears of it later.
 """
 ENDED = RequestState.ENDED
 SUSPECT = RequestState.SUSPECT
