@@ -226,7 +226,8 @@ class ModelResponse:
     without running the model, as token ids: it is in the log before the response is seen. Ignored of other models, and
     of a final response."""
     tokens: int = 0
-    """How many tokens were generated for it. Tenants' shares of a model that generates text are counted in them."""
+    """How many tokens were generated for it, and for the first response of a request also those of its prompt. Tenants'
+    shares of a model that generates text are counted in them."""
 
 
 class OpenCall(Protocol):

@@ -350,7 +350,7 @@ class OwnedModel:
         return self.dispatched.wanted
 
     def batch_finished(self, batch_id: str, executor: str, *, held: bool = False, tokens: int = 0) -> None:
-        """Every request of a batch is settled; `tokens` were generated for them."""
+        """Every request of a batch is settled; `tokens` is how many they had, of prompts and answers."""
         failpoints.hit("batcher.finished")
         self.requests_settled(self.dispatched.end(batch_id))
         self.observe(seen.BatchFinished(batch_id, executor, held, tokens))

@@ -144,7 +144,7 @@ class ExecutorReturned:
 @dataclass(frozen=True, slots=True)
 class BatchFinished:
     """Every request of a batch is settled and its slot is free. `replies_held`: the service keeps its replies (S6).
-    `tokens` were generated for it; 0 if that is not known.
+    `tokens` is how many it had, of prompts and answers; 0 if that is not known.
     """
 
     batch_id: str

@@ -251,7 +251,7 @@ class BatchFinished:
     """An executor has settled every request of a batch and its slot is free.
 
     With `BatchHeader.via_owner`, `replies` holds (endpoint, response record) pairs for the owner to release in order.
-    `tokens` were generated for its requests; 0 where that is not counted.
+    `tokens` is how many its requests had, of prompts and answers; 0 where they are not counted.
     """
 
     kind: ClassVar[str] = "batch_finished"

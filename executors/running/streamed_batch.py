@@ -172,7 +172,7 @@ class StreamedBatch:
         self.instance: object = None
         """The instance that was called with its requests."""
         self.tokens = 0
-        """How many tokens its responses have."""
+        """How many tokens its requests had so far, of prompts and answers."""
         self.interrupted: dict[int, bytes] = {}
         """The final responses of requests of which the log has other progress, by index: whatever they had."""
         self._allowed = asyncio.Event()

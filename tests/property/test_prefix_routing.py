@@ -25,6 +25,7 @@ from batcher.scheduling.observations import (
     SlotFreed,
     VersionServed,
 )
+from batcher.scheduling.queues.token_shares import prompt_of
 from batcher.scheduling.routing.prefix_routing import BOUND, SLACK_TOKENS, KnownPrefixes, PrefixRouting
 from batcher.scheduling.stateless.model_state import ROUTED_PREFETCH
 from batcher.scheduling.stateless.routed_dispatch import HOLD_NS, LOOKAHEAD
@@ -118,13 +119,14 @@ class Cluster:
         self.now_ns = max(self.now_ns, until_ns)
 
     def finish(self, executor: str, tokens: int = 40) -> bool:
-        """The oldest request of an executor ends."""
+        """The oldest request of an executor ends with an answer of so many tokens."""
         batches = self.running[executor]
         if not batches:
             return False
         batch_id = next(iter(batches))
         one = batches.pop(batch_id)
         self.finished[one.id] += 1
+        tokens += prompt_of(one).tokens
         self.see(
             ResponsesBegun(batch_id, executor, frozenset((one.id,))), BatchFinished(batch_id, executor, False, tokens)
         )

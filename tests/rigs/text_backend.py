@@ -79,12 +79,13 @@ class StubText:
     api = (1, 0)
 
     async def load(self, source: ModelSource) -> StubTextModel:
-        return StubTextModel(source.integer("step_ms") or 0)
+        return StubTextModel(source.integer("step_ms") or 0, source.integer("max_open") or 64)
 
 
 class StubTextModel:
-    def __init__(self, step_ms: int) -> None:
+    def __init__(self, step_ms: int, max_open: int) -> None:
         self._step_ms = step_ms
+        self._max_open = max_open
 
     async def signature(self) -> None:
         return None
@@ -93,6 +94,6 @@ class StubTextModel:
         engine = make_text_engine(self._step_ms)
         if directory := os.environ.get("STUBTEXT_COUNTS"):
             count_into(engine, Path(directory) / f"{os.getpid()}.json")
-        return GeneratingInstance(engine, byte_level(), InstanceSettings(engine.context, 64, spec.name))
+        return GeneratingInstance(engine, byte_level(), InstanceSettings(engine.context, self._max_open, spec.name))
 
     async def close(self) -> None: ...

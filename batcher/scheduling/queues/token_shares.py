@@ -32,7 +32,10 @@ def prompt_of(request: QueuedRequest) -> PromptRoute:
 
 
 class AnswerLengths:
-    """How long answers are expected to be: as those of their lane were lately, and at most what was asked for."""
+    """How long answers are expected to be: as those of their lane were lately, and at most what was asked for.
+
+    What a prompt was found to have more than was said of it counts as a part of its answer.
+    """
 
     __slots__ = ("_means",)
 
@@ -81,12 +84,12 @@ class TokenShares:
         self._counters[lane] = begin + self._step(lane, tokens)
         self._charged[request.id] = (lane, tokens, prompt_tokens)
 
-    def ended(self, request_id: bytes, answer_tokens: int) -> None:
-        """A request has ended with an answer of so many tokens, 0 if that is not known; others are ignored."""
+    def ended(self, request_id: bytes, tokens: int) -> None:
+        """A request has ended; it had so many tokens in all, 0 if that is not known. Unknown requests are ignored."""
         lane, charged, prompt_tokens = self._charged.pop(request_id, (0, 0, 0))
-        if charged and answer_tokens:
-            self.answers.ended(lane, answer_tokens)
-            self._correct(lane, prompt_tokens + answer_tokens - charged)
+        if charged and tokens:
+            self.answers.ended(lane, max(0, tokens - prompt_tokens))
+            self._correct(lane, tokens - charged)
 
     def returned(self, request_id: bytes) -> None:
         """A request came back without an answer: it is charged again when it is dispatched again."""

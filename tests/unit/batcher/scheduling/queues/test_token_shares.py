@@ -56,7 +56,7 @@ def test_an_answer_is_charged_as_those_before_were_long_and_corrected() -> None:
     first = request(1, 100, max_tokens=0)
     shares.charge(first)
     assert shares.counter(1) == 100 + FIRST_ANSWER_TOKENS
-    shares.ended(first.id, 400)
+    shares.ended(first.id, 500)
     assert shares.counter(1) == 500
     second = request(1, 100, max_tokens=0)
     assert shares.answers.expected(second) == 400
