@@ -160,6 +160,7 @@ FACTS: list[Fact] = [
     StatisticsWritten("e-1", "0a1b"),
 ]
 WITH_MORE: dict[str, Fact] = {
+    "batch_finished_with_tokens": BatchFinished("e-1", "owner-7-1", tokens=70000),
     "request_cancelled_gently": RequestCancelled(ID, gentle=True),
     "execution_unwanted_gently": ExecutionUnwanted("owner-7-1", b"", ID),
     "model_requested_of_a_directory": ModelRequested("load", "m", "r-1", alias="a", directory="/d/a/model"),
