@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from charonia.catalog.catalog import Catalog
@@ -23,6 +23,7 @@ from charonia.options.settings import MetricsSettings
 from .ensembles.owned_ensemble import OwnedEnsemble
 from .housekeeping.adaptive_report import adaptive_of
 from .scheduling.sequences.sequence_scheduler import SequenceScheduler
+from .scheduling.stateless.scheduler import ModelScheduler
 from .service import BatcherService
 
 _OF_ENSEMBLES = (replace(SUCCESS, sums="unawaited_count"), replace(DURATION, sums="unawaited_ns"), *EXECUTED)
@@ -94,6 +95,7 @@ class BatcherMetrics(Collector):
             if isinstance(owned.scheduler, SequenceScheduler):
                 live.add_metric([model], owned.scheduler.live_sequences())
         yield from self._of_ensembles()
+        yield from self._of_routing()
         yield self._failures()
         if self.log_epoch_changes is not None:
             yield log_epoch_changes(self.log_epoch_changes())
@@ -105,6 +107,41 @@ class BatcherMetrics(Collector):
         yield GaugeMetricFamily(
             "charonia_batcher_owned_models", "Models this batcher decides for", value=len(self._service.owned)
         )
+
+    def _of_routing(self) -> Iterable[Metric]:
+        """Where requests for text went, of models that are routed by prompts."""
+        schedulers = [(m, owned.scheduler) for m, owned in self._service.owned.items()]
+        routed = [
+            (model, str(number), routing)
+            for model, scheduler in schedulers
+            if isinstance(scheduler, ModelScheduler)
+            for number, routing in scheduler.routing().items()
+        ]
+        if not routed:
+            return
+        requests = CounterMetricFamily(
+            "charonia_routed_requests",
+            "Requests for text by where they went: to most of their prompt (warm), elsewhere (shed), or known nowhere",
+            labels=["model", "version", "outcome"],
+        )
+        tokens = CounterMetricFamily(
+            "charonia_routed_prompt_tokens",
+            "Tokens of their prompts, by whether the executor had been given a prompt with that beginning",
+            labels=["model", "version", "known"],
+        )
+        to_do = GaugeMetricFamily(
+            "charonia_routed_tokens_to_do",
+            "Tokens that executors have still to read or generate, as estimated",
+            labels=["model", "version"],
+        )
+        for model, number, routing in routed:
+            counts = routing.counts
+            for outcome in ("warm", "shed", "cold"):
+                requests.add_metric([model, number, outcome], getattr(counts, outcome))
+            tokens.add_metric([model, number, "true"], counts.warm_tokens)
+            tokens.add_metric([model, number, "false"], counts.prompt_tokens - counts.warm_tokens)
+            to_do.add_metric([model, number], sum(routing.to_do().values()))
+        yield from (requests, tokens, to_do)
 
     def _of_ensembles(self) -> Iterable[Metric]:
         ensembles = [(m, owned) for m, owned in self._service.owned.items() if isinstance(owned, OwnedEnsemble)]

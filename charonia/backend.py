@@ -225,6 +225,9 @@ class ModelResponse:
     """What a `StreamingInstance` of a resumable model (`charonia.resumable`) needs later to give this response again
     without running the model, as token ids: it is in the log before the response is seen. Ignored of other models, and
     of a final response."""
+    tokens: int = 0
+    """How many tokens were generated for it, and for the first response of a request also those of its prompt. Tenants'
+    shares of a model that generates text are counted in them."""
 
 
 class OpenCall(Protocol):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import CharoniaError, InvalidArgument
+from .generation.prompt_keys import PromptRoute
 from .tensors import Tensor
 from .traces.contexts import Traced
 
@@ -69,6 +70,8 @@ class InferenceRequest:
     """The `ServedVersion` that a front read it for, None where it was not looked up."""
     regions: RegionUse | None = None
     """What of it lies in its client's shared memory; such inputs are empty until the gateway has read them."""
+    prompt: PromptRoute | None = None
+    """For a model that generates text, where a front has tokenised the prompt."""
 
 
 @dataclass(slots=True)

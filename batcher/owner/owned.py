@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from batcher.entries.bursting import Bursting
 from batcher.entries.carriers import RETRY_S, CarrierEntry, Deletions, FactStream, Windows, carrier_of
 from batcher.entries.early_cancels import EarlyCancels
+from batcher.entries.prompt_routes import complete_routes
 from batcher.entries.refusals import Refusals, Refused
 from batcher.scheduling import observations as seen
 from batcher.scheduling.decisions import (
@@ -61,6 +62,7 @@ from charonia.facts.events import (
     SlotFreed,
 )
 from charonia.models.interface import ModelInterface
+from charonia.models.text_routing import is_routed
 from charonia.options.settings import BatcherSettings
 from charonia.tasks import Tasks, insist
 from charonia.wire import PREFIX_BYTES, WAVE_BYTE
@@ -155,6 +157,7 @@ class OwnedModel:
         # what executors hold
         self._capacity = Capacity()
         self._policy_hash = ""
+        self._is_routed = interface is not None and is_routed(interface)
         self.demand = Demand(model, self.dispatched.ask_to_load, partial(most_room, batcher.catalog), self.spawn)
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -243,6 +246,8 @@ class OwnedModel:
     def _read(self, stream: bytes, entries: list[Entry], attempts: dict[bytes, int] | None) -> list[seen.RequestQueued]:
         known = len(self.called)
         queued = self.windows.read(stream, entries, attempts, self.called)
+        if self._is_routed:
+            complete_routes(queued)
         if len(self.called) > known:
             self._batcher.on_blocking()
         if not isinstance(self.scheduler, ModelScheduler):
@@ -286,7 +291,7 @@ class OwnedModel:
     def _on_fact(self, fact: Fact, keeper: CarrierEntry) -> None:
         if isinstance(fact, BatchFinished):
             self.facts.hold(fact.batch_id, fact.replies, keeper)
-            self.batch_finished(fact.batch_id, fact.executor, held=bool(fact.replies))
+            self.batch_finished(fact.batch_id, fact.executor, held=bool(fact.replies), tokens=fact.tokens)
         elif isinstance(fact, BatchReturned):
             self.batch_returned(fact.batch_id, fact.executor, fact.reason)
         elif isinstance(fact, BatchDied | BatchDiedInCompany):
@@ -327,7 +332,7 @@ class OwnedModel:
         fact: Any = fields[1]
         try:
             if isinstance(fact, BatchFinished):
-                self.batch_finished(fact.batch_id, fact.executor)
+                self.batch_finished(fact.batch_id, fact.executor, tokens=fact.tokens)
             else:
                 self._on_facts(b"", [Entry(b"", list(fields))])
                 self.arm()
@@ -344,11 +349,11 @@ class OwnedModel:
         """How many responses are wanted, for requests whose callers limit them (S55)."""
         return self.dispatched.wanted
 
-    def batch_finished(self, batch_id: str, executor: str, *, held: bool = False) -> None:
-        """Every request of a batch is settled."""
+    def batch_finished(self, batch_id: str, executor: str, *, held: bool = False, tokens: int = 0) -> None:
+        """Every request of a batch is settled; `tokens` is how many they had, of prompts and answers."""
         failpoints.hit("batcher.finished")
         self.requests_settled(self.dispatched.end(batch_id))
-        self.observe(seen.BatchFinished(batch_id, executor, held))
+        self.observe(seen.BatchFinished(batch_id, executor, held, tokens))
 
     def batch_returned(self, batch_id: str, executor: str, reason: str) -> None:
         """A batch did not run, and no request is to blame."""
@@ -481,6 +486,7 @@ class OwnedModel:
             self.dispatched.resumable = interface.resumable
             if newest.content_hash != self._policy_hash:
                 self._policy_hash = newest.content_hash
+                self._is_routed = is_routed(interface)
                 self.observe(seen.PolicyChanged(interface, strategy_of(interface)))
         # at once: batches bound to the second executor must not be moved to the first
         self._apply(self.scheduler.observe_all(self._capacity.change(versions), monotonic_ns()))

@@ -147,11 +147,14 @@ class ExecutorReturned:
 
 @dataclass(frozen=True, slots=True)
 class BatchFinished:
-    """Every request of a batch is settled and its slot is free. `replies_held`: the service keeps its replies (S6)."""
+    """Every request of a batch is settled and its slot is free. `replies_held`: the service keeps its replies (S6).
+    `tokens` is how many it had, of prompts and answers; 0 if that is not known.
+    """
 
     batch_id: str
     executor: str
     replies_held: bool = False
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,4 +260,5 @@ def request_record(
         sequence=sequence,
         trace=request.trace.context if request.trace is not None else None,
         window=window,
+        prompt=request.prompt,
     )

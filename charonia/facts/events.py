@@ -251,12 +251,14 @@ class BatchFinished:
     """An executor has settled every request of a batch and its slot is free.
 
     With `BatchHeader.via_owner`, `replies` holds (endpoint, response record) pairs for the owner to release in order.
+    `tokens` is how many its requests had, of prompts and answers; 0 where they are not counted.
     """
 
     kind: ClassVar[str] = "batch_finished"
     executor: str
     batch_id: str
     replies: tuple[tuple[str, bytes], ...] = ()
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +501,7 @@ _TYPES: dict[str, dict[str, type[Any]]] = {
 
 _ADDED = frozenset(
     {"reads_waves", "takes_waves", "pid_space", "started_ticks", "gentle", "alias", "directory", "registered", "memory"}
+    | {"tokens"}
 )
 """Fields added to kinds of an earlier release: left out at their default, as that release would write the fact."""
 

@@ -7,6 +7,7 @@
     detokenizer   text of tokens that come one by one, with stop strings
     sampling      the next token of each row of logits
     block_hashes  names of the blocks of a prompt
+    prompt_keys   names of its beginnings, for placement
     grammar       structured output: which tokens may come next
     templates     the prompt of a chat
     tool_calls    calls of tools in the text of an answer

@@ -143,6 +143,12 @@ class ModelInterface:
         object.__setattr__(self, "resumable", is_resumable(self.parameters))
 
     @property
+    def generates_text(self) -> bool:
+        """Whether it takes prompts one by one and gives text in several responses."""
+        takes = not self.inputs.keys().isdisjoint(("text_input", "prompt_token_ids"))
+        return self.decoupled and takes and "text_output" in self.outputs and not self.batching
+
+    @property
     def has_ragged_input(self) -> bool:
         return any(spec.allow_ragged_batch for spec in self.inputs.values())
 

@@ -6,7 +6,7 @@ repeats from request to request, so packed and unpacked metas are cached by thei
 add up raise `InvalidRecord`: the reader logs such a record and drops it, and never crashes of it.
 
     request   header | endpoint | client id | sequence | lineage | trace context | meta [version, content hash, inputs,
-              outputs, parameters] | tensor bytes
+              outputs, parameters, route of a prompt] | tensor bytes
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
     response  header | place | times | trace report | meta [model, version, outputs, parameters] or error text |
               tensor bytes

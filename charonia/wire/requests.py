@@ -1,6 +1,6 @@
 """Request records: header | endpoint | client id | sequence | lineage | trace context | window | meta | tensor bytes.
 
-Meta is [version, content hash, inputs, outputs, parameters].
+Meta is [version, content hash, inputs, outputs, parameters], and for a prompt that was tokenised its route.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgpack
 from msgspec import Struct
 
 from charonia.errors import InvalidRecord
+from charonia.generation.prompt_keys import PromptRoute
 from charonia.inference import Parameters
 from charonia.tensors import Buffer, Tensor
 from charonia.traces.contexts import Context, Traced
@@ -44,6 +45,7 @@ _ALIKE_BYTES = 16
 _NUMBERS = struct.Struct("<QQQQ")
 """The end of the header, from the deadline on."""
 _WINDOW = struct.Struct("<I")
+_ROUTE_SIZE = struct.Struct("<H")
 _SMALL_BYTES = 1024
 """Records of at most this size are copied out of their entry."""
 
@@ -69,8 +71,8 @@ FLAG_WINDOW = 128
 
 @dataclass(frozen=True, slots=True)
 class RequestMeta:
-    """The common part of requests with one signature. `packed` is its wire form; `rows` the batch size (1 without
-    batching).
+    """The common part of requests with one signature. `packed` is its wire form without `prompt`; `rows` the batch
+    size (1 without batching).
 
     `signature` is equal for requests that can share a batch: same version, same input names, same shapes apart from the
     batch dimension (S5).
@@ -82,6 +84,8 @@ class RequestMeta:
     outputs: tuple[str, ...]
     parameters: Parameters
     packed: bytes
+    prompt: PromptRoute | None = None
+    """Of this one request, for placement."""
     size_bytes: int = field(init=False)
     """Tensor bytes of one request."""
 
@@ -176,12 +180,13 @@ def pack_request(
     lineage: Lineage | None = None,
     trace: Context | None = None,
     window: int = 0,
+    prompt: PromptRoute | None = None,
 ) -> bytes:
     """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`.
 
     With a `reference` the bytes are there already, and `data` is ignored.
     """
-    packed = meta.packed
+    packed = meta.packed if prompt is None else _with_prompt(meta.packed, prompt)
     if reference is not None:
         flags |= FLAG_REFERENCE
         data = (reference.pack(),)
@@ -389,8 +394,33 @@ def meta_of(packed: bytes) -> RequestMeta:
     return _REQUEST_METAS.get(packed) or _new_meta(packed)
 
 
+_FIVE, _SIX = b"\x95", b"\x96"
+"""How an array of so many values begins in msgpack."""
+
+
+def _with_prompt(packed: bytes, prompt: PromptRoute) -> bytes:
+    """The wire form of a meta with one more value: the route of its prompt, and before its end the size of that."""
+    route = prompt.pack()
+    return b"".join((_SIX, packed[1:], msgpack.packb(route + _ROUTE_SIZE.pack(len(route) + _ROUTE_SIZE.size))))
+
+
+def _routed_meta(packed: bytes) -> RequestMeta | None:
+    """A meta with a prompt. Requests alike share the part before, which is cached; None for another sixth value."""
+    size = _ROUTE_SIZE.unpack_from(packed, len(packed) - _ROUTE_SIZE.size)[0]
+    value = packed[-size:]
+    extra = msgpack.packb(value)
+    if len(value) != size or size <= _ROUTE_SIZE.size or not packed.endswith(extra):
+        return None
+    prompt = PromptRoute.unpack(value[: -_ROUTE_SIZE.size])
+    if prompt is None:
+        return None
+    return replace(meta_of(_FIVE + packed[1 : -len(extra)]), prompt=prompt)
+
+
 def _new_meta(packed: bytes) -> RequestMeta:
     """Decode a meta that is not cached."""
+    if packed[:1] == _SIX and len(packed) > _ROUTE_SIZE.size and (routed := _routed_meta(packed)) is not None:
+        return routed
     meta = _unpack_request_meta(packed)
     if len(packed) <= MAX_CACHED_META_BYTES:
         if len(_REQUEST_METAS) >= META_CACHE_LIMIT:

@@ -12,6 +12,7 @@ from charonia.models.caching import caching_rules
 from charonia.models.latency_target import check_adaptive_batching
 from charonia.models.metric_control import check_metrics
 from charonia.models.repeatable import check_repeatable
+from charonia.models.text_routing import check_text_routing
 from executors.configuration.config import normalise, validate_structure
 from executors.configuration.sequence_validation import check_sequence_batching
 from executors.configuration.validation import (
@@ -71,6 +72,7 @@ def _rules(directory: ModelDirectory, written: ModelConfig, gpus: int) -> Iterat
     yield lambda: caching_rules(config)
     yield lambda: check_adaptive_batching(config)
     yield lambda: check_repeatable(config)
+    yield lambda: check_text_routing(config)
 
 
 def _without(config: ModelConfig, *fields: str) -> ModelConfig:

@@ -19,6 +19,7 @@ from charonia.models.latency_target import check_adaptive_batching
 from charonia.models.metric_control import check_metrics
 from charonia.models.repeatable import check_repeatable
 from charonia.models.sequence_batcher import checkpoint_every
+from charonia.models.text_routing import check_text_routing
 from protos import model_config_pb2 as pb
 from protos.model_config_pb2 import ModelConfig
 
@@ -102,6 +103,7 @@ def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
     caching_rules(config)
     check_adaptive_batching(config)
     check_repeatable(config)
+    check_text_routing(config)
 
 
 def _check_response_cache(config: ModelConfig, name: str) -> None:

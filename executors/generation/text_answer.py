@@ -57,9 +57,9 @@ class TextAnswer:
             one = unpack_progress(packed)
             text = "".join(map(detokenizer.push, one.tokens))
             self._cumulative = one.cumulative or 0.0
+            self.sent += 1
             responses.append(self._response(one.tokens, text, UNFINISHED, one.candidates, bytes(packed)))
             emitted += one.tokens
-            self.sent += 1
         return responses, emitted
 
     def take(self, event: TokenEvent) -> None:
@@ -114,7 +114,8 @@ class TextAnswer:
             if "token_ids" in returns:
                 data = struct.pack(f"<{len(tokens)}i", *tokens)
                 outputs.append(Tensor("token_ids", DataType.INT32, (len(tokens),), data))
-        return ModelResponse(outputs, progress=progress)
+        read = len(self._prepared.prompt) if self.sent == 1 else 0
+        return ModelResponse(outputs, progress=progress, tokens=len(tokens) + read)
 
     def _described(self, candidates: Iterable[TokenLogprob]) -> dict[str, object]:
         return {

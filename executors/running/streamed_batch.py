@@ -171,6 +171,8 @@ class StreamedBatch:
         """Whether its single responses are counted."""
         self.instance: object = None
         """The instance that was called with its requests."""
+        self.tokens = 0
+        """How many tokens its requests had so far, of prompts and answers."""
         self.interrupted: dict[int, bytes] = {}
         """The final responses of requests of which the log has other progress, by index: whatever they had."""
         self._allowed = asyncio.Event()
@@ -318,6 +320,7 @@ class StreamedBatch:
                 self._end_request(one, b"")
             return final
         if response is not None:
+            self.tokens += response.tokens
             one.error = response.error
             if self.on_first is not None and one.response_index == 0 and not one.accepted:
                 self.on_first(one.record)

@@ -256,9 +256,11 @@ def with_durations(records: Sequence[RequestRecord], executed: Executed) -> list
     return answers
 
 
-def batch_finished(executor: str, batch_id: str, pairs: Iterable[tuple[str, bytes]] = ()) -> list[bytes]:
+def batch_finished(
+    executor: str, batch_id: str, pairs: Iterable[tuple[str, bytes]] = (), tokens: int = 0
+) -> list[bytes]:
     """The fact that frees a slot. The owner releases its (endpoint, answer) pairs in order (S6)."""
-    return [FIELD_FACT, pack_fact(BatchFinished(executor, batch_id, tuple(pairs)))]
+    return [FIELD_FACT, pack_fact(BatchFinished(executor, batch_id, tuple(pairs), tokens))]
 
 
 def batch_died(executor: str, batch_id: str, death: Death, ids: Iterable[bytes]) -> list[bytes]:

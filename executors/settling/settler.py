@@ -241,8 +241,10 @@ class Settler:
             left = [r.id for i, r in enumerate(records) if i not in ended and r.id not in gone]
             return batch_died(self._executor, header.batch_id, executed.death, left)
         if not header.via_owner or batch.stream is not None:
-            finished = batch_finished if header.report_to else batch_finished_here
-            return finished(self._executor, header.batch_id)
+            tokens = batch.stream.tokens if batch.stream is not None else 0
+            if header.report_to:
+                return batch_finished(self._executor, header.batch_id, tokens=tokens)
+            return batch_finished_here(self._executor, header.batch_id, tokens)
         answered = sorted([*ending.indices, *(index for index, is_won in won.items() if is_won)])
         return batch_finished(self._executor, header.batch_id, ((records[i].endpoint, answers[i]) for i in answered))
 
@@ -385,9 +387,9 @@ class OwnerReports:
             self._link.reports[header.model].hand(fields)
 
 
-def batch_finished_here(executor: str, batch_id: str) -> list[bytes]:
+def batch_finished_here(executor: str, batch_id: str, tokens: int = 0) -> list[bytes]:
     """The end of a batch as a fact for an owner in this process, which gets it unpacked."""
-    fields: list[Any] = [FIELD_FACT, BatchFinished(executor, batch_id)]
+    fields: list[Any] = [FIELD_FACT, BatchFinished(executor, batch_id, tokens=tokens)]
     return fields
 
 

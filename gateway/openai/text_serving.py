@@ -18,6 +18,7 @@ import orjson
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.generation.parameters import StructuredOutput, check_vocabulary, parse_sampling, structured_output
+from charonia.generation.prompt_keys import route_of_tokens
 from charonia.generation.tool_calls import MARKED_BY_SPECIAL_TOKENS
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.models.interface import ModelInterface
@@ -153,10 +154,12 @@ class TextServing:
                 if (max_tokens or 0) + len(ids) > tools.context:
                     raise too_long(tools.context, len(ids), max_tokens or 0)
             self._check(wanted, tools, len(ids or ()))
+            route = None if ids is None else route_of_tokens(ids, model.adapter, max_tokens or 0)
             for index in range(count):
                 number = at * count + index
                 own = {**wanted, "seed": seed_of(seed, number)}
                 requests.append(_request(model, prompt, ids, own, stream=stream))
+                requests[-1].prompt = route
         counted = sum(map(len, tokens)) if tools is not None else 0
         return PreparedText(model, tools, requests, prompts, counted)
 

@@ -54,6 +54,7 @@ from charonia.facts.events import (
     unpack_fact,
 )
 from charonia.facts.sequence_states import SequenceAbout, SequenceState
+from charonia.generation.prompt_keys import PromptRoute
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.traces.contexts import PROPAGATED, TIMESTAMPS, Context
 from charonia.traces.reports import BACKEND_OUTPUT, Report, ReportedTensor
@@ -99,6 +100,7 @@ ANSWER_REFERENCE = Reference(FILE, "g-1/0a1c", len(OUTPUT.data))
 MARK = SequenceMark("call-é", start=True)
 SCOPED_MARK = SequenceMark(2**64 - 1, end=True, scope=7)
 PLACES = BatchPlaces(1, 4, (SequencePlace(0, ID, 1), SequencePlace(3, ID, 2, again=True)))
+PROMPT = PromptRoute(70, 2**32 - 1, bytes(range(16)))
 LINEAGE = Lineage((("à", ID), ("b", ID)), "tenant")
 CONTEXT = Context(TIMESTAMPS | PROPAGATED, ID, ID[:8], "vendor=1", "g-1")
 REPORT = Report(
@@ -158,6 +160,7 @@ FACTS: list[Fact] = [
     StatisticsWritten("e-1", "0a1b"),
 ]
 WITH_MORE: dict[str, Fact] = {
+    "batch_finished_with_tokens": BatchFinished("e-1", "owner-7-1", tokens=70000),
     "request_cancelled_gently": RequestCancelled(ID, gentle=True),
     "execution_unwanted_gently": ExecutionUnwanted("owner-7-1", b"", ID),
     "model_requested_of_a_directory": ModelRequested("load", "m", "r-1", alias="a", directory="/d/a/model"),
@@ -225,6 +228,7 @@ def written() -> dict[str, bytes]:
         "wire/v1-request-of-blocking-call.hex": request(b"e-1", lineage=BLOCKED),
         "wire/v1-request-traced.hex": request(b"g-1", **traced),
         "wire/v1-request-windowed.hex": request(b"ensemble.e", **traced, window=70000),
+        "wire/v1-request-of-prompt.hex": request(b"g-1", prompt=PROMPT),
         "wire/v1-response-reported.hex": report_response(
             time_response(pack_response(ID, "m", 3, [OUTPUT], {}, place=(2, 7)), (11, 2**40, 13)), REPORT
         ),
@@ -274,6 +278,12 @@ def test_a_request_of_a_sequence_is_read() -> None:
     assert unpack_request(kept("wire/v1-request-of-scoped-sequence.hex")).sequence == SCOPED_MARK
     assert SequenceAbout.unpack(b"3:n", kept("wire/v1-sequence-about.hex")) == ABOUT
     assert SequenceState.unpack(kept("wire/v1-sequence-state.hex")) == STATE
+
+
+def test_a_request_of_a_prompt_is_read() -> None:
+    record, plain = unpack_request(kept("wire/v1-request-of-prompt.hex")), unpack_request(kept("wire/v1-request.hex"))
+    assert (record.meta.prompt, record.meta.packed, record.inputs()) == (PROMPT, plain.meta.packed, INPUTS)
+    assert plain.meta.prompt is None
 
 
 def test_a_request_of_a_call_is_read() -> None:

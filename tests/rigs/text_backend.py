@@ -1,10 +1,13 @@
 """A backend that generates text over a decoder without a model; `install` makes a distribution of it, named `stubtext`.
 
-Its steps take `step_ms`, so that a text is under way for a while.
+Its steps take `step_ms`, so that a text is under way for a while. Where `STUBTEXT_COUNTS` names a directory, each
+process leaves what its engine did there, as `<pid>.json`.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import time
 from pathlib import Path
@@ -54,23 +57,43 @@ def make_text_engine(step_ms: int = 0) -> TokenEngine:
     return TokenEngine(decoder, tokenizer, SchedulerSettings(16, 128))
 
 
+def count_into(engine: TokenEngine, path: Path) -> None:
+    """Write the engine's counters, and how many requests found at least a block computed, as it ends requests."""
+    forget = engine._forget
+    counts = {"requests": 0, "warm": 0}
+
+    def forget_and_write(key: bytes) -> None:
+        one = engine.scheduler.find(key)
+        if one is not None:
+            counts["requests"] += 1
+            counts["warm"] += one.hit_tokens > 0
+        forget(key)
+        path.with_suffix(".new").write_text(json.dumps({**dataclasses.asdict(engine.counters), **counts}))
+        path.with_suffix(".new").rename(path)
+
+    engine._forget = forget_and_write  # type: ignore[method-assign]
+
+
 class StubText:
     name = "stubtext"
     api = (1, 0)
 
     async def load(self, source: ModelSource) -> StubTextModel:
-        return StubTextModel(source.integer("step_ms") or 0)
+        return StubTextModel(source.integer("step_ms") or 0, source.integer("max_open") or 64)
 
 
 class StubTextModel:
-    def __init__(self, step_ms: int) -> None:
+    def __init__(self, step_ms: int, max_open: int) -> None:
         self._step_ms = step_ms
+        self._max_open = max_open
 
     async def signature(self) -> None:
         return None
 
     async def create_instance(self, spec: InstanceSpec) -> GeneratingInstance:
         engine = make_text_engine(self._step_ms)
-        return GeneratingInstance(engine, byte_level(), InstanceSettings(engine.context, 64, spec.name))
+        if directory := os.environ.get("STUBTEXT_COUNTS"):
+            count_into(engine, Path(directory) / f"{os.getpid()}.json")
+        return GeneratingInstance(engine, byte_level(), InstanceSettings(engine.context, self._max_open, spec.name))
 
     async def close(self) -> None: ...

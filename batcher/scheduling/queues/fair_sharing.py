@@ -14,17 +14,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
+from batcher.scheduling.observations import QueuedRequest
+
+from .token_shares import TokenShares, TokenTurns
+
 _FIRST_ROWS = 1
 
 
 class TurnRules:
     """The rows a lane may send in one turn. `quantum_rows` is the largest batch; `weights` by lane, 1 by default."""
 
-    __slots__ = ("quantum_rows", "weights")
+    __slots__ = ("quantum_rows", "shares", "weights")
 
     def __init__(self, weights: Mapping[int, int]) -> None:
         self.quantum_rows = 1
         self.weights = weights
+        self.shares: TokenShares | None = None
+        """Set for a model that generates text, whose lanes share tokens."""
+
+    def turns(self) -> Turns | TokenTurns:
+        """Turns for one level."""
+        return Turns(self) if self.shares is None else TokenTurns(self.shares)
 
     def rows(self, lane: int) -> int:
         return self.quantum_rows * max(1, self.weights.get(lane, 1))
@@ -71,9 +81,9 @@ class Turns:
             self._old.append(lane)
         return None
 
-    def spend(self, lane: int, rows: int) -> None:
-        """The current lane was served; it may exceed its quantum, which its next turns make up for."""
-        self._credit[lane] -= rows
+    def spend(self, lane: int, request: QueuedRequest) -> None:
+        """The current lane is served; it may exceed its quantum, which its next turns make up for."""
+        self._credit[lane] -= request.rows
 
     def pass_on(self, lane: int) -> bool:
         """The current lane is empty; returns whether it is forgotten, which it is not while it would count as new at

@@ -17,7 +17,7 @@ from batcher.scheduling.observations import QueuedRequest, RequestState
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 
-from .fair_sharing import TurnRules, Turns
+from .fair_sharing import TurnRules
 
 QUEUED = RequestState.QUEUED
 DELAYED = RequestState.DELAYED
@@ -162,7 +162,7 @@ class SharedLevel(LevelQueue):
         self.size = first.size
         self.delayed, first.delayed = first.delayed, deque()
         first.size = sum([request.state is QUEUED for request in first.live])
-        self._turns = Turns(rules)
+        self._turns = rules.turns()
         self._turns.begin(first.lane)
         self._lanes = {first.lane: first}
 
@@ -177,7 +177,7 @@ class SharedLevel(LevelQueue):
             if request is None:
                 turns.pass_on(number)
             else:
-                turns.spend(number, request.rows)
+                turns.spend(number, request)
                 yield request
         for request in self.delayed:
             if request.state is DELAYED:
@@ -231,7 +231,7 @@ class SharedLevel(LevelQueue):
         while count > len(taken) and (number := turns.current()) is not None:
             served = self._lanes[number].take(1)
             if served:
-                turns.spend(number, served[0].rows)
+                turns.spend(number, served[0])
                 taken += served
             elif turns.pass_on(number):
                 del self._lanes[number]

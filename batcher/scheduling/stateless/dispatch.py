@@ -15,6 +15,7 @@ from batcher.scheduling.queues.ledger import NEVER_NS, QUEUE_FULL, RequestLedger
 from charonia.errors import ErrorCode
 
 from .model_state import Batch, ModelState, ModelVersion, Seat
+from .routed_dispatch import RoutedDispatching, dispatched_routed
 
 DISPATCHED = RequestState.DISPATCHED
 
@@ -22,12 +23,13 @@ DISPATCHED = RequestState.DISPATCHED
 class Dispatching:
     """Dispatches the batches of one model; `batch_prefix` as the scheduler has it."""
 
-    __slots__ = ("_batch_prefix", "_next_batch", "_state", "waits_for")
+    __slots__ = ("_batch_prefix", "_next_batch", "_routed", "_state", "waits_for")
 
     def __init__(self, state: ModelState, batch_prefix: str) -> None:
         self._state = state
         self._batch_prefix = batch_prefix
         self._next_batch = 0
+        self._routed = RoutedDispatching(state, self._batch_of)
         self.waits_for = 0
         """For tests (S43): no batch is dispatched before this many requests wait."""
 
@@ -47,7 +49,10 @@ class Dispatching:
             if ledger.batching is not None and not ledger.is_held and not (self.waits_for and self._waits()):
                 if version.isolation.size or self._state.kept or self._state.fresh_waits:
                     self._dispatch_suspects(version, ledger.batching, now_ns, decisions)
-                self._dispatch(version, ledger.batching, now_ns, decisions)
+                if version.routing is not None:
+                    self._routed.dispatch(version, version.routing, ledger.batching, now_ns, decisions)
+                else:
+                    self._dispatch(version, ledger.batching, now_ns, decisions)
             if version.is_idle():
                 del self._state.versions[number]
 
@@ -182,6 +187,8 @@ class Dispatching:
         via_owner = rules.preserve_ordering and not rules.several
         batch = Batch(seat.executor, version.number, requests, now_ns, first, via_owner, suspects)
         self._state.batches[batch_id] = batch
+        if version.routing is not None:
+            dispatched_routed(self._state, version, batch)
         if version.adaptive is not None:
             version.adaptive.dispatched(sum(request.rows for request in requests), now_ns)
             batch.started_ns = now_ns if seat.free_slots > 0 else 0

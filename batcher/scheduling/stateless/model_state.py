@@ -17,7 +17,12 @@ from batcher.scheduling.queues.dynamic_batching import BatchRules, Formation, Re
 from batcher.scheduling.queues.fair_sharing import TurnRules
 from batcher.scheduling.queues.ledger import CANCELLED, RequestLedger, cut_short
 from batcher.scheduling.queues.queueing import VersionQueue
+from batcher.scheduling.routing.prefix_routing import PrefixRouting
 
+ROUTED_PREFETCH = 4
+"""Batches of one request each that may wait at an executor of another process: an engine takes the next one at once,
+but the owner hears of it later.
+"""
 ENDED = RequestState.ENDED
 SUSPECT = RequestState.SUSPECT
 
@@ -95,6 +100,15 @@ class InstanceGroup:
                 del self.seats[executor]
             self._choose()
 
+    def change_prefetch(self, prefetch: int) -> None:
+        """How many batches may wait at an executor from now on."""
+        self._prefetch = prefetch
+        self._choose()
+
+    def takes(self, seat: Seat) -> bool:
+        """Whether the executor can take a batch now."""
+        return 0 < seat.slots > seat.outstanding - self._prefetch and seat.executor not in self._kept
+
     def refresh(self) -> bool:
         """Choose the best seat again; returns whether it changed."""
         before = self.best
@@ -142,7 +156,7 @@ class Batch:
 class ModelVersion:
     """The state of one version."""
 
-    __slots__ = ("adaptive", "instances", "isolation", "number", "pause", "queue", "releases")
+    __slots__ = ("adaptive", "instances", "isolation", "number", "pause", "queue", "releases", "routing")
 
     def __init__(self, number: int, prefetch: int, kept: Container[str], turns: TurnRules) -> None:
         self.number = number
@@ -152,6 +166,8 @@ class ModelVersion:
         self.releases = ReleaseOrder()
         self.adaptive: AdaptiveBatching | None = None
         """Set while the configuration has a target."""
+        self.routing: PrefixRouting | None = None
+        """Set for a model that generates text (`routed_dispatch`)."""
         self.pause: Formation | None = None
         """The queue was checked, and no batch is due before one of these conditions holds."""
 
@@ -255,7 +271,18 @@ class ModelState:
         version = self.versions.get(number)
         if version is None:
             version = self.versions[number] = ModelVersion(number, self.prefetch, self.kept, self.turns)
+            self.route(version)
         return version
+
+    def route(self, version: ModelVersion) -> None:
+        """Have a version's requests placed by their prompts, or no longer."""
+        shares = self.turns.shares
+        if shares is None:
+            version.routing = None
+        elif version.routing is None:
+            version.routing = PrefixRouting(shares.answers)
+        ahead = ROUTED_PREFETCH if shares is not None and self.prefetch else self.prefetch
+        version.instances.change_prefetch(ahead)
 
     def touch(self, number: int) -> None:
         """A version has changed: process its queue again."""
@@ -301,6 +328,8 @@ class ModelState:
             self.released(batch)
         if batch.via_owner:
             version.releases.lose(batch.first)
+        if version.routing is not None:
+            self.returned_routed(version, batch)
         self.touch(batch.version)
         left: list[QueuedRequest] = []
         for request in batch.requests:
@@ -317,6 +346,15 @@ class ModelState:
             elif self.ledger.admit(request, now_ns, decisions):
                 left.append(request)
         return batch, left
+
+    def returned_routed(self, version: ModelVersion, batch: Batch) -> None:
+        """A batch of a routed version came back: its requests may be queued again beside the places that they left."""
+        version.queue.sweep()
+        for request in batch.requests:
+            if version.routing is not None:
+                version.routing.ended(request.id)
+            if self.turns.shares is not None:
+                self.turns.shares.returned(request.id)
 
     def free_slot(self, batch: Batch) -> ModelVersion:
         """The batch's instance is free, if it was not before."""

@@ -48,6 +48,8 @@ class Recalls:
         state = self._state
         for number, version in state.versions.items():
             version.instances.lose(event.executor)
+            if version.routing is not None:
+                version.routing.lose(event.executor)
             state.touch(number)
         since_ns = self._since.pop(event.executor, now_ns)
         if not event.drained:

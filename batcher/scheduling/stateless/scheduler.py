@@ -44,12 +44,14 @@ from batcher.scheduling.observations import (
     WaveOpened,
 )
 from batcher.scheduling.queues.adaptive_batching import AdaptiveBatching
+from batcher.scheduling.routing.prefix_routing import PrefixRouting
 from charonia.errors import ErrorCode
 
 from .dispatch import Arrivals, Dispatching
 from .endings import Endings
 from .model_state import Batch, ModelState
 from .recalls import Recalls
+from .routed_dispatch import adopt_routing, ended_routed, found_routed
 
 QUEUED = RequestState.QUEUED
 DELAYED = RequestState.DELAYED
@@ -153,6 +155,10 @@ class ModelScheduler:
         """The current choice for each version, where the configuration has a target."""
         return {n: version.adaptive for n, version in self._state.versions.items() if version.adaptive is not None}
 
+    def routing(self) -> dict[int, PrefixRouting]:
+        """What is known of the executors of each version, where prompts decide between them."""
+        return {n: version.routing for n, version in self._state.versions.items() if version.routing is not None}
+
     def find(self, request_id: bytes) -> QueuedRequest | None:
         """Returns a request that has not ended."""
         return self._state.ledger.known.get(request_id)
@@ -221,10 +227,16 @@ class ModelScheduler:
                 self._endings.abandon(event, decisions)
             case VersionServed():
                 self._recalls.served(event.executor, now_ns)
-                self._state.version(event.version).instances.serve(event.executor, event.content_hash, event.slots)
+                version = self._state.version(event.version)
+                if version.routing is not None:
+                    version.routing.loaded(event.executor)
+                version.instances.serve(event.executor, event.content_hash, event.slots)
                 self._state.touch(event.version)
             case VersionWithdrawn():
-                self._state.version(event.version).instances.withdraw(event.executor)
+                version = self._state.version(event.version)
+                if version.routing is not None:
+                    version.routing.lose(event.executor)
+                version.instances.withdraw(event.executor)
                 self._state.touch(event.version)
             case ExecutorLost():
                 self._recalls.lose(event, now_ns, decisions)
@@ -259,6 +271,8 @@ class ModelScheduler:
         version = state.free_slot(batch)
         if version.adaptive is not None:
             state.measure(version.adaptive, batch, was_freed, now_ns)
+        if version.routing is not None:
+            ended_routed(state, version.routing, batch.requests, event.tokens)
         if state.kept:
             state.released(batch)
         if batch.via_owner:
@@ -277,8 +291,11 @@ class ModelScheduler:
     def _begin(self, event: ResponsesBegun) -> None:
         batch = self._state.batches.get(event.batch_id)
         if batch is not None and batch.executor == event.executor:
+            routing = self._state.version(batch.version).routing
             for request in batch.requests:
                 request.responding |= request.id in event.ids
+                if routing is not None and request.id in event.ids:
+                    routing.began(request.id)
 
     def _adopt(self, event: BatchRunning, now_ns: int) -> None:
         if event.batch_id in self._state.batches or event.batch_id in self._state.held:
@@ -308,13 +325,19 @@ class ModelScheduler:
         version.instances.occupy(event.executor)
         via_owner = event.via_owner and bool(requests)
         first = requests[0].order if requests else 0
-        self._state.batches[event.batch_id] = Batch(event.executor, event.version, requests, now_ns, first, via_owner)
+        batch = Batch(event.executor, event.version, requests, now_ns, first, via_owner)
+        self._state.batches[event.batch_id] = batch
+        if version.routing is not None:
+            found_routed(self._state, batch)
         if via_owner:
             version.releases.open(first, event.batch_id)
         self._state.touch(event.version)
 
     def _change_policy(self, event: PolicyChanged, now_ns: int, decisions: list[Decision]) -> None:
-        if not self._state.ledger.adopt_policy(event.interface, event.strategy):
+        routed = self._state.turns.shares is not None
+        changed = self._state.ledger.adopt_policy(event.interface, event.strategy)
+        adopt_routing(self._state, event.interface)
+        if not changed and routed is (self._state.turns.shares is not None):
             return
         rules = self._state.ledger.batching
         assert rules is not None

@@ -7,7 +7,8 @@
                    of those with a window then also how many responses it may be given for now, its progress and its
                    level, up to the last that is not 0 or empty
                                                       DONE  [[[code, message] or nil, parameters, tensors, again] or
-                                                      nil, ...], nil for what RESPONSEs answer; nil of decoupled models
+                                                      nil, ...], nil for what RESPONSEs answer; nil of decoupled models;
+                                                      after `again` may come its progress and its number of tokens
                                                       RESPONSE  [index, final, one of DONE's or nil for no response];
                                                       a final one with `again` reschedules the request
     EXECUTE_COLUMNS
@@ -190,7 +191,10 @@ def _responses(frame: Frame, replies: Sequence[Any]) -> list[ModelResponse | Non
                 raise FrameError("the replies of a model process describe more bytes than it sent")
             outputs.append(Tensor(name, DataType.of_number(number), tuple(shape), data))
         is_again = bool(again and again[0])
-        responses.append(ModelResponse(outputs, parameters, again=is_again, progress=_progress_in(again)))
+        response = ModelResponse(outputs, parameters, again=is_again, progress=_progress_in(again))
+        if len(again) > 2:
+            response.tokens = int(again[2])
+        responses.append(response)
     return responses
 
 

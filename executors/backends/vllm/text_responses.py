@@ -75,7 +75,8 @@ def text_response(
     tensors += _counts(returns, input_tokens, [len(one.tokens) for one in found])
     if "token_ids" in returns:
         tensors.append(Tensor.of("token_ids", np.asarray([token for one in found for token in one.tokens], np.int32)))
-    return ModelResponse([tensor for tensor in tensors if not outputs or tensor.name in outputs])
+    wanted = [tensor for tensor in tensors if not outputs or tensor.name in outputs]
+    return ModelResponse(wanted, tokens=sum(len(one.tokens) for one in found))
 
 
 def embedding_response(

@@ -244,6 +244,7 @@ class _Stream:
         self._index = index
         self._responses = responses
         self._records = records
+        self._is_first = True
 
     def send_again(self, record: bytes) -> None:
         """Give a response again that an earlier run gave."""
@@ -274,6 +275,9 @@ class _Stream:
             gained, self._asked.returns, prompt=prompt, input_tokens=input_tokens, outputs=self._wanted
         )
         response.progress = record
+        if self._is_first:
+            self._is_first = False
+            response.tokens += input_tokens
         self._responses.send(self._index, response, final=final)
 
 

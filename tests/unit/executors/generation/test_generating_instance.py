@@ -322,11 +322,15 @@ async def test_what_was_given_is_given_again_and_continued(temperature: float) -
         progress = [response.progress for response in whole.responses[:-1]]
         assert all(progress)
         assert not whole.responses[-1].progress
+        prompt = len(TOKENIZER.encode("hello", special=True))
+        assert whole.responses[0].tokens > prompt
+        assert sum(one.tokens for one in whole.responses) == prompt + 12
         for count in range(1, len(progress) + 1):
             again = await ask(instance, "hello", inputs=inputs, progress=progress[:count], **sampling)
             assert [one.progress for one in again.responses[:count]] == progress[:count]
             assert [values(one) for one in again.responses[:count]] == [values(one) for one in whole.responses[:count]]
             assert again.text == whole.text
+            assert sum(one.tokens for one in again.responses) == prompt + 12
             assert list(chain(*again.values("token_ids"))) == list(chain(*whole.values("token_ids")))
             assert again.values("cumulative_logprob")[-1] == pytest.approx(whole.values("cumulative_logprob")[-1])
 

@@ -82,10 +82,10 @@ def test_a_forgotten_lane_is_new_again_only_after_the_others() -> None:
     turns.begin(1)
     turns.join(2)
     assert turns.current() == 2
-    turns.spend(2, 1)
+    turns.spend(2, request(1, lane=2))
     turns.join(2)
     assert turns.current() == 1
-    turns.spend(1, 1)
+    turns.spend(1, request(2, lane=1))
     assert turns.current() == 2
     assert turns.pass_on(2) is True
     assert turns.current() == 1

@@ -42,13 +42,15 @@ def test_responses_are_cut_apart() -> None:
     content = [
         [None, {"k": True}, [["A", 2, [3], 3], ["B", 13, [1], 5]]],
         [[2, "gone"], {}, []],
-        [None, {}, [["A", 2, [1], 1]]],
+        [None, {}, [["A", 2, [1], 1]], False, b"p", 12],
     ]
     one, two, three = responses_of(frame(Kind.DONE, content, b"\1\2\3", b"\1\0\0\0z", b"\7"))
     assert [tensor.array().tolist() for tensor in one.outputs] == [[1, 2, 3], [b"z"]]
     assert one.parameters == {"k": True}
     assert isinstance(two.error, NotFound)
     assert three.outputs[0].array().tolist() == [7]
+    assert (three.again, three.progress, three.tokens) == (False, b"p", 12)
+    assert (one.again, one.progress, one.tokens) == (False, b"", 0)
 
 
 @pytest.mark.parametrize(
