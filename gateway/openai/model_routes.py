@@ -105,6 +105,12 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
         await call.reply_bytes(b"", headers=[], status=200 if handler.ready() else 503)
 
     async def metrics(call: ApiCall) -> None:
+        if handler.identifies and not _is_restricted(context, "statistics"):
+            raise ApiError(
+                "metrics name tenants: read them at the metrics port (--metrics-port), or restrict 'statistics' "
+                "(--http-restricted-api)",
+                status=403,
+            )
         page = await context.metrics()
         if page is None:
             raise ApiError("metrics are off (--allow-metrics)", status=404)
@@ -133,6 +139,10 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     routes.add("GET", "/health/ready", health, group="health", is_open=True)
     routes.add("GET", METRICS_PATH, metrics, group="statistics", is_open=True)
     routes.add("GET", "/version", version, group="metadata", is_open=True)
+
+
+def _is_restricted(context: OpenAiContext, group: str) -> bool:
+    return any(group in groups for groups, _, _ in context.settings.http_restricted_api)
 
 
 def _prompt(body: Mapping[str, Any]) -> str:

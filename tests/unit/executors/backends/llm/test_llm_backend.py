@@ -86,6 +86,7 @@ def test_parameters() -> None:
             **{
                 "charonia.kv_blocks": "64",
                 "charonia.kv_precision": "U8",
+                "charonia.activation_precision": "f32",
                 "charonia.exact": "false",
                 "charonia.adapter_slots": "2",
                 "charonia.adapter_rank": "32",
@@ -97,6 +98,7 @@ def test_parameters() -> None:
     )
     decoder = changed.decoder
     assert (decoder.threads, decoder.blocks, decoder.precision, decoder.exact) == (3, 64, "u8", False)
+    assert (usual.decoder.activations, decoder.activations) == ("i8", "f32")
     assert (decoder.adapter_slots, decoder.adapter_rank) == (2, 32)
     assert (changed.scheduler.max_num_seqs, changed.scheduler.max_num_batched_tokens) == (300, 600)
     assert not changed.scheduler.prefix_cache
