@@ -9,20 +9,15 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from charonia.datatypes import DataType
-from charonia.inference import LATEST_VERSION, InferenceRequest
-from charonia.tensors import Tensor
 from gateway.handler import Handler
-from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
+from gateway.requests.delivery import ANYONE, Caller
 
 from .api_calls import ApiCall, RouteTable
 from .shapes.api_errors import ApiError
-from .shapes.embedding_shapes import EmbeddingRequest, Vector, embedding_document, read_embedding
+from .shapes.embedding_shapes import EmbeddingRequest, embedding_document, read_embedding
+from .task_requests import ask_all, texts_to_vector
 from .text_metrics import TextCounts
 from .text_models import TextModel, TextModels, TextTools, too_long
-from .text_serving import element, shape_of
 
 EMBEDDING = "embedding"
 
@@ -39,17 +34,11 @@ class EmbeddingEndpoint:
         """The answer to a body. Raises `ApiError`, and the error of the first text that failed."""
         wanted = read_embedding(body)
         model = self._models.find(wanted.model)
-        name, output = _tensors(model)
+        name, output = embedding_tensors(model)
         tools = await self._models.tools(model)
         texts, tokens = await self._texts(wanted, tools)
         with self._counts.call(EMBEDDING, model.name, caller.tenant, tokens):
-            tasks = [asyncio.create_task(self._one(model, name, output, text, caller)) for text in texts]
-            try:
-                vectors = await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+            vectors = await ask_all(self._handler, model, [{name: text} for text in texts], output, caller)
         return embedding_document(wanted, vectors, tokens)
 
     async def _texts(self, wanted: EmbeddingRequest, tools: TextTools | None) -> tuple[list[str], int]:
@@ -70,28 +59,17 @@ class EmbeddingEndpoint:
             await asyncio.sleep(0)  # thousands of lists are not decoded at once
         return texts, sum(map(len, (*tokens, *lists)))
 
-    async def _one(self, model: TextModel, name: str, output: str, text: str, caller: Caller) -> Vector:
-        shape = shape_of(model.served.interface, name, 1)
-        tensor = Tensor(name, DataType.BYTES, shape, element(text.encode("utf-8", "replace")))
-        request = InferenceRequest(model.name, LATEST_VERSION, [tensor], outputs=(output,), served=model.served)
-        options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
-        response = await self._handler.infer(request, options=options)
-        return np.frombuffer(response.outputs[0].data, "<f4")
 
-
-def _tensors(model: TextModel) -> tuple[str, str]:
+def embedding_tensors(model: TextModel) -> tuple[str, str]:
     """The names of the text and of the embedding. Raises a 400 `ApiError` for a model of another kind."""
-    interface = model.served.interface
-    texts = [spec.name for spec in interface.inputs.values() if spec.datatype is DataType.BYTES]
-    vectors = [spec.name for spec in interface.outputs.values() if spec.datatype is DataType.FP32]
-    needed = interface.required_inputs - set(texts[:1])
-    if not model.embeds or interface.decoupled or len(vectors) != 1 or not texts or needed:
+    found = texts_to_vector(model) if model.task == "embed" else None
+    if found is None:
         raise ApiError(
             f"The model '{model.name}' does not embed text: it needs the parameter charonia.openai_task, one BYTES "
             "input and one FP32 output",
             param="model",
         )
-    return texts[0], vectors[0]
+    return found
 
 
 def add_embeddings(routes: RouteTable, endpoint: EmbeddingEndpoint) -> None:
