@@ -1,4 +1,4 @@
-"""Rankings, scores, moderations and transcriptions of a whole server, asked by OpenAI's own client where it has them."""
+"""Rankings, scores, moderations and transcriptions of a whole server; by OpenAI's own client where it has them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def find_model(source: ModelSource) -> LanguageModel:
     """
     root = source.version_directory.resolve()
     chosen = source.config.default_model_filename
-    path = (root / chosen).resolve() if chosen else _found(source, root)
+    # a configuration that was completed names the first of the usual files, also where another one is used
+    path = _found(source, root) if chosen in ("", GGUF) else (root / chosen).resolve()
     if not path.is_relative_to(root):
         raise InvalidArgument(f"default model filename '{chosen}' of '{source.name}' is outside the version directory")
     if path.is_dir():
