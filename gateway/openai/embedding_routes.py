@@ -1,23 +1,29 @@
-"""`/v1/embeddings`: each text is a request of a model with one BYTES input and one FP32 output.
+"""Models that make a vector of texts, and `/v1/embeddings`: each text is a request, and the batcher joins them.
 
-A model says that it embeds by the parameter `charonia.openai_task: "embed"`; the batcher joins the requests.
+A model that embeds has one BYTES input, one FP32 output and the parameter `charonia.openai_task: "embed"`.
+`scoring_routes` and `moderation_routes` ask other models in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from charonia.datatypes import DataType
+from charonia.inference import LATEST_VERSION, InferenceRequest
+from charonia.tensors import Tensor
 from gateway.handler import Handler
-from gateway.requests.delivery import ANYONE, Caller
+from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
 
 from .api_calls import ApiCall, RouteTable
 from .shapes.api_errors import ApiError
-from .shapes.embedding_shapes import EmbeddingRequest, embedding_document, read_embedding
-from .task_requests import ask_all, texts_to_vector
+from .shapes.embedding_shapes import EmbeddingRequest, Vector, embedding_document, read_embedding
 from .text_metrics import TextCounts
 from .text_models import TextModel, TextModels, TextTools, too_long
+from .text_serving import element, shape_of
 
 EMBEDDING = "embedding"
 
@@ -70,6 +76,50 @@ def embedding_tensors(model: TextModel) -> tuple[str, str]:
             param="model",
         )
     return found
+
+
+def texts_to_vector(model: TextModel, inputs: Sequence[str] = ()) -> tuple[str, str] | None:
+    """The names of a model's first text and of its vector: it needs those texts, or one of any name, and no more.
+
+    None for a model with other tensors: the texts are BYTES inputs, the vector is the only FP32 output.
+    """
+    interface = model.served.interface
+    texts = [spec.name for spec in interface.inputs.values() if spec.datatype is DataType.BYTES]
+    vectors = [spec.name for spec in interface.outputs.values() if spec.datatype is DataType.FP32]
+    taken = set(inputs) or set(texts[:1])
+    if interface.decoupled or len(vectors) != 1 or not taken or not taken <= set(texts):
+        return None
+    if interface.required_inputs - taken:
+        return None
+    return texts[0], vectors[0]
+
+
+async def ask_all(
+    handler: Handler, model: TextModel, items: Sequence[Mapping[str, str]], output: str, caller: Caller = ANYONE
+) -> list[Vector]:
+    """The values of `output`, float32 [n], for each item: its texts by the names of inputs.
+
+    Raises the error of the first that failed, and cancels the others.
+    """
+    tasks = [asyncio.create_task(_ask(handler, model, item, output, caller)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _ask(handler: Handler, model: TextModel, item: Mapping[str, str], output: str, caller: Caller) -> Vector:
+    interface = model.served.interface
+    tensors = [
+        Tensor(name, DataType.BYTES, shape_of(interface, name, 1), element(text.encode("utf-8", "replace")))
+        for name, text in item.items()
+    ]
+    request = InferenceRequest(model.name, LATEST_VERSION, tensors, outputs=(output,), served=model.served)
+    options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
+    response = await handler.infer(request, options=options)
+    return np.frombuffer(response.outputs[0].data, "<f4")
 
 
 def add_embeddings(routes: RouteTable, endpoint: EmbeddingEndpoint) -> None:

@@ -16,10 +16,10 @@ from charonia.errors import InternalError
 from gateway.handler import Handler
 
 from .api_calls import ApiCall, RouteTable
+from .embedding_routes import ask_all, texts_to_vector
 from .shapes.api_errors import ApiError
 from .shapes.embedding_shapes import Vector
 from .shapes.sampling_fields import text
-from .task_requests import ask_all, texts_to_vector
 from .text_metrics import TextCounts
 from .text_models import TextModel, TextModels
 

@@ -17,11 +17,10 @@ from gateway.handler import Handler
 from gateway.requests.delivery import Caller
 
 from .api_calls import ApiCall, RouteTable
-from .embedding_routes import embedding_tensors
+from .embedding_routes import ask_all, embedding_tensors, texts_to_vector
 from .shapes.api_errors import ApiError
 from .shapes.embedding_shapes import Vector
 from .shapes.scoring_shapes import read_rerank, read_score, rerank_document, score_document
-from .task_requests import ask_all, texts_to_vector
 from .text_metrics import TextCounts
 from .text_models import TextModel, TextModels, too_long
 
