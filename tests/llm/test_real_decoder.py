@@ -97,6 +97,29 @@ def _distance(one: Any, other: Any) -> float:
     return float(np.abs(one - other).mean() / other.std())
 
 
+def test_activations_of_32_bits_are_nearer_to_the_files_weights(model: Any, decoder: OpenVinoDecoder) -> None:
+    """A chat whose two first tokens are nearly equal: eight-bit activations choose the other one."""
+    import numpy_llama
+
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    chat = "".join(
+        f"<|im_start|>{role}\n{content}<|im_end|>\n"
+        for role, content in (("system", system), ("user", "What is the capital of France?"))
+    )
+    asked = model.tokenizer.encode(chat + "<|im_start|>assistant\n", special=True)
+    reference = numpy_llama.Llama(model.repository / "smollm2" / "1" / "model.gguf").logits(asked)
+    settings = DecoderSettings(threads=2, context=2048, blocks=16, activations="f32")
+    other = OpenVinoDecoder(str(model.directory / IR), settings)
+    try:
+        exact = run(other, (asked, 0, range(8), -1))
+        one_by_one = [run(other, ([token], at, range(8, 16), -1)) for at, token in enumerate(asked)]
+    finally:
+        other.close()
+    np.testing.assert_array_equal(np.concatenate(one_by_one), exact)
+    assert exact[-1].argmax() == reference[-1].argmax()
+    assert _distance(exact, reference) < 0.7 * _distance(run(decoder, (asked, 0, range(8), -1)), reference)
+
+
 def test_half_precision_keys_and_fast_prompts_are_near(model: Any, decoder: OpenVinoDecoder, ids: list[int]) -> None:
     """What is not exact gives nearly the same logits."""
     exact = run(decoder, (ids, 0, range(8), -1))

@@ -41,6 +41,8 @@ class DecoderSettings:
     blocks: int | None = None
     memory_bytes: int = 1 << 30
     precision: str = "f32"
+    activations: str = "i8"
+    """Of the products with weights: i8, with a scale for each 32 values, or f32."""
     adapter_slots: int = 0
     adapter_rank: int = 16
     exact: bool = True
@@ -61,6 +63,9 @@ class OpenVinoDecoder:
         self._rank = settings.adapter_rank
         self._exact = settings.exact
         self._fewest = settings.threads if settings.exact else 0
+        self._fewest_sampled = 1
+        if settings.exact and settings.activations == "f32":  # products of one row have another kernel
+            self._fewest, self._fewest_sampled = max(2, settings.threads), 2
         columns = settings.adapter_slots * settings.adapter_rank
         core = openvino.Core()
         graph = read_flat(core, path, adapter_columns=columns)
@@ -73,6 +78,8 @@ class OpenVinoDecoder:
             "KV_CACHE_PRECISION": settings.precision,
             "PERFORMANCE_HINT": "LATENCY",
         }
+        if settings.activations == "f32":
+            properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
         try:
             self._compiled: Any = core.compile_model(graph.model, "CPU", properties)
             self._request: Any = self._compiled.create_infer_request()
@@ -117,7 +124,8 @@ class OpenVinoDecoder:
         self._set("block_indices", step.blocks)
         self._set("block_indices_begins", step.block_begins)
         self._set("max_context_len", np.array(lengths.max(), np.int32))
-        self._set(SAMPLED, step.sampled)
+        missing = max(0, self._fewest_sampled - len(step.sampled))
+        self._set(SAMPLED, np.concatenate([step.sampled, np.zeros(missing, np.int32)]) if missing else step.sampled)
         if self._mask_of is not None:
             self._set(MASK, self._mask_of[step.adapters][:, None, :])
         try:
@@ -125,7 +133,7 @@ class OpenVinoDecoder:
         except RuntimeError as error:
             raise InternalError(f"openvino error: {reason(error)}") from None
         logits: npt.NDArray[np.float32] = request.get_output_tensor(0).data
-        return logits.reshape(len(step.sampled), self.vocabulary)
+        return logits.reshape(-1, self.vocabulary)[: len(step.sampled)]
 
     def load_adapter(self, slot: int, directory: str) -> None:
         """Write an adapter's weights into the columns of a slot. Raises `InvalidArgument` for one that does not fit."""
@@ -142,6 +150,12 @@ class OpenVinoDecoder:
                 rank = len(found.a)
                 a[at.start : at.start + rank] = found.a
                 b[:, at.start : at.start + rank] = found.b
+
+    def check_adapter(self, directory: str) -> None:
+        """Raises `InvalidArgument` for an adapter that `load_adapter` would refuse, and where there are no slots."""
+        if not self.adapter_slots:
+            raise InvalidArgument("the model has no slots for adapters (parameter 'charonia.adapter_slots')")
+        read_adapter(directory, self._sites, self._rank)
 
     def close(self) -> None:
         """Release the model; the memory of blocks is freed with it."""

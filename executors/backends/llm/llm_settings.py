@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from charonia.backend import InstanceSpec, ModelSource
@@ -14,6 +15,7 @@ from .decoder import DecoderSettings
 KV_BLOCKS = "charonia.kv_blocks"
 KV_MEMORY = "charonia.kv_memory_mb"
 KV_PRECISION = "charonia.kv_precision"
+ACTIVATIONS = "charonia.activation_precision"
 EXACT = "charonia.exact"
 PREFIX_CACHE = "charonia.prefix_cache"
 ADAPTER_SLOTS = "charonia.adapter_slots"
@@ -21,6 +23,7 @@ ADAPTER_RANK = "charonia.adapter_rank"
 THREADS = "INFERENCE_NUM_THREADS"
 MAX_RUNNING, MAX_TOKENS = "max_num_seqs", "max_num_batched_tokens"
 _PRECISIONS = ("f32", "f16", "u8")
+_ACTIVATIONS = ("i8", "f32")
 _DEFAULT_MEMORY_MB = 1024
 _MOST_SLOTS_BY_DEFAULT = 8
 _DEFAULT_RANK = 16
@@ -49,7 +52,8 @@ class LlmSettings:
             context=context,
             blocks=source.integer(KV_BLOCKS) or None,
             memory_bytes=(_DEFAULT_MEMORY_MB if memory_mb is None else memory_mb) << 20,
-            precision=_precision(source),
+            precision=_word(source, KV_PRECISION, _PRECISIONS),
+            activations=_word(source, ACTIVATIONS, _ACTIVATIONS),
             adapter_slots=min(adapters, _MOST_SLOTS_BY_DEFAULT) if slots is None else slots,
             adapter_rank=source.integer(ADAPTER_RANK) or _DEFAULT_RANK,
             exact=source.flag(EXACT) is not False,
@@ -66,10 +70,9 @@ class LlmSettings:
         )
 
 
-def _precision(source: ModelSource) -> str:
-    said = (source.parameter(KV_PRECISION) or _PRECISIONS[0]).lower()
-    if said not in _PRECISIONS:
-        raise InvalidArgument(
-            f"parameter '{KV_PRECISION}' of '{source.name}' must be {', '.join(_PRECISIONS)}, got '{said}'"
-        )
+def _word(source: ModelSource, name: str, known: Sequence[str]) -> str:
+    """One of the known words; the first where the parameter is absent."""
+    said = (source.parameter(name) or known[0]).lower()
+    if said not in known:
+        raise InvalidArgument(f"parameter '{name}' of '{source.name}' must be {', '.join(known)}, got '{said}'")
     return said

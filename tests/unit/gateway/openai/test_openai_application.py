@@ -211,3 +211,22 @@ async def test_what_nobody_foresaw_is_an_internal_error(client: httpx2.AsyncClie
     handler.refusal = ValueError("secret")
     reply = await client.post(CHAT, content=json.dumps(BODY))
     assert (reply.status_code, reply.json()["error"]["message"]) == (500, "internal server error")
+
+
+async def test_metrics_that_name_tenants_are_for_those_who_may_read_them(
+    settings: GatewaySettings, handler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def page() -> bytes:
+        return b"a_total 1\n"
+
+    restricted = replace(settings, http_restricted_api=((("statistics",), "admin-key", "secret"),))
+    for identifies, chosen, headers, status in (
+        (False, settings, {}, 200),
+        (True, settings, {}, 403),
+        (True, restricted, {}, 403),
+        (True, restricted, {"admin-key": "secret"}, 200),
+    ):
+        monkeypatch.setattr(text_handler.TextHandler, "identifies", identifies)
+        interface = OpenAiInterface(chosen, handler, page)
+        async with over(OpenAiApplication(chosen, handler, interface)) as client:
+            assert (await client.get("/metrics", headers=headers)).status_code == status
