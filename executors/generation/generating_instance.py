@@ -8,6 +8,7 @@ responses, not the steps: what waits for it is joined.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
@@ -230,8 +231,13 @@ class GeneratingInstance:
             else:
                 one.answer.take(event)
                 due[one] = one.answer
-        for one in due:
-            self._send_due(one)
+        if not due:
+            return
+        # those of a step go together, if this stream can send them so (`executors.isolation.child.request_server`)
+        hold = getattr(next(iter(due)).call.responses, "hold", contextlib.nullcontext)
+        with hold():
+            for one in due:
+                self._send_due(one)
 
     def _send_due(self, one: _Open) -> None:
         """Send the next response of a request, unless its reader or the log has to catch up first."""
