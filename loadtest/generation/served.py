@@ -82,6 +82,7 @@ def grpc(address: str, model: str) -> Stream:
 
     def stream(prompt: Sequence[int], tokens: int) -> Iterator[object]:
         request: Any = pb.ModelInferRequest(model_name=model)
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
         for name, datatype, count, data in (
             ("prompt_token_ids", "INT32", len(prompt), struct.pack(f"<{len(prompt)}i", *prompt)),
             ("stream", "BOOL", 1, b"\1"),
@@ -93,11 +94,12 @@ def grpc(address: str, model: str) -> Stream:
         requests.put(request)
         with insecure_channel(address) as channel:
             call = stub(channel).ModelStreamInfer(iter(requests.get, None), timeout=_TIMEOUT_S)
-            for count, message in enumerate(call, 1):
+            for message in call:
                 if message.error_message:
                     raise LoadTestError(message.error_message)
-                yield message
-                if count == tokens:  # messages are not joined while their reader keeps up; the end is another one
+                if message.infer_response.outputs:
+                    yield message
+                if message.infer_response.parameters["triton_final_response"].bool_param:
                     break
             requests.put(None)
 
