@@ -56,9 +56,10 @@ def main() -> int:
     with ExitStack() as stack:
         ways = _ways(arguments, stack, directory, ours)
         for streams in arguments.streams:
-            rows += rows_of(streams, _rounds(ways, streams, arguments.tokens, arguments.rounds))
+            found = rows_of(streams, _rounds(ways, streams, arguments.tokens, arguments.rounds))
+            print(table(found), flush=True)
+            rows += found
             loads.append(_load())
-        print(table(rows))
         prefixes = _prefixes(ways, directory, arguments.threads, arguments.rounds) if arguments.prefixes else {}
         batching = _mix(ours, max(1, arguments.rounds // 2)) if arguments.mix else {}
     loads.append(_load())
