@@ -21,6 +21,11 @@ class AdapterSlots:
         """The adapters in their slots."""
         return dict(self._slots)
 
+    @property
+    def occupied(self) -> int:
+        """How many slots have an adapter."""
+        return len(self._slots)
+
     def can_hold(self, name: str) -> bool:
         return name in self._slots or bool(self._free) or len(self._users) < len(self._slots)
 

@@ -73,6 +73,22 @@ class EngineLoad:
     blocks: int
 
 
+class EngineObserver(Protocol):
+    """Counts what an engine does. What it raises is logged, and it is not called again."""
+
+    def arrived(self, key: bytes) -> None:
+        """A request has come. Called in the event loop, before the engine gets it."""
+
+    def left(self, key: bytes) -> None:
+        """A request has ended or was given up; its steps may still be reported. Called in the event loop."""
+
+    def stepped(self, events: Sequence[TokenEvent], load: EngineLoad) -> None:
+        """A step was made. Called in the engine's thread."""
+
+    def closed(self) -> None:
+        """The engine makes no more steps. Called in its thread."""
+
+
 class Engine(Protocol):
     """Continuous batching. All methods but `admit` and `cancel` are called in one thread; none waits for a request."""
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from .engine import Engine, EngineLoad, TokenEvent
+from .engine import Engine, EngineLoad, EngineObserver, TokenEvent
+
+_log = logging.getLogger(__name__)
 
 
 class EngineThread:
@@ -25,10 +28,12 @@ class EngineThread:
         name: str,
         deliver: Callable[[Sequence[TokenEvent]], None],
         died: Callable[[BaseException], None],
+        observer: EngineObserver | None = None,
     ) -> None:
         self._engine = engine
         self._deliver = deliver
         self._died = died
+        self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._events: list[TokenEvent] = []
@@ -58,14 +63,27 @@ class EngineThread:
                 self._wake.clear()
                 if self._stopping:  # looked at after `clear`: what sets it wakes afterwards
                     break
-                self._hand_over(self._engine.step())
+                events = self._engine.step()
                 self.load = load = self._engine.load()
+                self._observe(events, load)
+                self._hand_over(events)
                 if not load.running and not load.waiting:
                     self._wake.wait()
         except BaseException as error:
             self._call(self._died, error)
         finally:
             self._engine.close()
+            if self._observer is not None:
+                self._observer.closed()
+
+    def _observe(self, events: Sequence[TokenEvent], load: EngineLoad) -> None:
+        if self._observer is None:
+            return
+        try:
+            self._observer.stepped(events, load)
+        except Exception:  # an engine must not end because it cannot be counted
+            _log.exception("an engine's metrics failed: there are no more of it")
+            self._observer = None
 
     def _hand_over(self, events: Sequence[TokenEvent]) -> None:
         if not events:

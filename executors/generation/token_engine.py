@@ -27,10 +27,13 @@ from .step_scheduler import SchedulerSettings, StepPlan, StepScheduler
 
 @dataclass(slots=True)
 class EngineCounters:
-    """What an engine has done since it was made. Tokens of prompts that were found computed count as `hit_tokens`."""
+    """What an engine has done since it was made. `hit_tokens` were found computed, of the `queried_tokens` of requests
+    that began: prompts, and what they had generated before they were preempted or came from another executor.
+    """
 
     steps: int = 0
     prompt_tokens: int = 0
+    queried_tokens: int = 0
     hit_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
@@ -223,6 +226,7 @@ class TokenEngine:
         counters.computed_tokens += plan.tokens
         for one, count in plan.chunks:
             if one.computed - count == one.hit_tokens:
+                counters.queried_tokens += one.length
                 counters.hit_tokens += one.hit_tokens
 
     # -- sampling ------------------------------------------------------------------------------------------------------

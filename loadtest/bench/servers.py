@@ -18,7 +18,7 @@ from loadtest.model import LoadTestError
 
 from .scrape import fetch
 
-READY_WITHIN_S = 60
+READY_WITHIN_S = 180
 STOP_WITHIN_S = 40
 POLL_S = 0.02
 

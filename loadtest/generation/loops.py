@@ -21,6 +21,7 @@ from executors.backends.llm.decoder import DecoderSettings, OpenVinoDecoder
 from executors.generation.engine import GenerationRequest
 from executors.generation.step_scheduler import SchedulerSettings
 from executors.generation.token_engine import TokenEngine
+from loadtest.measurement import median
 
 BLOCKS, STEP_TOKENS = 512, 512
 Prompts = Sequence[Sequence[int]]
@@ -34,18 +35,40 @@ class Run:
     first_s: list[float]
     gaps_s: list[float]
 
+    @property
+    def first_ms(self) -> float:
+        """The median time to the first token."""
+        return median(self.first_s) * 1e3
+
+    @property
+    def between_ms(self) -> float:
+        """The median time between tokens."""
+        return median(self.gaps_s) * 1e3
+
 
 class Ours:
-    """Our engine; `exact` as in `charonia.exact`. `slots` bounds how many run at a time."""
+    """Our engine; `exact` as in `charonia.exact`. `prefixes`: whether it keeps what prompts begin with."""
 
-    def __init__(self, directory: Path, threads: int, *, exact: bool = True, slots: int = 64) -> None:
+    def __init__(self, directory: Path, threads: int, *, exact: bool = True, prefixes: bool = False) -> None:
         names = ("tokenizer.json", "tokenizer_config.json", "config.json")
         assets = assets_of_files({name: (directory / name).read_bytes() for name in names})
         settings = DecoderSettings(threads=threads, context=assets.context, blocks=BLOCKS, exact=exact)
         self._decoder = OpenVinoDecoder(str(directory / IR), settings)
-        bounds = SchedulerSettings(max_num_seqs=slots, max_num_batched_tokens=STEP_TOKENS, prefix_cache=False)
-        self.tokenizer = Tokenizer.from_bytes(assets.tokenizer_json, assets)
-        self._engine = TokenEngine(self._decoder, self.tokenizer, bounds)
+        self._prefixes = prefixes
+        self._tokenizer = Tokenizer.from_bytes(assets.tokenizer_json, assets)
+        self._engine = self._with(64)
+
+    def _with(self, slots: int) -> TokenEngine:
+        bounds = SchedulerSettings(max_num_seqs=slots, max_num_batched_tokens=STEP_TOKENS, prefix_cache=self._prefixes)
+        return TokenEngine(self._decoder, self._tokenizer, bounds)
+
+    def run_in_slots(self, prompts: Prompts, tokens: Sequence[int], slots: int) -> Run:
+        """Continuous batching of so many requests at a time; the others wait."""
+        engine, self._engine = self._engine, self._with(slots)
+        try:
+            return self.run(prompts, tokens)
+        finally:
+            self._engine = engine
 
     def run(self, prompts: Prompts, tokens: Sequence[int]) -> Run:
         for at, prompt in enumerate(prompts):

@@ -6,8 +6,11 @@ import ast
 import re
 from pathlib import Path
 
+from executors.backends.engine_families import VLLM
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("charonia", "gateway", "batcher", "executors")
+VLLM_ROW = re.compile(r"^\| `vllm:(\w+)` \| (\w+) \|", re.MULTILINE)
 ROW = re.compile(r"^\| `((?:nv|charonia)_\w+)` \| (\w+) \|", re.MULTILINE)
 FAMILY = re.compile(r"(?:nv|charonia)_[a-z_]+[a-z]")
 PREFIX = "charonia_executor_"
@@ -22,7 +25,7 @@ def documented() -> dict[str, str]:
 
 
 def in_code() -> set[str]:
-    """The names in modules that make families, as prometheus_client takes them: counters without `_total`."""
+    """The names in modules that make families, counters without `_total`: prometheus_client wants them so."""
     names: set[str] = set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -31,7 +34,7 @@ def in_code() -> set[str]:
                 continue
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and FAMILY.fullmatch(node.value):
-                    names.add(node.value)
+                    names.add(node.value.removesuffix("_total"))
                 elif (
                     isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_counter"
                 ):
@@ -45,6 +48,11 @@ def test_the_table_has_every_family_of_the_code() -> None:
     rows = {name.removesuffix("_total") for name in documented()}
     assert len(rows) > 50
     assert in_code() == rows
+
+
+def test_the_table_has_every_family_of_vllm() -> None:
+    rows = dict(VLLM_ROW.findall((ROOT / "docs" / "metrics.md").read_text()))
+    assert rows == {name: ("counter", "gauge", "histogram")[kind] for name, (_, kind, _) in VLLM.items()}
 
 
 def test_counters_end_as_prometheus_wants() -> None:

@@ -99,6 +99,21 @@ def test_streams_outlive_the_process_of_their_model(server: Server) -> None:
     assert ["".join(parts) for parts in told] == undisturbed
 
 
+def test_its_engine_is_on_the_page_of_metrics(server: Server) -> None:
+    generate(server, "A prompt of its own:", max_tokens=5)
+    page = server.scrape()
+    found = {
+        line.partition("{")[0]: float(line.rpartition(" ")[2])
+        for line in page.splitlines()
+        if 'model="smollm2"' in line
+    }
+    assert found["vllm:generation_tokens_total"] >= 5
+    assert found["vllm:time_to_first_token_seconds_count"] >= 1
+    assert found["vllm:inter_token_latency_seconds_count"] >= 4
+    assert found["charonia_llm_steps_total"] >= 5
+    assert found["charonia_llm_kv_blocks"] > found["charonia_llm_kv_blocks_used"] == 0
+
+
 def model_process(server: Server) -> int:
     """The process that runs the model: the executor's child with the blocks of keys and values."""
     parents = {int(path.name): path for path in Path("/proc").iterdir() if path.name.isdecimal()}

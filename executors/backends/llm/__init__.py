@@ -10,10 +10,11 @@
     graph               a model's graph with flat inputs
     adapter_sites       where adapters (LoRA) add to it
     adapters            the files of adapters
+    generation_metrics  what an engine does, as metric families
 
 The libraries are imported when a model first needs them. Engine and sampling are in `executors.generation` and
-`charonia.generation`. May import `configuration`, `host`, `executors.generation` and `backends.openvino.model_reading`.
-Begin reading at `llm_backend`.
+`charonia.generation`. May import `configuration`, `host`, `executors.generation`, `backends.openvino.model_reading`,
+and for metrics `backends.engine_families` and the `python` backend's. Begin reading at `llm_backend`.
 """
 
 from __future__ import annotations

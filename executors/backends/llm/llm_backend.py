@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +17,8 @@ from charonia.errors import InvalidArgument, Unsupported
 from charonia.generation.text_assets import digest_of
 from charonia.generation.text_tensors import INPUTS, OUTPUTS, TextTensor
 from charonia.generation.tokenizer import Tokenizer
+from executors.backends.engine_families import OWNED
+from executors.backends.python.custom_metrics import CustomMetrics
 from executors.host.host_policy import thread_on
 from protos import model_config_pb2 as pb
 
@@ -24,7 +27,10 @@ from .language_model import GGUF, LanguageModel, added_adapters, find_model
 from .llm_settings import LlmSettings
 
 if TYPE_CHECKING:
+    from executors.generation.engine import EngineObserver
     from executors.generation.token_engine import TokenEngine
+
+_log = logging.getLogger(__name__)
 
 RESUMABLE = "charonia.resumable"
 ADAPTERS = "charonia.adapters"
@@ -39,6 +45,14 @@ class LlmBackend(Backend):
     formats: ClassVar[tuple[Format, ...]] = (Format(files=(GGUF, IR)),)
     requires = tuple((module, "charonia[llm]") for module in ("openvino", "tokenizers", "llguidance"))
     isolation: ClassVar[Isolation] = "process"
+
+    def __init__(self) -> None:
+        self.custom_metrics = CustomMetrics(OWNED)
+        """The boards of its models' processes, which `executors.isolation` gives them."""
+
+    def render_metrics(self) -> bytes:
+        """Return the families of all engines in the text format."""
+        return self.custom_metrics.render()
 
     async def load(self, source: ModelSource) -> LlmModel:
         """Return the model; its files are read when something asks for them."""
@@ -77,7 +91,8 @@ class LlmModel(Model):
         from executors.generation.generating_instance import GeneratingInstance, InstanceSettings
 
         waiting = 2 * settings.scheduler.max_num_seqs
-        return GeneratingInstance(engine, tokenizer, InstanceSettings(engine.context, waiting, spec.name))
+        bounds = InstanceSettings(engine.context, waiting, spec.name)
+        return GeneratingInstance(engine, tokenizer, bounds, _observer(engine, spec.source))
 
     def memory(self) -> list[MemoryUse]:
         """The weights as they lie in their file, and the blocks of keys and values, of all instances."""
@@ -112,6 +127,16 @@ class LlmModel(Model):
         self._memory[spec.name] = weights + decoder.memory_bytes
         salt = f"{spec.source.name} {spec.source.version} {digest_of(assets)}".encode()
         return TokenEngine(decoder, tokenizer, settings.scheduler, adapters=files.adapters, salt=salt)
+
+
+def _observer(engine: TokenEngine, source: ModelSource) -> EngineObserver | None:
+    from .generation_metrics import GenerationMetrics
+
+    try:
+        return GenerationMetrics(engine, {"model": source.name, "version": str(source.version)})
+    except Exception:  # so many instances that the board of their process is full
+        _log.exception("an engine of model %s has no metrics", source.name)
+        return None
 
 
 def completed(written: pb.ModelConfig, adapters: Iterable[str] = ()) -> pb.ModelConfig:

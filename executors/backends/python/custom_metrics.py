@@ -41,7 +41,9 @@ class Board:
 class CustomMetrics:
     """The boards of an executor. Used in the event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, owned: str = "") -> None:
+        """`owned`: the prefix of families that only the models of this backend may have, see `names_are_valid`."""
+        self._owned = owned
         self._boards: list[Board] = []
         self._carried: dict[Model, dict[Key, Series]] = {}
         self._complained: set[str] = set()
@@ -57,7 +59,7 @@ class CustomMetrics:
         if board not in self._boards:
             return
         self._boards.remove(board)
-        counted = [series for series in metric_board.read(board.descriptor) if series.kind != GAUGE]
+        counted = [series for series in metric_board.read(board.descriptor, self._owned) if series.kind != GAUGE]
         os.close(board.descriptor)
         if not died and all(other.model != board.model for other in self._boards):
             self._carried.pop(board.model, None)
@@ -86,7 +88,7 @@ class CustomMetrics:
 
     def _all(self) -> Iterator[Series]:
         for board in self._boards:
-            yield from metric_board.read(board.descriptor)
+            yield from metric_board.read(board.descriptor, self._owned)
         for carried in self._carried.values():
             yield from carried.values()
 

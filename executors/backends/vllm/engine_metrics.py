@@ -9,14 +9,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from executors.backends.python.api.metrics import Metric, MetricFamily
+from executors.backends.engine_families import EngineSeries
 
 _log = logging.getLogger(__name__)
-
-_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-_REQUEST_S = (1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
-_TEXTS = (1, 2, 5, 10, 20)
 
 
 def logger_factory(labels: Mapping[str, str]) -> Callable[..., Any]:
@@ -52,37 +47,22 @@ class EngineMetrics:
     """The series of one engine. `longest` is the context length, up to which tokens are counted in buckets."""
 
     def __init__(self, labels: Mapping[str, str], longest: int) -> None:
-        counter, gauge, histogram = MetricFamily.COUNTER, MetricFamily.GAUGE, MetricFamily.HISTOGRAM
-        tokens = token_buckets(longest)
-
-        self._families: list[MetricFamily] = []
-        """Their series end with them."""
-
-        def made(name: str, what: str, kind: int, buckets: tuple[float, ...] | None = None) -> Metric:
-            family = MetricFamily(f"vllm:{name}", what, kind)
-            self._families.append(family)
-            return family.Metric(labels, buckets)
-
-        self._prompt = made("prompt_tokens_total", "Number of prefill tokens processed.", counter)
-        self._generated = made("generation_tokens_total", "Number of generation tokens processed.", counter)
-        self._first = made(
-            "time_to_first_token_seconds", "Histogram of time to first token in seconds.", histogram, _TTFT_S
-        )
-        self._each = made(
-            "time_per_output_token_seconds", "Histogram of time per output token in seconds.", histogram, _TOKEN_S
-        )
-        self._whole = made(
-            "e2e_request_latency_seconds", "Histogram of end to end request latency in seconds.", histogram, _REQUEST_S
-        )
-        self._prompts = made("request_prompt_tokens", "Number of prefill tokens processed.", histogram, tokens)
-        self._lengths = made("request_generation_tokens", "Number of generation tokens processed.", histogram, tokens)
-        self._texts = made("request_params_n", "Histogram of the n request parameter.", histogram, _TEXTS)
-        self._preempted = made("num_preemptions_total", "Number of requests that gave their blocks up.", counter)
-        self._queried = made("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", counter)
-        self._hits = made("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", counter)
-        self._running = made("num_requests_running", "Number of requests in the engine's batch.", gauge)
-        self._waiting = made("num_requests_waiting", "Number of requests that wait for the engine.", gauge)
-        self._usage = made("kv_cache_usage_perc", "Share of the blocks of keys and values in use, 1 for all.", gauge)
+        self._series = series = EngineSeries(labels, longest)
+        self._prompt = series.of_vllm("prompt_tokens_total")
+        self._generated = series.of_vllm("generation_tokens_total")
+        self._first = series.of_vllm("time_to_first_token_seconds")
+        self._each = series.of_vllm("time_per_output_token_seconds")
+        self._between = series.of_vllm("inter_token_latency_seconds")
+        self._whole = series.of_vllm("e2e_request_latency_seconds")
+        self._prompts = series.of_vllm("request_prompt_tokens")
+        self._lengths = series.of_vllm("request_generation_tokens")
+        self._texts = series.of_vllm("request_params_n")
+        self._preempted = series.of_vllm("num_preemptions_total")
+        self._queried = series.of_vllm("prefix_cache_queries_total")
+        self._hits = series.of_vllm("prefix_cache_hits_total")
+        self._running = series.of_vllm("num_requests_running")
+        self._waiting = series.of_vllm("num_requests_waiting")
+        self._usage = series.of_vllm("kv_cache_usage_perc")
 
     def scheduled(self, stats: Any) -> None:
         """Take what vLLM says of its scheduler."""
@@ -100,6 +80,7 @@ class EngineMetrics:
         for metric, values in (
             (self._first, stats.time_to_first_tokens_iter),
             (self._each, stats.inter_token_latencies_iter),
+            (self._between, stats.inter_token_latencies_iter),
             (self._texts, stats.n_params_iter),
         ):
             for value in values:
@@ -108,13 +89,3 @@ class EngineMetrics:
             self._whole.observe(one.e2e_latency)
             self._prompts.observe(one.num_prompt_tokens)
             self._lengths.observe(one.num_generation_tokens)
-
-
-def token_buckets(longest: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, ... up to `longest`, at least 1."""
-    found: list[float] = []
-    scale = 1
-    while scale <= max(1, longest):
-        found += [scale * step for step in (1, 2, 5) if scale * step <= max(1, longest)]
-        scale *= 10
-    return tuple(found)

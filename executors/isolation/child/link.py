@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameReader, Kind, pack
@@ -21,6 +22,8 @@ class Link(asyncio.BufferedProtocol):
         self._ended = ended
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
+        self._held: list[Buffer] | None = None
+        """Frames of a context of `hold`; None outside of one."""
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -31,9 +34,34 @@ class Link(asyncio.BufferedProtocol):
 
     def send(self, kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> None:
         """Send a frame. Does nothing once the stream has ended."""
-        if self._transport is not None and not self._transport.is_closing():
-            for buffer in pack(kind, call, content, data):
-                self._transport.write(buffer)
+        if self._transport is None or self._transport.is_closing():
+            return
+        buffers = pack(kind, call, content, data)
+        if self._held is not None and len(buffers) == 1:  # a copy: larger ones are views of what may change
+            self._held += buffers
+            return
+        self._write_held()
+        for buffer in buffers:
+            self._transport.write(buffer)
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Send small frames at the end of the context, with one write: the executor wakes up once for all of them."""
+        if self._held is not None:
+            yield
+            return
+        self._held = []
+        try:
+            yield
+        finally:
+            self._write_held()
+            self._held = None
+
+    def _write_held(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            assert self._transport is not None
+            self._transport.write(b"".join(held))
 
     @property
     def full(self) -> bool:

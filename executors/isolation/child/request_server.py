@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Coroutine, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from charonia.backend import (
@@ -219,6 +220,10 @@ class Responses:
         self._sent[index] += response is not None
         content, data = _content_of(response) if response is not None else (None, [])
         self._server.send(Kind.RESPONSE, self._call, [index, final, content], data)
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Send the responses of all calls of this instance at the end of the context, at once."""
+        return self._server.link.hold()
 
     @property
     def full(self) -> bool:

@@ -84,11 +84,15 @@ class Metric:
 
     def observe(self, value: float) -> None:
         """Count a value in a histogram."""
+        self.observe_times(value, 1)
+
+    def observe_times(self, value: float, times: int) -> None:
+        """Count a value several times in a histogram. Triton's metrics do not have this: for backends of ours."""
         with _lock:
             self._check("observe", HISTOGRAM)
             values = self._series.slot.values
-            values[bisect_left(self._series.bounds, value)] += 1
-            values[len(values) - 1] += value
+            values[bisect_left(self._series.bounds, value)] += times
+            values[len(values) - 1] += value * times
 
     def value(self) -> float:
         """Return this process's value of a counter or gauge."""
@@ -121,10 +125,13 @@ class MetricFamily:
     GAUGE = GAUGE
     HISTOGRAM = HISTOGRAM
 
+    _owned = ""
+    """A reserved prefix that its names may begin with."""
+
     def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
         if kind not in _KINDS:
             raise TritonModelException(f"Failed to create the metric family '{name}': unknown kind {kind}")
-        if not names_are_valid(name, ()):
+        if not names_are_valid(name, (), self._owned):
             raise TritonModelException(f"Failed to create the metric family '{name}': the name is invalid or reserved")
         with _lock:
             family = _families.get(name)
@@ -143,7 +150,7 @@ class MetricFamily:
         where = f"Failed to create a metric of family '{family.name}'"
         if not all(isinstance(name, str) and isinstance(value, str) for name, value in labels.items()):
             raise TritonModelException(f"{where}: labels and their values must be of type str")
-        if not names_are_valid(family.name, labels):
+        if not names_are_valid(family.name, labels, self._owned):
             raise TritonModelException(f"{where}: a label's name is invalid")
         bounds = tuple(float(bound) for bound in buckets or ())
         if (family.kind == HISTOGRAM) != bool(bounds):

@@ -122,18 +122,21 @@ class Series:
     values: tuple[float, ...]
 
 
-def read(descriptor: int) -> list[Series]:
-    """Return the live series of a board. Malformed records are left out: the process may write anything there."""
+def read(descriptor: int, owned: str = "") -> list[Series]:
+    """Return the live series of a board. Malformed records are left out: the process may write anything there.
+
+    `owned` as in `names_are_valid`.
+    """
     try:
         with mmap.mmap(descriptor, SIZE_BYTES, prot=mmap.PROT_READ) as memory:
             magic, end = _BOARD.unpack_from(memory)
             data = memory[: min(end, SIZE_BYTES)] if magic == _MAGIC else b""
     except (OSError, ValueError):  # the file was truncated
         return []
-    return list(_series(data))
+    return list(_series(data, owned))
 
 
-def _series(data: bytes) -> Iterator[Series]:
+def _series(data: bytes, owned: str) -> Iterator[Series]:
     at = _BOARD.size
     while at + _RECORD.size <= len(data):
         size, live, kind, count, meta_bytes = _RECORD.unpack_from(data, at)
@@ -141,7 +144,7 @@ def _series(data: bytes) -> Iterator[Series]:
         if size < _RECORD.size or size % 8 or at + size > len(data) or meta_at + meta_bytes > at + size:
             return
         if live == 1:
-            known = _described(kind, count, data[meta_at : meta_at + meta_bytes])
+            known = _described(kind, count, data[meta_at : meta_at + meta_bytes], owned)
             if known is not None:
                 values = struct.unpack_from(f"={count}d", data, at + _RECORD.size)
                 yield Series(known.kind, known.family, known.description, known.labels, known.bounds, values)
@@ -149,7 +152,7 @@ def _series(data: bytes) -> Iterator[Series]:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _described(kind: int, count: int, meta: bytes) -> Series | None:
+def _described(kind: int, count: int, meta: bytes, owned: str) -> Series | None:
     """Decode a series without its values, cached because only the values change; None for a malformed one."""
     try:
         family, description, labels, bounds = msgpack.unpackb(meta)
@@ -164,13 +167,17 @@ def _described(kind: int, count: int, meta: bytes) -> Series | None:
     except Exception:  # malformed
         return None
     expected = {COUNTER: 1, GAUGE: 3, HISTOGRAM: len(series.bounds) + 2}.get(kind)
-    return series if expected == count and names_are_valid(series.family, [n for n, _ in series.labels]) else None
+    is_valid = names_are_valid(series.family, [name for name, _ in series.labels], owned)
+    return series if expected == count and is_valid else None
 
 
-def names_are_valid(family: str, labels: Iterable[str]) -> bool:
-    """Whether the names are valid in Prometheus and not reserved for the server."""
+def names_are_valid(family: str, labels: Iterable[str], owned: str = "") -> bool:
+    """Whether the names are valid in Prometheus and not reserved for the server.
+
+    Families that begin with `owned` are not reserved: those of a backend that ships with the server.
+    """
     return (
         _FAMILY.fullmatch(family) is not None
-        and not family.startswith(_RESERVED)
+        and (not family.startswith(_RESERVED) or (owned != "" and family.startswith(owned)))
         and all(_LABEL.fullmatch(label) and not label.startswith("__") and label != "le" for label in labels)
     )

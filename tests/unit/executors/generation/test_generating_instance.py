@@ -7,6 +7,8 @@ import json
 import math
 import random
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -72,6 +74,40 @@ async def test_a_stream_has_a_response_for_each_step() -> None:
         assert 1 <= len(call.responses) <= 8
         assert all(names(response) == ["text_output"] for response in call.responses)
         assert instance.open == 0
+
+
+async def test_responses_of_a_step_are_sent_together() -> None:
+    """Where the stream can hold them; here both calls have one connection, as in a process of the model's own."""
+    sent: list[list[Call]] = []
+    is_held = False
+
+    class Held(Call):
+        @contextmanager
+        def hold(self) -> Iterator[None]:
+            nonlocal is_held
+            sent.append([])
+            is_held = True
+            try:
+                yield
+            finally:
+                is_held = False
+
+        def send(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+            assert is_held
+            sent[-1].append(self)
+            super().send(index, response, final=final)
+
+    stub = decoder()
+    gate = Gate(stub)
+    engine = make_engine(stub)
+    async with serving(engine) as instance:
+        calls = [Held(model_request(text, ignore_eos=True)).start(instance) for text in ("hello", "there")]
+        await admitted(engine, 2)
+        gate.open(100)
+        for call in calls:
+            await call.end()
+    assert sum(map(len, sent)) == sum(len(call.responses) for call in calls)
+    assert any(set(step) == set(calls) for step in sent)
 
 
 async def test_an_answer_in_one_piece_has_the_prompt_before_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from executors.backends.python.api import metrics
 from executors.backends.python.protocol import metric_board
 from executors.backends.python.protocol.metric_board import BoardWriter
-from executors.backends.vllm.engine_metrics import EngineMetrics, token_buckets
+from executors.backends.vllm.engine_metrics import EngineMetrics
 
 SCHEDULED = SimpleNamespace(
     num_running_reqs=3,
@@ -51,15 +51,10 @@ def test_what_an_engine_says_is_on_the_board(monkeypatch: pytest.MonkeyPatch) ->
     for family, total in (
         ("time_to_first_token_seconds", 0.06),
         ("time_per_output_token_seconds", 0.16),
+        ("inter_token_latency_seconds", 0.16),
         ("e2e_request_latency_seconds", 3.0),
         ("request_prompt_tokens", 24),
         ("request_generation_tokens", 8),
         ("request_params_n", 2),
     ):
         assert found[f"vllm:{family}"][-1] == pytest.approx(total), family
-
-
-def test_buckets_of_tokens_end_with_the_context() -> None:
-    assert token_buckets(100) == (1, 2, 5, 10, 20, 50, 100)
-    assert token_buckets(512) == (1, 2, 5, 10, 20, 50, 100, 200, 500)
-    assert token_buckets(0) == (1,)
