@@ -1,0 +1,41 @@
+"""Writes the page of all options from the table that the command line is made of (`charonia/options/table.py`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from charonia.options.table import OPTIONS, SERVE, Option
+
+PAGE = "reference/options.md"
+_ABOUT = """# Options
+
+Each option is a flag, an environment variable and a key of a TOML file (`--config`), in this order of precedence. Names that
+Triton has are Triton's. `charonia COMMAND --help` lists those of one command.
+"""
+
+
+def write(target: Path) -> None:
+    """Writes the page below `target`."""
+    (target / PAGE).parent.mkdir(parents=True, exist_ok=True)
+    (target / PAGE).write_text(options_page(OPTIONS))
+
+
+def options_page(options: tuple[Option, ...]) -> str:
+    """The text of the page: one row for each option that is built."""
+    rows = [_row(option) for option in sorted(options, key=lambda one: one.name) if option.built]
+    return "\n".join([_ABOUT, "| option | default | commands | what |", "|---|---|---|---|", *rows, ""])
+
+
+def _row(option: Option) -> str:
+    roles = ", ".join(sorted(option.roles, key=lambda role: (role != SERVE, role)))
+    about = option.help.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<").replace("$", "\\$")
+    more = " (may be repeated)" if option.repeat and "repeated" not in option.help else ""
+    return f"| `--{option.name}` `{option.variable}` | {_default(option)} | {roles} | {about}{more} |"
+
+
+def _default(option: Option) -> str:
+    if option.kind == "flag":
+        return "off"
+    if option.default in ((), None, ""):
+        return ""
+    return f"`{str(option.default).lower() if isinstance(option.default, bool) else option.default}`"
