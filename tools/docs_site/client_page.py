@@ -30,8 +30,12 @@ def write(target: Path) -> None:
         lines += [f"## {group}", ""]
         for name in names:
             kind = "autoexception" if group == "Errors" else "autoclass"
-            lines += ["```{eval-rst}", f".. {kind}:: charonia.client.{name}", "   :members:", "   :inherited-members:"]
-            lines[-1] += " object,Exception,BaseException,tuple"
-            lines += ["```", ""]
+            lines += _documented(kind, f"charonia.client.{name}")
+    lines += ["## Options of a call", "", *_documented("autoclass", "charonia.client.results.InferenceOptions")]
     (target / PAGE).parent.mkdir(parents=True, exist_ok=True)
     (target / PAGE).write_text("\n".join(lines))
+
+
+def _documented(kind: str, name: str) -> list[str]:
+    inherited = "   :inherited-members: object,Exception,BaseException,tuple,dict"
+    return ["```{eval-rst}", f".. {kind}:: {name}", "   :members:", inherited, "```", ""]

@@ -27,8 +27,9 @@ default_role = "code"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_class_signature = "separated"
-autodoc_default_options = {"special-members": "__init__", "undoc-members": False}
+autoclass_content = "both"
+autodoc_preserve_defaults = True
+autodoc_type_aliases = {"Inputs": "Inputs", "Tensor": "Tensor"}
 python_use_unqualified_type_names = True
 
 html_theme = "furo"

@@ -7,6 +7,7 @@ so that the site's search finds them and nothing has to be loaded from elsewhere
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -32,7 +33,6 @@ TITLES = {
     "openai": "OpenAI API",
     "documentation": "Documentation",
 }
-_MAX_EXAMPLE_LINES = 60
 _SCHEMA = "#/components/schemas/"
 
 
@@ -72,7 +72,7 @@ def _operations(document: dict[str, Any], tag: str) -> Iterator[tuple[str, str, 
 
 
 def _index(document: dict[str, Any], tags: list[str]) -> str:
-    lines = ["# HTTP interface", "", document["info"]["description"], ""]
+    lines = ["# HTTP interface", "", prose(document["info"]["description"]), ""]
     lines += ["The same as a document for tools, OpenAPI 3.1: [openapi.json](openapi.json). A server gives its own at"]
     lines += ["`/openapi.json`, and a page about it at `/docs`.", ""]
     for tag in tags:
@@ -97,7 +97,7 @@ def _operation(document: dict[str, Any], path: str, method: str, operation: dict
     yield from (f"({_anchor(operation)})=", f"## {operation['summary']}", "")
     yield from (f"**{method.upper()}** `{path}`", "")
     if "description" in operation:
-        yield from (operation["description"], "")
+        yield from (prose(operation["description"]), "")
     if parameters := operation.get("parameters"):
         yield from ("| parameter | in | type | what |", "|---|---|---|---|")
         for one in parameters:
@@ -128,10 +128,26 @@ def _named(content: dict[str, Any]) -> str:
 def _example(about: str, content: dict[str, Any]) -> Iterator[str]:
     example = content["example"]
     is_text = isinstance(example, str)
-    lines = (example if is_text else json.dumps(example, indent=2, ensure_ascii=False)).splitlines()
-    if len(lines) > _MAX_EXAMPLE_LINES and not is_text:
-        lines = json.dumps(example, ensure_ascii=False).splitlines()  # mostly numbers, each on a line of its own
+    lines = (example if is_text else _json(example)).splitlines()
     yield from (about, "", "```text" if is_text else "```json", *lines, "```", "")
+
+
+def _json(value: Any) -> str:
+    """JSON with members on lines of their own, and lists of plain values on one."""
+    plain: list[str] = []
+
+    def kept(one: Any) -> Any:
+        if isinstance(one, dict):
+            return {name: kept(member) for name, member in one.items()}
+        if isinstance(one, list) and any(isinstance(member, dict | list) for member in one):
+            return [kept(member) for member in one]
+        if isinstance(one, list):
+            plain.append(json.dumps(one, ensure_ascii=False))
+            return f"\0{len(plain) - 1}\0"
+        return one
+
+    text = json.dumps(kept(value), indent=2, ensure_ascii=False)
+    return re.sub(r'"\\u0000(\d+)\\u0000"', lambda found: plain[int(found[1])], text)
 
 
 def _schemas(document: dict[str, Any]) -> str:
@@ -139,7 +155,7 @@ def _schemas(document: dict[str, Any]) -> str:
     for name, schema in document["components"]["schemas"].items():
         lines += [f"({_schema_anchor(name)})=", f"## {name}", ""]
         if "description" in schema:
-            lines += [f"{_sentence(schema['description'])}", ""]
+            lines += [_sentence(prose(schema["description"])), ""]
         if "properties" not in schema:
             lines += [_kind(schema, "") or "any value", ""]
             continue
@@ -188,4 +204,10 @@ def _sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return prose(text).replace("|", "\\|").replace("\n", " ")
+
+
+def prose(text: str) -> str:
+    """Text in which backticks mean code and nothing else means markup."""
+    parts = text.split("`")
+    return "`".join(re.sub(r"([<*$])", r"\\\1", part) if at % 2 == 0 else part for at, part in enumerate(parts))

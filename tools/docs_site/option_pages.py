@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from charonia.options.table import OPTIONS, SERVE, Option
+from docs_site.http_pages import prose
 
 PAGE = "reference/options.md"
 _ABOUT = """# Options
@@ -28,7 +29,7 @@ def options_page(options: tuple[Option, ...]) -> str:
 
 def _row(option: Option) -> str:
     roles = ", ".join(sorted(option.roles, key=lambda role: (role != SERVE, role)))
-    about = option.help.replace("|", "\\|").replace("*", "\\*").replace("<", "\\<").replace("$", "\\$")
+    about = prose(option.help).replace("|", "\\|")
     more = " (may be repeated)" if option.repeat and "repeated" not in option.help else ""
     return f"| `--{option.name}` `{option.variable}` | {_default(option)} | {roles} | {about}{more} |"
 
