@@ -71,4 +71,7 @@ def test_what_is_shown_stands_for_what_is_printed(shown: str, printed: str, is_r
 def test_an_id_is_used_by_the_commands_after_it() -> None:
     ids = Ids()
     assert matches('{"id":"' + "0" * 32 + '.m"}', '{"id":"' + "f" * 32 + '.m"}', ids)
-    assert ids.replaced("curl localhost:8000/v2/jobs/" + "0" * 32 + ".m") == "curl localhost:8000/v2/jobs/" + "f" * 32 + ".m"
+    assert (
+        ids.replaced("curl localhost:8000/v2/jobs/" + "0" * 32 + ".m")
+        == "curl localhost:8000/v2/jobs/" + "f" * 32 + ".m"
+    )

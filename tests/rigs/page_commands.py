@@ -86,9 +86,12 @@ def matches(shown: str, printed: str, ids: Ids) -> bool:
     if found is None:
         return False
     near = all(
-        math.isclose(value, float(found[f"n{at}"]), rel_tol=0.02, abs_tol=0.001) for at, value in enumerate(shown_numbers)
+        math.isclose(value, float(found[f"n{at}"]), rel_tol=0.02, abs_tol=0.001)
+        for at, value in enumerate(shown_numbers)
     )
-    return near and all(ids.printed.setdefault(one, found[f"i{at}"]) == found[f"i{at}"] for at, one in enumerate(shown_ids))
+    return near and all(
+        ids.printed.setdefault(one, found[f"i{at}"]) == found[f"i{at}"] for at, one in enumerate(shown_ids)
+    )
 
 
 class Reader:

@@ -44,7 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
     source.mkdir(parents=True)
     stage(source)
     code = build_main(
-        ["-q", "-W", "--keep-going", "-j", "auto", "-b", "html", "-c", str(Path(__file__).parent), str(source), str(html)]
+        [
+            "-q",
+            "-W",
+            "--keep-going",
+            "-j",
+            "auto",
+            "-b",
+            "html",
+            "-c",
+            str(Path(__file__).parent),
+            str(source),
+            str(html),
+        ]
     )
     found = built_links.faults(html)
     for fault in found:

@@ -69,9 +69,7 @@ class Pages:
 
     def linked(self, page: str, text: str) -> str:
         """The text of `page` with links for the names of pages and of records; code is left as it is."""
-        made = [
-            line if is_code else self._linked_line(page, line) for line, is_code in _with_code(text.splitlines())
-        ]
+        made = [line if is_code else self._linked_line(page, line) for line, is_code in _with_code(text.splitlines())]
         return "\n".join(made) + "\n"
 
     def _linked_line(self, page: str, line: str) -> str:
@@ -138,5 +136,3 @@ def tree(caption: str, pages: Iterable[str], of: str, *, hidden: bool = True) ->
     """A part of the navigation, as the directive that Sphinx reads, to stand on page `of`."""
     lines = ["```{toctree}", *([":hidden:"] if hidden else []), *([f":caption: {caption}"] if caption else []), ""]
     return "\n".join([*lines, *(_relative(of, staged_name(page)) for page in pages), "```", ""])
-
-
