@@ -25,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from loadtest.boards import expressions
+from loadtest.boards.prometheus import Prometheus
 from loadtest.drill.clients import Client, Disconnected, LoadClient, Told, request_body
 from loadtest.model import LoadTestError
 
@@ -257,7 +259,8 @@ class Test:
     def queries(self) -> None:
         """The boards' and the alerts' expressions are taken by the stack's own Prometheus, and panels have data."""
         prometheus = Prometheus(f"127.0.0.1:{self._ports['PROMETHEUS_PORT']}")
-        found = {name: prometheus.series(text) for name, text in (expressions.of_boards() | expressions.of_alerts()).items()}
+        queries = expressions.of_boards() | expressions.of_alerts()
+        found = {name: prometheus.series(text) for name, text in queries.items()}
         for panel in ("Answers per second, {{model}}", "Waiting requests, {{model}}", "Parts that answer, {{job}}"):
             if not found[f"overview: {panel}"]:
                 self.told.problem(f"the panel '{panel}' has no data")
