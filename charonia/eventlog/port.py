@@ -521,7 +521,8 @@ class Capacity(Protocol):
     """The space that the log takes."""
 
     async def memory_bytes(self) -> tuple[int, int]:
-        """Bytes that its server uses, and the most that it may use, 0 without a bound; of a cluster those of all primaries.
+        """Bytes that its server uses, and the most that it may use, 0 without a bound; of a cluster those of all
+        primaries.
 
         Raises `LogUnavailable`.
         """

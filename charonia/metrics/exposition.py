@@ -16,7 +16,8 @@ SEEN_BY_ALL = frozenset({"charonia_log_memory_used_bytes", "charonia_log_memory_
 
 
 def merge(pages: list[str], *, last: bool = True, earlier: Mapping[str, float] | None = None) -> bytes:
-    """Join text expositions (0.0.4): families keep their first HELP and TYPE, equal series are added (but `SEEN_BY_ALL`).
+    """Join text expositions (0.0.4): families keep their first HELP and TYPE, equal series are added (but
+    `SEEN_BY_ALL`).
 
     `earlier` has counts of parts that are gone (`counters`); they are added to series that a page still has. Unless it
     is the `last` join, the result is such a part again.

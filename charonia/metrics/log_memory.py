@@ -1,7 +1,7 @@
 """The memory of the log server as families: what it uses, and what it may use. Asked for at a scrape, told at the next.
 
-A scrape must not wait for the log. What no scrape asks for costs no command. Batchers report it; as each of them sees the
-same server, joint pages have the largest value (`exposition`), and queries take `max`.
+A scrape must not wait for the log. What no scrape asks for costs no command. Batchers report it; as each of them sees
+the same server, joint pages have the largest value (`exposition`), and queries take `max`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m loadtest.boards [--seconds 20] [--verbose]
 
-A panel's query has to have a series with a number within the load. An alert's has to be one that Prometheus takes; whether it
-fires when it should is tested by `infra/prometheus/alerts_test.yml`. Needs Debian's package `prometheus`. The exit code
-is 0 when all is well, 1 when a query is empty or wrong, 2 without the program.
+A panel's query has to have a series with a number within the load. An alert's has to be one that Prometheus takes;
+whether it fires when it should is tested by `infra/prometheus/alerts_test.yml`. Needs Debian's package `prometheus`.
+The exit code is 0 when all is well, 1 when a query is empty or wrong, 2 without the program.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{count:4d}  {name}")
     for name in empty:
         print(f"no data: {name}", file=sys.stderr)
-    print(f"{len(found)} queries of {len(expressions.BOARDS)} boards, {len(empty)} without data; "
-          f"{len(expressions.of_alerts())} alerts taken")
+    print(
+        f"{len(found)} queries of {len(expressions.BOARDS)} boards, {len(empty)} without data; "
+        f"{len(expressions.of_alerts())} alerts taken"
+    )
     return 1 if empty else 0
 
 
 def asked(folder: Path, seconds: int) -> dict[str, int]:
-    """Series with numbers by query. Asks again for a minute while some have none. Raises ValueError for a wrong query."""
+    """Series with numbers by query. Asks again for a minute while some have none. Raises ValueError for a wrong
+    query."""
     served.write_models(folder / "models")
     served.write_keys(folder / "keys.toml")
     server = Charonia(folder / "models", (*served.FLAGS, f"--api-keys={folder / 'keys.toml'}"))

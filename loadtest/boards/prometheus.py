@@ -1,4 +1,4 @@
-"""A Prometheus of one's own: the program of Debian's package `prometheus`, on a free port, in a folder that is thrown away."""
+"""Runs the program of Debian's package `prometheus` on a free port, its data in a folder, and asks it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def program() -> str | None:
 
 @contextmanager
 def scraping(directory: Path, target: str, jobs: tuple[str, ...]) -> Iterator[Prometheus]:
-    """A Prometheus that scrapes `target` (host:port) each second, once for each of `jobs`. Raises OSError without the program."""
+    """A Prometheus that scrapes `target` (host:port) each second, once for each of `jobs`.
+
+    Raises OSError without the program.
+    """
     found = program()
     if found is None:
         raise FileNotFoundError("prometheus is not installed: apt-get install prometheus")

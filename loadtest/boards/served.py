@@ -1,4 +1,4 @@
-"""Models and load for the boards: something of everything that a panel shows, by two tenants, from threads of this process."""
+"""Models and load for the boards: something of everything that a panel shows, by two tenants, from threads here."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def tutorial_server(few_models: Path, tmp_path_factory: pytest.TempPathFactory) 
     with (repository / "magika_features" / "config.pbtxt").open("a") as config:
         config.write("response_cache { enable: true }\n")
     page = (ROOT / "docs" / "howto" / "decoupled-models.md").read_text()
-    texts = {kind: body for kind, body in reversed(re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL))}
+    texts = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)))
     python(repository, "count", texts["python"], texts["protobuf"].replace('backend: "python"\n', ""))
     state = tmp_path_factory.mktemp("tutorials-state")
     with serving(repository, state, "--cache-config=local,size=268435456") as running:

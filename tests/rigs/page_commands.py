@@ -1,13 +1,13 @@
 """Runs the commands of a page and compares what they print with what the page shows.
 
-A block of a page is executed when the line before its fence is `<!-- executed -->`. In a `console` block each `$ ` begins a
-command and the lines below are its output; commands of a page share a folder and exported variables. A `python`
-block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of the usual ports,
-which are replaced by those of the server at hand.
+A block of a page is executed when the line before its fence is `<!-- executed -->`. In a `console` block each `$ `
+begins a command and the lines below are its output; commands of a page share a folder and exported variables. A
+`python` block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of
+the usual ports, which are replaced by those of the server at hand.
 
-Shown and printed text match if they are equal but for white space, with these liberties: `...` stands for anything; an id of
-32 hex digits stands for another one, everywhere for the same; a number with a decimal point for one within 2 %; times and places
-in a queue (`_us`, `_s`, `position`, `queue_length`) for any.
+Shown and printed text match if they are equal but for white space, with these liberties: `...` stands for anything;
+an id of 32 hex digits stands for another one, everywhere for the same; a number with a decimal point for one within 2
+%; times and places in a queue (`_us`, `_s`, `position`, `queue_length`) for any.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def matches(shown: str, printed: str, ids: Ids) -> bool:
         if token == "...":
             pattern += ".*?"
         elif re.fullmatch(r"[0-9a-f]{32}", token):
-            pattern += r"(?P<i%d>[0-9a-f]{32})" % len(shown_ids)
+            pattern += f"(?P<i{len(shown_ids)}>[0-9a-f]{{32}})"
             shown_ids.append(token)
         elif re.fullmatch(r"\d+\.\d+", token):
-            pattern += r"(?P<n%d>\d+(?:\.\d+)?(?:e-?\d+)?)" % len(shown_numbers)
+            pattern += rf"(?P<n{len(shown_numbers)}>\d+(?:\.\d+)?(?:e-?\d+)?)"
             shown_numbers.append(float(token))
         else:
             pattern += re.escape(token)

@@ -1,7 +1,7 @@
 """Builds the site: `python -m docs_site [--out FOLDER] [--keep-going]`, from `tools`.
 
-The pages are copied and the references written into `FOLDER/source`, Sphinx makes `FOLDER/html` of them, and the links of
-what came out are checked. Any warning is an error. Exit code 0 when the site is complete, 1 otherwise.
+The pages are copied and the references written into `FOLDER/source`, Sphinx makes `FOLDER/html` of them, and the
+links of what came out are checked. Any warning is an error. Exit code 0 when the site is complete, 1 otherwise.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ GROUPS = {
 }
 _ABOUT = """# Python client
 
-How it is used is told in [Ask a server from Python, and from the shell](../docs/howto/python-client.md). Names are those of
-`charonia.client`.
+[Ask a server from Python, and from the shell](../docs/howto/python-client.md) says how it is used. Names are those
+of `charonia.client`.
 """
 
 

@@ -1,4 +1,4 @@
-"""The configuration of Sphinx for the site. Everything is served from the site itself: no fonts or scripts of others."""
+"""The configuration of Sphinx for the site. Everything comes from the site itself: no fonts or scripts of others."""
 
 from __future__ import annotations
 

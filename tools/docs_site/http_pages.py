@@ -1,7 +1,7 @@
 """Writes the HTTP interface from the server's own OpenAPI document: a page for each tag, and one of the schemas.
 
-The document is the one that a server gives at `/openapi.json` (`gateway/http/openapi`), with the OpenAI API. Plain pages,
-so that the site's search finds them and nothing has to be loaded from elsewhere.
+The document is the one that a server gives at `/openapi.json` (`gateway/http/openapi`), with the OpenAI API. Plain
+pages, so that the site's search finds them and nothing has to be loaded from elsewhere.
 """
 
 from __future__ import annotations

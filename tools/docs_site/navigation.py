@@ -82,8 +82,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "Reference": ("docs/compatibility.md", "docs/interface.md"),
 }
-"""Pages by section, in the order of the navigation. The generated references join the last one, the records of decisions
-the one about understanding."""
+"""Pages by section, in the order of the navigation. The generated references join the last one, the records of
+decisions the one about understanding."""
 
 GENERATED = ("reference/http/index.md", "reference/options.md", "reference/client.md")
 """Pages of the section `Reference` that are made by each build."""

@@ -10,8 +10,8 @@ from docs_site.http_pages import prose
 PAGE = "reference/options.md"
 _ABOUT = """# Options
 
-Each option is a flag, an environment variable and a key of a TOML file (`--config`), in this order of precedence. Names that
-Triton has are Triton's. `charonia COMMAND --help` lists those of one command.
+Each option is a flag, an environment variable and a key of a TOML file (`--config`), in this order of precedence.
+Names that Triton has are Triton's. `charonia COMMAND --help` lists those of one command.
 """
 
 

@@ -1,7 +1,7 @@
 """Copies the pages into the source folder of a build, and makes links of the names of pages in them.
 
-In the repository a page is often named by its path in backticks, which no reader of a site can follow. References that are
-made from code are written by `http_pages`, `option_pages` and `client_page`.
+In the repository a page is often named by its path in backticks, which no reader of a site can follow. References
+that are made from code are written by `http_pages`, `option_pages` and `client_page`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FENCE = re.compile(r"^ *(```|~~~)")
 _INDENTED = re.compile(r"^(?: {4}|\t)")
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 _NAMED = re.compile(r"(?<![\[`\w])`([\w.-]+(?:/[\w.-]+)*\.md)`(?!`)")
-_RECORD = re.compile(r"(?<![\w/`\[(])(?:docs/adr/|ADR )(\d{4})\b(?![\w.-])|\(docs/adr/(\d{4})\)")
+_RECORD = re.compile(r"(?<![\w/`\[])(?:docs/adr/|ADR )(\d{4})\b(?![\w.-])")
 _LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 
 
@@ -75,7 +75,7 @@ class Pages:
     def _linked_line(self, page: str, line: str) -> str:
         line = _LINK.sub(lambda found: self._front_renamed(page, found), line)
         line = _NAMED.sub(lambda found: self._link(page, found[1]) or found[0], line)
-        return _RECORD.sub(lambda found: self._record_link(page, found[1] or found[2], found[0]), line)
+        return _RECORD.sub(lambda found: self._record_link(page, found[1], found[0]), line)
 
     def _front_renamed(self, page: str, found: re.Match[str]) -> str:
         target = self._resolved(page, found[1])
@@ -100,8 +100,7 @@ class Pages:
         found = [name for name in self.records if PurePosixPath(name).name.startswith(number)]
         if not found or found[0] == page:
             return written
-        link = f"[ADR {number}]({_relative(page, found[0])})"
-        return f"({link})" if written.startswith("(") else link
+        return f"[ADR {number}]({_relative(page, found[0])})"
 
     def record_list(self) -> str:
         """The page that lists the records of decisions."""
