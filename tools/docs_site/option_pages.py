@@ -10,7 +10,8 @@ from docs_site.http_pages import prose
 PAGE = "reference/options.md"
 _ABOUT = """# Options
 
-Each option is a flag, an environment variable and a key of a TOML file (`--config`), in this order of precedence.
+Each option is a flag, an environment variable and a key of a TOML file (`--config`), in this order of precedence: of
+`--http-port` the variable is `CHARONIA_HTTP_PORT` and the key `http-port`.
 Names that Triton has are Triton's. `charonia COMMAND --help` lists those of one command.
 """
 
@@ -31,7 +32,7 @@ def _row(option: Option) -> str:
     roles = ", ".join(sorted(option.roles, key=lambda role: (role != SERVE, role)))
     about = prose(option.help).replace("|", "\\|")
     more = " (may be repeated)" if option.repeat and "repeated" not in option.help else ""
-    return f"| `--{option.name}` `{option.variable}` | {_default(option)} | {roles} | {about}{more} |"
+    return f"| `--{option.name}` | {_default(option)} | {roles} | {about}{more} |"
 
 
 def _default(option: Option) -> str:
