@@ -8,6 +8,7 @@ from charonia.options.table import OPTIONS, SERVE, Option
 from docs_site.http_pages import prose
 
 PAGE = "reference/options.md"
+_ROLES = len(frozenset[str]().union(*(option.roles for option in OPTIONS)))
 _ABOUT = """# Options
 
 Each option is a flag, an environment variable and a key of a TOML file (`--config`), in this order of precedence: of
@@ -29,9 +30,11 @@ def options_page(options: tuple[Option, ...]) -> str:
 
 
 def _row(option: Option) -> str:
-    roles = ", ".join(sorted(option.roles, key=lambda role: (role != SERVE, role)))
+    roles = (
+        "all" if len(option.roles) == _ROLES else ", ".join(sorted(option.roles, key=lambda one: (one != SERVE, one)))
+    )
     about = prose(option.help).replace("|", "\\|")
-    more = " (may be repeated)" if option.repeat and "repeated" not in option.help else ""
+    more = " (may be repeated)" if option.repeat and "repeat" not in option.help else ""
     return f"| `--{option.name}` | {_default(option)} | {roles} | {about}{more} |"
 
 
