@@ -9,6 +9,8 @@ STACK_FLAGS ?=
 TOPOLOGIES_FLAGS ?=
 BENCH_FLAGS ?=
 WALK_FLAGS ?=
+BOARDS_FLAGS ?=
+DOCS_FLAGS ?=
 OPENAPI_FLAGS ?=
 FUZZ_FLAGS ?=
 CHECKOUT ?=
@@ -23,7 +25,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-vllm test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help docs boards install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-vllm test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -195,6 +197,16 @@ perf-analyzer: $(VENV)/.tested ## run perf_analyzer in each of its ways: PERF=pr
 model-analyzer: $(VENV)/.tested ## have model_analyzer search configurations: ANALYZER=program PERF=program CLIENTS_FLAGS='--library directory'
 	@test -n '$(ANALYZER)' -a -n '$(PERF)' || { echo "say where the programs are: ANALYZER=model-analyzer PERF=perf_analyzer" >&2; exit 1; }
 	$(BIN)/python -m loadtest.clients analyzer '$(ANALYZER)' --perf '$(PERF)' $(CLIENTS_FLAGS)
+
+boards: $(VENV)/.tested ## ask every query of Grafana's boards and of the alerts (apt-get install prometheus); BOARDS_FLAGS=--verbose
+	$(BIN)/python -m loadtest.boards $(BOARDS_FLAGS)
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install -q -c constraints.txt --group docs
+	@touch $@
+
+docs: $(VENV)/.docs ## build the site of all pages in build/docs/html, with its search; it fails for a broken link
+	PYTHONPATH=.:tools $(BIN)/python -m docs_site $(DOCS_FLAGS)
 
 walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP call, one job and one stream pass; WALK_FLAGS=--list
 	for kind in infer job stream; do echo "$$kind:"; $(BIN)/python -m loadtest.walk --kind $$kind $(WALK_FLAGS) || exit; done

@@ -11,6 +11,7 @@ from charonia.eventlog.membership import Membership
 from charonia.eventlog.port import EventLog
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import beside_host
+from charonia.metrics.log_memory import LogMemory
 from charonia.options.settings import BatcherSettings, LogSettings
 
 from .metrics import BatcherMetrics
@@ -56,6 +57,7 @@ class BatcherApp:
         )
         if link is None:
             self.metrics.log_epoch_changes = lambda: self.membership.epoch_changes
+        self._log_memory = self.metrics.log_memory = LogMemory(log)
         self._endpoint = MetricsEndpoint(
             self.metrics.render if settings.metrics_socket else beside_host(self.metrics.render, settings.metrics),
             address=settings.metrics_address,
@@ -84,6 +86,7 @@ class BatcherApp:
             await self.membership.leave("drained")
         await self.service.close()
         await self._endpoint.close()
+        await self._log_memory.close()
         await self.control.close()
 
 

@@ -17,6 +17,7 @@ from charonia.clock import monotonic_ns
 from charonia.metrics.cache_metrics import CacheMetrics
 from charonia.metrics.endpoint import log_epoch_changes, render, tagged
 from charonia.metrics.exposition import merge
+from charonia.metrics.log_memory import LogMemory
 from charonia.metrics.triton_counters import DURATION, EXECUTED, FAILURE, SUCCESS
 from charonia.options.settings import MetricsSettings
 
@@ -45,6 +46,7 @@ class BatcherMetrics(Collector):
         self._catalog = catalog
         self.log_epoch_changes: Callable[[], int] | None = None
         """None in an executor's process, which counts them itself."""
+        self.log_memory: LogMemory | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -99,6 +101,8 @@ class BatcherMetrics(Collector):
         yield self._failures()
         if self.log_epoch_changes is not None:
             yield log_epoch_changes(self.log_epoch_changes())
+        if self.log_memory is not None:
+            yield from self.log_memory.families()
         yield from (family for family in adaptive if family.samples)
         if live.samples:
             yield live

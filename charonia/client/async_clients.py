@@ -107,6 +107,7 @@ class AsyncClient(Connecting):
         return AsyncJob(self, job_id)
 
     async def live(self, *, timeout_s: float | None = ANSWER_WITHIN_S) -> bool:
+        """Whether the server runs."""
         return await self._run(self._procedures.question(self._form.live(), timeout_s))
 
     async def ready(self, model: str = "", version: str = "", *, timeout_s: float | None = ANSWER_WITHIN_S) -> bool:
@@ -145,6 +146,7 @@ class AsyncClient(Connecting):
             region.unlink()
 
     async def close(self) -> None:
+        """Close all connections."""
         if self._made is not None:
             await self._made.close()
 

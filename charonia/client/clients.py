@@ -203,6 +203,7 @@ class Client(Connecting):
         return Job(self, job_id)
 
     def live(self, *, timeout_s: float | None = ANSWER_WITHIN_S) -> bool:
+        """Whether the server runs."""
         return self._run(self._procedures.question(self._form.live(), timeout_s))
 
     def ready(self, model: str = "", version: str = "", *, timeout_s: float | None = ANSWER_WITHIN_S) -> bool:
@@ -239,6 +240,7 @@ class Client(Connecting):
             region.unlink()
 
     def close(self) -> None:
+        """Close all connections."""
         if self._made is not None:
             self._made.close()
 

@@ -517,6 +517,17 @@ class Blobs(Keys, Protocol):
     async def blob(self, blob_id: str) -> bytes | None: ...
 
 
+class Capacity(Protocol):
+    """The space that the log takes."""
+
+    async def memory_bytes(self) -> tuple[int, int]:
+        """Bytes that its server uses, and the most that it may use, 0 without a bound; of a cluster those of all
+        primaries.
+
+        Raises `LogUnavailable`.
+        """
+
+
 class QueueLog(Streams, Work, Protocol):
     """Requests in the queues of models."""
 
@@ -541,7 +552,7 @@ class ControlLog(Streams, Leases, Protocol):
     """The processes' messages to each other, and which processes live."""
 
 
-class EventLog(Streams, Work, Progress, Jobs, Sequences, Leases, Notes, Statistics, Blobs, Protocol):
+class EventLog(Streams, Work, Progress, Jobs, Sequences, Leases, Notes, Statistics, Blobs, Capacity, Protocol):
     """All roles. One instance per process; safe for concurrent use from one event loop."""
 
     async def open(self) -> None:

@@ -11,9 +11,13 @@ from math import inf
 
 from .quantiles import joint_quantiles
 
+SEEN_BY_ALL = frozenset({"charonia_log_memory_used_bytes", "charonia_log_memory_max_bytes"})
+"""Families of something that all parts share: of equal series the largest stands, not their sum."""
+
 
 def merge(pages: list[str], *, last: bool = True, earlier: Mapping[str, float] | None = None) -> bytes:
-    """Join text expositions (0.0.4): families keep their first HELP and TYPE, equal series are added.
+    """Join text expositions (0.0.4): families keep their first HELP and TYPE, equal series are added (but
+    `SEEN_BY_ALL`).
 
     `earlier` has counts of parts that are gone (`counters`); they are added to series that a page still has. Unless it
     is the `last` join, the result is such a part again.
@@ -65,7 +69,8 @@ def _read(pages: list[str]) -> tuple[dict[str, list[str]], dict[str, dict[str, f
                 except ValueError:
                     continue  # one part's bad line must not cost the page
                 values = series.setdefault(family, {})
-                values[name] = values.get(name, 0.0) + amount
+                before = values.get(name, 0.0)
+                values[name] = max(before, amount) if family in SEEN_BY_ALL else before + amount
     return heads, series
 
 

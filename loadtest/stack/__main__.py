@@ -25,13 +25,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from loadtest.boards import expressions
+from loadtest.boards.prometheus import Prometheus
 from loadtest.drill.clients import Client, Disconnected, LoadClient, Told, request_body
 from loadtest.model import LoadTestError
 
 from .compose import Stack, wait_for
 from .feature_clients import one_of_each
 from .models import FEATURES, write_features, write_sleeper
-from .queries import asked
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 ASKED = ("identity", "magika")
@@ -256,10 +257,12 @@ class Test:
         return [queue["model"] for queue in self._stack.charonia("queue", "ls")["queues"] if int(queue["requests"])]
 
     def queries(self) -> None:
-        """The board's and the alerts' expressions are taken by the stack's own Prometheus, and panels have data."""
-        found = asked(f"127.0.0.1:{self._ports['PROMETHEUS_PORT']}")
+        """The boards' and the alerts' expressions are taken by the stack's own Prometheus, and panels have data."""
+        prometheus = Prometheus(f"127.0.0.1:{self._ports['PROMETHEUS_PORT']}")
+        queries = expressions.of_boards() | expressions.of_alerts()
+        found = {name: prometheus.series(text) for name, text in queries.items()}
         for panel in ("Answers per second, {{model}}", "Waiting requests, {{model}}", "Parts that answer, {{job}}"):
-            if not found[panel]:
+            if not found[f"overview: {panel}"]:
                 self.told.problem(f"the panel '{panel}' has no data")
         self.note("expressions asked, with data", f"{len(found)}, {sum(map(bool, found.values()))}")
 

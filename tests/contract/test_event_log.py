@@ -171,6 +171,13 @@ async def test_deleted_keys_are_gone_whatever_they_were(subject: Subject) -> Non
     assert await subject.log.statistics(key) == {}
 
 
+async def test_the_log_says_what_memory_it_uses(subject: Subject) -> None:
+    await put(subject.log, b"s", b"a")
+    used, most = await subject.log.memory_bytes()
+    assert used > 0
+    assert most >= 0
+
+
 async def test_the_log_shows_a_time_that_goes_on(subject: Subject) -> None:
     first = await subject.log.clock_ns()
     second = await subject.peer.clock_ns()

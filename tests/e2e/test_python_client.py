@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -351,30 +350,3 @@ def test_a_failed_response_is_raised_behind_those_before_it(kind: str, two: Serv
             next(stream)
         assert [r["OUTPUT0"].tolist() for r in asking.stream("double", row(1, 2, 3, 4))] == [[[2, 4, 6, 8]]]
         assert list(asking.stream("squares", count(0))) == []
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
-def blocks(page: str, kind: str) -> list[str]:
-    text = (ROOT / "docs" / "howto" / page).read_text()
-    return [body for found, body in re.findall(r"```(\w*)\n(.*?)```", text, re.S) if found == kind]
-
-
-def test_the_examples_of_the_page_run_and_print_what_it_says(
-    example_models: Path, serve: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    repository = tmp_path / "models"
-    repository.mkdir()
-    (repository / "identity").symlink_to(example_models / "identity")
-    config = blocks("decoupled-models.md", "protobuf")[0].replace('backend: "python"\n', "")
-    python(repository, "count", blocks("decoupled-models.md", "python")[0], config)
-    server = serve(repository)
-    program = "\n".join(blocks("python-client.md", "python"))
-    program = program.replace("localhost:8000", server.http).replace("localhost:8001", server.grpc)
-    exec(compile(program, "python-client.md", "exec"), {})
-    assert capsys.readouterr().out == "".join(blocks("python-client.md", ""))
-    url = f"grpc://{server.grpc}"
-    command = [CHARONIA, "infer", "count", "--input", "N=3", "--stream", "--url", url]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[:2] == blocks("python-client.md", "console")[0].splitlines()[1:3]

@@ -107,6 +107,7 @@ OVER_ONE_SERVER = {
             "several_gateways",
             "stalled_executor",
             "tracing",
+            "tutorials",
         ),
         "unwanted_runs",
     ),

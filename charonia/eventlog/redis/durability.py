@@ -68,8 +68,8 @@ class Server:
         return cls(
             tuple(int(part) for part in version.strip(b".").split(b".")),
             b"valkey_version" in fields,
-            _field(persistence, rb"aof_enabled:(\w+)") == "1",
-            _field(memory, rb"maxmemory_policy:([\w-]+)"),
+            info_field(persistence, rb"aof_enabled:(\w+)") == "1",
+            info_field(memory, rb"maxmemory_policy:([\w-]+)"),
             options.get(b"appendfsync", b"").decode(),
             options.get(b"no-appendfsync-on-rewrite") == b"yes",
         )
@@ -104,7 +104,8 @@ class Server:
         return f"it must run with 'appendfsync always', not '{self.appendfsync}'"
 
 
-def _field(info: Any, pattern: bytes) -> str:
+def info_field(info: Any, pattern: bytes) -> str:
+    """What `pattern` captures in an answer to INFO; "" if it is not there, or the question was refused."""
     found = re.search(pattern, info) if isinstance(info, bytes) else None
     return found[1].decode() if found is not None else ""
 

@@ -21,7 +21,7 @@ from charonia.tensors import Buffer
 from . import scripts
 from .blobs import BlobServer, is_passing
 from .commands import Commands, pack_append
-from .durability import QUESTIONS, Durability, Server
+from .durability import QUESTIONS, Durability, Server, info_field
 from .epoch import Epoch, new_epoch
 from .jobs import Jobs
 from .progress import Progress
@@ -131,6 +131,10 @@ class RedisLog(Work, Progress, Jobs):
     async def clock_ns(self) -> int:
         seconds, micros = await self._connection.execute("TIME")
         return int(seconds) * 1_000_000_000 + int(micros) * 1000
+
+    async def memory_bytes(self) -> tuple[int, int]:
+        about = await self._connection.execute("INFO", "memory")
+        return int(info_field(about, rb"\bused_memory:(\d+)") or 0), int(info_field(about, rb"\bmaxmemory:(\d+)") or 0)
 
     async def epoch(self) -> str:
         value = await self._connection.execute("GET", keys.EPOCH)

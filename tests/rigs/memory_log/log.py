@@ -356,6 +356,10 @@ class MemoryLog(MemoryStreams, MemoryProjections):
     async def clock_ns(self) -> int:
         return wall_ns()
 
+    async def memory_bytes(self) -> tuple[int, int]:
+        fields = (field for entries in self._streams.values() for entry in entries.values() for field in entry.fields)
+        return sum(len(field) for field in fields), 0
+
     async def epoch(self) -> str:
         return self._epoch
 

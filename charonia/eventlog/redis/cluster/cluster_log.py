@@ -302,6 +302,10 @@ class ClusterLog:
     async def clock_ns(self) -> int:
         return await self.at(keys.EPOCH, lambda log: log.clock_ns())
 
+    async def memory_bytes(self) -> tuple[int, int]:
+        each = await asyncio.gather(*(self._node(place).memory_bytes() for place in self._topology.places))
+        return sum(used for used, _ in each), sum(most for _, most in each)
+
     async def epoch(self) -> str:
         return await self.at(keys.EPOCH, lambda log: log.epoch())
 

@@ -1,0 +1,156 @@
+"""Runs the commands of a page and compares what they print with what the page shows.
+
+A block of a page is executed when the line before its fence is `<!-- executed -->`. In a `console` block each `$ `
+begins a command and the lines below are its output; commands of a page share a folder and exported variables. A
+`python` block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of
+the usual ports, which are replaced by those of the server at hand.
+
+Shown and printed text match if they are equal but for white space, with these liberties: `...` stands for anything;
+an id of 32 hex digits stands for another one, everywhere for the same; a number with a decimal point for one within 2
+%; times and places in a queue (`_us`, `_s`, `position`, `queue_length`) for any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "<!-- executed -->"
+_FENCE = re.compile(rf"^{re.escape(MARK)}\n```(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
+_OF_THE_MOMENT = re.compile(r'("(?:\w+_(?:us|s)|position|queue_length)":)(?:null|[\d.]+)')
+_TOKEN = re.compile(r"\.\.\.|[0-9a-f]{32}|\d+\.\d+|.", re.DOTALL)
+_COMMAND_WITHIN_S = 120
+
+
+@dataclass(frozen=True)
+class Block:
+    """One executed block: its language, its text, and of python what the page shows below it."""
+
+    kind: str
+    text: str
+    output: str
+
+    def commands(self) -> list[tuple[str, str]]:
+        """Each command of a console block with the output that the page shows."""
+        parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)
+        assert not parts[0].strip(), "a console block begins with a command"
+        pairs = [part.partition("\n") for part in parts[1:]]
+        return [(command, output) for command, _, output in pairs]
+
+
+def executed_blocks(text: str) -> list[Block]:
+    """The marked blocks of a page. Raises AssertionError for a mark that no block follows."""
+    found = [Block(kind, body, output) for kind, body, output in _FENCE.findall(text)]
+    assert len(found) == text.count(MARK), "a mark stands before no block"
+    assert {block.kind for block in found} <= {"console", "python"}
+    return found
+
+
+class Ids:
+    """Which printed id each shown one stands for."""
+
+    def __init__(self) -> None:
+        self.printed: dict[str, str] = {}
+
+    def replaced(self, text: str) -> str:
+        """A command of the page with the ids that its server gave."""
+        for shown, printed in self.printed.items():
+            text = text.replace(shown, printed)
+        return text
+
+
+def matches(shown: str, printed: str, ids: Ids) -> bool:
+    """Whether a page that shows one thing is right about another; learns ids."""
+    pattern, shown_numbers, shown_ids = "", [], []
+    for token in _TOKEN.findall(_OF_THE_MOMENT.sub(r"\1...", re.sub(r"\s+", "", shown))):
+        if token == "...":
+            pattern += ".*?"
+        elif re.fullmatch(r"[0-9a-f]{32}", token):
+            pattern += f"(?P<i{len(shown_ids)}>[0-9a-f]{{32}})"
+            shown_ids.append(token)
+        elif re.fullmatch(r"\d+\.\d+", token):
+            pattern += rf"(?P<n{len(shown_numbers)}>\d+(?:\.\d+)?(?:e-?\d+)?)"
+            shown_numbers.append(float(token))
+        else:
+            pattern += re.escape(token)
+    found = re.fullmatch(pattern, re.sub(r"\s+", "", printed), re.DOTALL)
+    if found is None:
+        return False
+    near = all(
+        math.isclose(value, float(found[f"n{at}"]), rel_tol=0.02, abs_tol=0.001)
+        for at, value in enumerate(shown_numbers)
+    )
+    return near and all(
+        ids.printed.setdefault(one, found[f"i{at}"]) == found[f"i{at}"] for at, one in enumerate(shown_ids)
+    )
+
+
+class Reader:
+    """One who does what a page says, in a folder of his own that looks like the repository's root."""
+
+    def __init__(self, folder: Path, *, http: str, grpc: str, metrics: str) -> None:
+        """`http`, `grpc` and `metrics` are the host:port of a running server."""
+        self._folder = folder
+        self._places = {"localhost:8000": http, "localhost:8001": grpc, "localhost:8002": metrics}
+        self._clients = {"grpc": grpc, "http": http}
+        programs = Path(sys.executable).parent
+        folder.mkdir(parents=True)
+        (folder / ".venv").symlink_to(programs.parent)  # whole, as the interpreter looks for its settings there
+        (folder / "examples").symlink_to(ROOT / "examples")
+        self._environment = {
+            **os.environ,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "CHARONIA_URL": f"http://{http}",
+        }
+
+    def follow(self, text: str) -> list[str]:
+        """Executes the marked blocks of a page; what it is wrong about, empty when it is right."""
+        ids, names, wrong = Ids(), dict[str, Any](), []
+        for block in executed_blocks(text):
+            if block.kind == "python":
+                printed = io.StringIO()
+                with contextlib.redirect_stdout(printed):
+                    exec(compile(self._placed(block.text), "page", "exec"), names)
+                if not matches(block.output, printed.getvalue(), ids):
+                    wrong.append(f"{block.text}\nthe page shows:\n{block.output}\nprinted:\n{printed.getvalue()}")
+                continue
+            wrong += self._console(block, ids)
+        return wrong
+
+    def _placed(self, text: str) -> str:
+        for usual, actual in self._places.items():
+            text = text.replace(usual, actual)
+        return text
+
+    def _console(self, block: Block, ids: Ids) -> list[str]:
+        """A shell for each command, as an id in it may be known from the output before; exported variables stay."""
+        wrong = []
+        exported = self._folder / "exported"
+        for command, shown in block.commands():
+            line = self._placed(ids.replaced(command))
+            client = re.search(r"examples/client\.py.*--protocol (\w+)", line)
+            if client:
+                line = line.replace(client[0], f"{client[0]} --url {self._clients[client[1]]}")
+            script = f"[ -f {exported} ] && . {exported}\n{line}\ncode=$?\nexport -p > {exported}\nexit $code"
+            done = subprocess.run(
+                ["bash", "-c", script],
+                cwd=self._folder,
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_COMMAND_WITHIN_S,
+                check=False,
+            )
+            if done.returncode or not matches(shown, done.stdout, ids):
+                wrong.append(f"$ {command} ({done.returncode})\nthe page shows:\n{shown}\nprinted:\n{done.stdout}")
+        return wrong
