@@ -296,7 +296,12 @@ def _range(text: str, *, whole: bool) -> Range:
 
 def _ids(text: str) -> tuple[int, int]:
     start, _, end = text.partition(":")
-    if not start.isdecimal() or not (end == "" or end.isdecimal()) or int(start) < 1 or (end and int(end) <= int(start)):
+    if (
+        not start.isdecimal()
+        or not (end == "" or end.isdecimal())
+        or int(start) < 1
+        or (end and int(end) <= int(start))
+    ):
         _refuse(f"--sequence-id-range '{text}' is not START:END with 0 < START < END")
     return int(start), int(end or 0)
 

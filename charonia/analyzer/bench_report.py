@@ -101,7 +101,9 @@ def level_text(run: Run, result: LevelResult) -> str:
 
 
 def _latencies(name: str, histogram: LatencyHistogram, percentile: int | None) -> list[str]:
-    lines = [f"Avg {name}: {histogram.mean_ns / 1000:.0f} usec (standard deviation {histogram.deviation_ns / 1000:.0f} usec)"]
+    lines = [
+        f"Avg {name}: {histogram.mean_ns / 1000:.0f} usec (standard deviation {histogram.deviation_ns / 1000:.0f} usec)"
+    ]
     return lines + [
         f"p{percent} {name}: {histogram.percentile_ns(percent) / 1000:.0f} usec" for percent in _percents(percentile)
     ]
@@ -121,7 +123,9 @@ def _client_parts(figures: WindowFigures) -> tuple[float, float]:
 
 def _server(server: ServerFigures, caches: bool) -> list[str]:
     parts = [("overhead", server.overhead_us), ("queue", server.mean_us("queue"))]
-    parts += [(name.replace("_", " "), server.mean_us(name)) for name in ("compute_input", "compute_infer", "compute_output")]
+    parts += [
+        (name.replace("_", " "), server.mean_us(name)) for name in ("compute_input", "compute_infer", "compute_output")
+    ]
     if caches:
         parts += [(name.replace("_", " "), server.mean_us(name)) for name in ("cache_hit", "cache_miss")]
     lines = [
@@ -318,6 +322,7 @@ def latency_document(histogram: LatencyHistogram) -> dict[str, Any]:
     # the tail is what such a plot is for, so its points are never thinned out
     kept = sorted({*kept, *(point for point in points if point[1] > 0.999)})
     return {
+        "count": histogram.count,
         "mean": histogram.mean_ns / 1000,
         "deviation": histogram.deviation_ns / 1000,
         "min": histogram.min_ns / 1000,

@@ -130,7 +130,9 @@ def _view(client: Client, options: BenchOptions) -> tuple[ModelView, bool]:
     ids = options.sequence_ids
     most = options.words.num_of_sequences if options.is_open else max(options.levels.start, options.levels.end)
     if view.sequences and ids[1] and most > ids[1] - ids[0]:
-        raise InvalidArgument(f"--sequence-id-range has {ids[1] - ids[0]} ids, and {most:g} sequences are active at once")
+        raise InvalidArgument(
+            f"--sequence-id-range has {ids[1] - ids[0]} ids, and {most:g} sequences are active at once"
+        )
     extensions = client.metadata().get("extensions") if not options.is_grpc else None
     return view, extensions is None or "binary_tensor_data" in extensions
 
@@ -162,7 +164,11 @@ def _sent(tensor: Tensor, place: Mapping[str, Any] | None) -> SentTensor:
 
 
 def _shared(
-    options: BenchOptions, view: ModelView, requests: Sequence[Sequence[Sequence[Tensor]]], client: Client, stack: ExitStack
+    options: BenchOptions,
+    view: ModelView,
+    requests: Sequence[Sequence[Sequence[Tensor]]],
+    client: Client,
+    stack: ExitStack,
 ) -> tuple[Callable[[Tensor], Mapping[str, Any] | None], dict[str, Mapping[str, Any]]]:
     """Puts all inputs into one region; each output has one place there, which all requests share: answers are not
     read."""
@@ -171,12 +177,14 @@ def _shared(
     total = sum(len(tensor.data) + 64 for tensor in tensors) + sum(size + 64 for size in sizes.values())
     region: SharedRegion = stack.enter_context(client.shared_memory(max(1, total)))
 
-    def placed(tensor: Tensor) -> Mapping[str, Any]:
+    def placed(tensor: Tensor) -> Mapping[str, Any] | None:
         array = region.array((len(tensor.data),), np.uint8)
         array.array[:] = np.frombuffer(tensor.data, np.uint8)
         return region_parameters(array)
 
-    outputs = {name: region_parameters(region.array((size,), np.uint8)) for name, size in sizes.items()}
+    outputs: dict[str, Mapping[str, Any]] = {}
+    for name, size in sizes.items():
+        outputs[name] = region_parameters(region.array((size,), np.uint8))
     return placed, outputs
 
 
@@ -207,7 +215,9 @@ def _setup(options: BenchOptions, view: ModelView, plan: RequestPlan, number: in
     words = options.words
     sequences = None
     if view.sequences:
-        length = words.sequence_length or (0 if words.input_data and words.input_data[0] not in ("zero", "random") else 20)
+        length = words.sequence_length or (
+            0 if words.input_data and words.input_data[0] not in ("zero", "random") else 20
+        )
         start, end = options.sequence_ids
         sequences = {
             "length": length, "variation_percent": words.sequence_length_variation, "first": start + number,
@@ -280,7 +290,9 @@ class Bench:
             window, before = self._window(before)
             windows.append(window)
             self._say(level, window)
-            is_stable = bool(words.request_count) or stability.is_stable(windows, words.stability_percentage, percentile)
+            is_stable = bool(words.request_count) or stability.is_stable(
+                windows, words.stability_percentage, percentile
+            )
             if not window.completed and window.errors:
                 break
         self._workers.ask({"do": "stop"})
@@ -335,7 +347,11 @@ class Bench:
         while sum(answer["ended"] for answer in self._workers.ask({"do": "count"})) < requests:
             if time.monotonic() > until_s and not self._words.request_count:
                 return
-            if window is not None and self._has_metrics and time.monotonic() - scraped_s > self._words.metrics_interval / 1000:
+            if (
+                window is not None
+                and self._has_metrics
+                and time.monotonic() - scraped_s > self._words.metrics_interval / 1000
+            ):
                 scraped_s = time.monotonic()
                 self._scrape(window)
             time.sleep(_POLL_S)
@@ -375,7 +391,8 @@ class Bench:
     def _say(self, level: float, window: WindowFigures) -> None:
         if self._words.verbose:
             judged_us = window.judged_ns(self._options.percentile) / 1000
-            _complain(f"{self._run.shown(level)}: {window.rate:.1f} infer/s, {judged_us:.0f} us, {window.errors.total()} failed")
+            failed = window.errors.total()
+            _complain(f"{self._run.shown(level)}: {window.rate:.1f} infer/s, {judged_us:.0f} us, {failed} failed")
 
 
 def gauges(text: str, model: str) -> Iterator[tuple[str, str, float]]:

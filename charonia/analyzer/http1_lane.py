@@ -112,10 +112,12 @@ class AnswerReader:
             raise ProtocolError(f"{len(data) - size} bytes after the answer")
         return head, data[end + 4 :]
 
-    def _keep(self, data: bytes, needed_bytes: int) -> None:
+    def _keep(self, data: bytes, needed_bytes: int) -> tuple[Head, bytes] | None:
+        """Waits for the rest of an answer."""
         self._pieces.append(data)
         self._held_bytes = len(data)
         self._needed_bytes = needed_bytes
+        return None
 
 
 def _join_chunks(data: bytes, at: int) -> bytes | None:

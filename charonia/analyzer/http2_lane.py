@@ -81,7 +81,12 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        wanted = ((_HEADER_TABLE, 0), (_ENABLE_PUSH, 0), (_INITIAL_WINDOW, _LARGEST_WINDOW), (_MAX_FRAME, _LARGEST_FRAME))
+        wanted = (
+            (_HEADER_TABLE, 0),
+            (_ENABLE_PUSH, 0),
+            (_INITIAL_WINDOW, _LARGEST_WINDOW),
+            (_MAX_FRAME, _LARGEST_FRAME),
+        )
         settings = b"".join(_SETTING.pack(name, value) for name, value in wanted)
         window = (_LARGEST_WINDOW - _FIRST_WINDOW).to_bytes(4, "big")
         self._transport.write(_PREFACE + frame(_SETTINGS, 0, 0, settings) + frame(_WINDOW, 0, 0, window))

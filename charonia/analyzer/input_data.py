@@ -154,13 +154,13 @@ def _made(options: BenchOptions, view: ModelView, *, zeros: bool) -> Step:
         if port.optional and port.name not in options.shapes:
             continue
         shape = _shape(port, options)
-        step[port.name] = Tensor(port.name, port.datatype, shape, _content(port.datatype, prod(shape), random, options, zeros))
+        step[port.name] = Tensor(
+            port.name, port.datatype, shape, _content(port.datatype, prod(shape), random, options, zeros)
+        )
     return step
 
 
-def _content(
-    datatype: DataType, count: int, random: np.random.Generator, options: BenchOptions, zeros: bool
-) -> bytes:
+def _content(datatype: DataType, count: int, random: np.random.Generator, options: BenchOptions, zeros: bool) -> bytes:
     if datatype is DataType.BYTES:
         text = options.words.string_data
         if text is not None:
@@ -269,7 +269,8 @@ def _tensor(port: Port, shape: tuple[int, ...], content: bytes) -> Tensor:
     wanted = prod(shape) * port.datatype.size_bytes
     if port.datatype is not DataType.BYTES and len(content) != wanted:
         raise InvalidArgument(
-            f"input '{port.name}' of shape {list(shape)} has {wanted} bytes of {port.datatype.value}, not {len(content)}"
+            f"input '{port.name}' of shape {list(shape)} has {wanted} bytes of {port.datatype.value}, "
+            f"not {len(content)}"
         )
     return Tensor(port.name, port.datatype, shape, content)
 

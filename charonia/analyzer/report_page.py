@@ -12,26 +12,31 @@ from math import ceil, floor, log10
 from typing import Any
 
 _WIDTH, _HEIGHT = 560, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 16, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 30, 46
 _COLOURS = 8
 """Of series, `--c0` to `--c7` in the style; more series begin again."""
 _MAX_SERIES = 16
 _DEPTH = 5
 """Percentiles are drawn up to 99.999 %."""
+_PERCENTS = ((0.0, "0"), (log10(2), "50"), (1.0, "90"), (2.0, "99"), (3.0, "99.9"), (4.0, "99.99"), (5.0, "99.999"))
+"""Ticks of an axis of percentiles: how many nines, and the percentile."""
 
 _STYLE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#1c2430;--dim:#5b6675;--line:#d9dee6;--card:#f6f8fa;--bad:#b3261e;
 --c0:#0072b2;--c1:#d55e00;--c2:#00805d;--c3:#a4498a;--c4:#8a6d00;--c5:#3b8fc4;--c6:#6b4fbb;--c7:#5b6675}
-@media (prefers-color-scheme:dark){:root{--page:#12161c;--ink:#e4e9f0;--dim:#9aa6b5;--line:#333c48;--card:#1a2028;--bad:#ff8a80;
---c0:#56b4e9;--c1:#ff9a4d;--c2:#2fc79b;--c3:#e08cc6;--c4:#e6c229;--c5:#8fd0ff;--c6:#b3a1f5;--c7:#9aa6b5}}
+@media (prefers-color-scheme:dark){:root{--page:#12161c;--ink:#e4e9f0;--dim:#9aa6b5;--line:#333c48;--card:#1a2028;
+--bad:#ff8a80;--c0:#56b4e9;--c1:#ff9a4d;--c2:#2fc79b;--c3:#e08cc6;--c4:#e6c229;--c5:#8fd0ff;--c6:#b3a1f5;--c7:#9aa6b5}}
 *{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1240px;margin:0 auto;padding:24px 16px 48px}h1{font-size:26px;margin:0 0 4px}h2{font-size:17px;margin:0 0 8px}
-.sub{color:var(--dim);margin:0 0 20px}.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
+main{max-width:1240px;margin:0 auto;padding:24px 16px 48px}
+h1{font-size:26px;margin:0 0 4px}h2{font-size:17px;margin:0 0 8px}
+.sub{color:var(--dim);margin:0 0 20px}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:16px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:14px;min-width:0;margin:0 0 16px}
 .grid .card{margin:0}.wide{overflow-x:auto}dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0}
 dt{color:var(--dim)}dd{margin:0;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;white-space:nowrap}
-th,td{text-align:right;padding:4px 10px;border-bottom:1px solid var(--line)}th{color:var(--dim);font-weight:600}
+th,td{text-align:right;padding:4px 8px;font-size:14px;border-bottom:1px solid var(--line)}
+th{color:var(--dim);font-weight:600}
 th:first-child,td:first-child{text-align:left}.bad{color:var(--bad)}svg{display:block;width:100%;height:auto}
 svg text{fill:var(--dim);font:12px system-ui,sans-serif}.grid-line{stroke:var(--line);stroke-width:1}
 .key{display:flex;flex-wrap:wrap;gap:2px 14px;margin:6px 0 0;padding:0;list-style:none;color:var(--dim);font-size:13px}
@@ -93,11 +98,28 @@ def _conditions(found: Mapping[str, Any]) -> str:
         ("stable", judged),
         ("load average", ", ".join(f"{value:g}" for value in found["load_average"]) + " of the measuring machine"),
     ]
-    return '<div class="card"><dl>' + "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows) + "</dl></div>"
+    return (
+        '<div class="card"><dl>'
+        + "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows)
+        + "</dl></div>"
+    )
 
 
 def _figures(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> str:
-    heads = [found["level"], "infer/s", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "queue", "infer", "generator"]
+    heads = [
+        found["level"],
+        "infer/s",
+        "mean",
+        "p50",
+        "p90",
+        "p95",
+        "p99",
+        "p99.9",
+        "max",
+        "queue",
+        "infer",
+        "generator",
+    ]
     rows = []
     for level in levels:
         latency, server = level["latency_us"], level["server"].get(found["model"])
@@ -111,7 +133,11 @@ def _figures(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> s
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     head = "".join(f"<th>{escape(name)}</th>" for name in [*heads, "failed", "stable"])
     said = [f"{level['level']:g}: {note}" for level in levels for note in level["notes"]]
-    said += [f"{level['level']:g}: failed {count} times: {text}" for level in levels for text, count in level["errors"].items()]
+    said += [
+        f"{level['level']:g}: failed {count} times: {text}"
+        for level in levels
+        for text, count in level["errors"].items()
+    ]
     words = "".join(f"<p>{escape(text)}</p>" for text in said[:_MAX_SERIES])
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f'<div class="card wide"><h2>Figures</h2>{table}{words}</div>'
@@ -134,7 +160,8 @@ def _rate_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) ->
     if len(levels) < 2:
         return ""
     series = [
-        Series(name, [(level["rate"], level["latency_us"][name] / 1000) for level in levels]) for name in ("p50", "p95", "p99")
+        Series(name, [(level["rate"], level["latency_us"][name] / 1000) for level in levels])
+        for name in ("p50", "p95", "p99")
     ]
     return _card("Latency over throughput", _lines(series, "inferences a second", "ms", linear), series)
 
@@ -143,7 +170,9 @@ def _level_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -
     if len(levels) < 2:
         return ""
     series = [Series("inferences a second", [(level["level"], level["rate"]) for level in levels])]
-    return _card(f"Throughput by {found['level'].lower()}", _lines(series, found["level"].lower(), "infer/s", linear), [])
+    return _card(
+        f"Throughput by {found['level'].lower()}", _lines(series, found["level"].lower(), "infer/s", linear), []
+    )
 
 
 def _percentile_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> str:
@@ -170,13 +199,13 @@ def _distribution(
     for level in levels[:_MAX_SERIES]:
         shares = level.get(name, {}).get("shares")
         if shares and level[name]["max"]:
-            points = [(min(_DEPTH, -log10(max(1 - share, 10**-_DEPTH))), value / 1000) for value, share in shares]
+            deepest = min(_DEPTH, log10(max(10, level[name]["count"])))
+            points = [(min(deepest, -log10(max(1 - share, 10**-_DEPTH))), value / 1000) for value, share in shares]
             series.append(Series(f"{found['level'].lower()} {level['level']:g}", points, marks=False))
     if not series:
         return ""
     highest = max(point[0] for line in series for point in line.points)
-    ticks = [(0.0, "0"), (log10(2), "50"), *((float(nines), "99.9999"[: nines + 1 + (nines > 2)]) for nines in range(1, _DEPTH + 1))]
-    ticks = [(at, {"9": "90", "99.": "99"}.get(text, text)) for at, text in ticks if at <= highest + 0.01]
+    ticks = [(at, text) for at, text in _PERCENTS if at <= highest + 0.01]
     across = Scale(0, max(highest, 1.0), tuple((at, f"{text} %") for at, text in ticks))
     return _card(title, _lines(series, "percentile", "ms", linear, across), series, note)
 
@@ -199,7 +228,10 @@ def _split_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -
 
 def _window_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> str:
     series = [
-        Series(f"{found['level'].lower()} {level['level']:g}", [(at, w["rate"]) for at, w in enumerate(level["windows"], 1)])
+        Series(
+            f"{found['level'].lower()} {level['level']:g}",
+            [(at, w["rate"]) for at, w in enumerate(level["windows"], 1)],
+        )
         for level in levels[:_MAX_SERIES]
     ]
     note = "The last three windows of each level are its figures."
@@ -249,7 +281,11 @@ def _tick(value: float) -> str:
 
 
 def _lines(
-    series: Sequence[Series], x_name: str, y_name: str, scale: Callable[[float, float], Scale], across: Scale | None = None
+    series: Sequence[Series],
+    x_name: str,
+    y_name: str,
+    scale: Callable[[float, float], Scale],
+    across: Scale | None = None,
 ) -> str:
     points = [point for line in series for point in line.points]
     if across is None:
@@ -264,7 +300,9 @@ def _lines(
         if line.marks:
             for (x, y), (value_x, value_y) in zip(places, line.points, strict=True):
                 said = escape(f"{line.name}: {_tick(value_x)} {x_name}, {_tick(value_y)} {y_name}")
-                drawn.append(f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{said}</title></circle>')
+                drawn.append(
+                    f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{said}</title></circle>'
+                )
     return _svg(across, up, x_name, y_name, "".join(drawn))
 
 
@@ -303,6 +341,6 @@ def _svg(across: Scale, up: Scale, x_name: str, y_name: str, drawn: str) -> str:
         parts.append(f'<text x="{x:.1f}" y="{base + 18}" text-anchor="middle">{escape(text)}</text>')
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{_HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>')
-    parts.append(f'<text x="14" y="{_TOP + 4}" text-anchor="start">{escape(y_name)}</text>')
+    parts.append(f'<text x="{_LEFT - 8}" y="14" text-anchor="end">{escape(y_name)}</text>')
     label = escape(f"{y_name} over {x_name}" if x_name else y_name)
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}{drawn}</svg>'

@@ -215,9 +215,7 @@ class Client(Connecting):
         """Of the server, or of a model: its inputs and outputs."""
         return self._run(self._procedures.question(self._form.metadata(model, version), timeout_s))
 
-    def config(
-        self, model: str, version: str = "", *, timeout_s: float | None = ANSWER_WITHIN_S
-    ) -> dict[str, Any]:
+    def config(self, model: str, version: str = "", *, timeout_s: float | None = ANSWER_WITHIN_S) -> dict[str, Any]:
         """The configuration of a model, of servers with Triton's extension, as JSON has it over HTTP."""
         return self._run(self._procedures.question(self._form.config(model, version), timeout_s))
 
