@@ -65,6 +65,7 @@ class Http2Connection(asyncio.Protocol):
         self._window = _FIRST_WINDOW
         self._received = 0
         self._held: deque[tuple[Http2Lane, memoryview]] = deque()
+        self._corked: list[bytes] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -95,7 +96,6 @@ class Http2Connection(asyncio.Protocol):
 
     def begin(self, lane: Http2Lane, header_block: bytes, message: bytes, *, ends: bool) -> None:
         """Opens a stream for a lane and sends its first message, the only one if the stream `ends` with it."""
-        assert self._transport is not None
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         lane.stream, lane.window, lane.ends = stream, self._first_window, ends
         self._streams[stream] = lane
@@ -103,9 +103,9 @@ class Http2Connection(asyncio.Protocol):
         if len(message) <= min(self._max_frame, self._window, lane.window) and not self._held:
             self._window -= len(message)
             lane.window -= len(message)
-            self._transport.write(head + frame(_DATA, _END_STREAM if ends else 0, stream, message))
+            self._write(head + frame(_DATA, _END_STREAM if ends else 0, stream, message))
         else:
-            self._transport.write(head)
+            self._write(head)
             self.send(lane, message)
 
     def send(self, lane: Http2Lane, message: bytes) -> None:
@@ -123,15 +123,15 @@ class Http2Connection(asyncio.Protocol):
                 self._window -= size
                 lane.window -= size
                 last = lane.ends and size == len(rest)
-                self._transport.write(frame(_DATA, _END_STREAM if last else 0, lane.stream, bytes(rest[:size])))
+                self._write(frame(_DATA, _END_STREAM if last else 0, lane.stream, bytes(rest[:size])))
                 rest = rest[size:]
             if len(rest) and lane.stream:
                 self._held.append((lane, rest))
 
     def cancel(self, lane: Http2Lane) -> None:
         """Ends a lane's stream."""
-        if lane.stream and self._streams.pop(lane.stream, None) is not None and self._transport is not None:
-            self._transport.write(frame(_RESET, 0, lane.stream, (8).to_bytes(4, "big")))
+        if lane.stream and self._streams.pop(lane.stream, None) is not None:
+            self._write(frame(_RESET, 0, lane.stream, (8).to_bytes(4, "big")))
         lane.stream = 0
 
     def close(self) -> None:
@@ -142,7 +142,15 @@ class Http2Connection(asyncio.Protocol):
     # -- receiving -----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        """Reads frames. What they make lanes send is written at once: several answers often come together."""
         now_ns = time.perf_counter_ns()
+        self._corked = []
+        self._read_frames(data, now_ns)
+        written, self._corked = self._corked, None
+        if written and self._transport is not None:
+            self._transport.write(b"".join(written))
+
+    def _read_frames(self, data: bytes, now_ns: int) -> None:
         buffer = self._buffer + data if self._buffer else data
         at, end = 0, len(buffer)
         while end - at >= 9:
@@ -243,7 +251,9 @@ class Http2Connection(asyncio.Protocol):
         self._flush()
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None:
+        if self._corked is not None:
+            self._corked.append(data)
+        elif self._transport is not None:
             self._transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -25,6 +25,9 @@ from .latency_histogram import LatencyHistogram
 RECONNECT_AFTER_S = 0.05
 _DRAIN_S = 30.0
 _LATE_NS = 1_000_000
+_MAX_TEXTS = 20
+"""Different errors that are told apart; servers put ids and addresses into texts."""
+_OTHER = "other failures"
 _CLOCK_MONOTONIC = 1
 _NONBLOCK = 0o4000
 
@@ -132,6 +135,11 @@ class Tally:
         self.gaps: list[int] = []
         self.errors: Counter[str] = Counter()
         self.responses = self.late = self.send_ns = self.receive_ns = 0
+
+    def failed(self, error: str) -> None:
+        """Counts a request that failed, by the first line of its error."""
+        text = error.partition("\n")[0]
+        self.errors[text if text in self.errors or len(self.errors) < _MAX_TEXTS else _OTHER] += 1
 
     def packed(self, *, is_open: bool) -> dict[str, Any]:
         """The figures up to now, for `WindowFigures.add_worker`."""
@@ -276,7 +284,7 @@ class LoadLoop:
         try:
             await lane.open()
         except OSError as error:
-            self.tally.errors[f"cannot connect: {error}"] += 1
+            self.tally.failed(f"cannot connect: {error}")
             return
         finally:
             self._opening -= 1
@@ -347,11 +355,12 @@ class LoadLoop:
     def _record(self, call: Call, first_ns: int, now_ns: int, error: str | None) -> None:
         tally = self.tally
         if error is not None:
-            tally.errors[error] += 1
+            tally.failed(error)
             return
         tally.latencies.append(now_ns - call.intended_ns)
         tally.send_ns += max(0, call.sent_ns - call.started_ns)
-        tally.receive_ns += now_ns - first_ns
+        if call.responses < 2:  # between the responses of a stream nothing is received
+            tally.receive_ns += now_ns - first_ns
         if self._times is not None:
             tally.services.append(now_ns - call.started_ns)
             tally.late += call.started_ns - call.intended_ns > _LATE_NS
@@ -385,7 +394,7 @@ class LoadLoop:
             try:
                 await lane.open()
             except OSError as error:
-                self.tally.errors[f"cannot connect: {error}"] += 1
+                self.tally.failed(f"cannot connect: {error}")
                 await asyncio.sleep(RECONNECT_AFTER_S)
             else:
                 self._next(lane)
