@@ -1,7 +1,7 @@
 """The `charonia` command: parses, then hands over to the composition of one role or of all (`charonia.composition`).
 
 Operators' commands against a running log are `charonia.operations`', those that ask a server
-`charonia.client_commands`'.
+`charonia.client_commands`', the one that measures a server is `charonia.analyzer`'s.
 
 Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage. A failure to start is one sentence on
 stderr. Only this module, `charonia.composition` and `charonia.inprocess` import services.
@@ -27,6 +27,7 @@ _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, opt
 _OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
+_BENCH = "bench"
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -48,6 +49,7 @@ commands
   infer       ask a model of a running server, ours or another, and print its answer
   submit      make an inference a job; result JOB waits for its answer, tail JOB follows it
   models      the models of a server; stats [MODEL] its statistics, health whether it is ready
+  bench       measure how fast a model of a server is, with perf_analyzer's options and figures
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the
@@ -95,7 +97,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if command == "completion":
         print(_completion(), end="")
         return 0
-    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS):
+    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH):
         print(f"charonia: unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
         return 2
     if command in _ROLES and ("--help" in rest or "-h" in rest):
@@ -104,6 +106,8 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         if command in _QUESTIONS:
             return _ask(words)
+        if command == _BENCH:
+            return _bench(words)
         return _run(command, rest) if command in _ROLES else _operate(words)
     except (StartupError, CharoniaError) as error:
         print(f"charonia: {error}", file=sys.stderr)
@@ -140,6 +144,15 @@ def _operate(words: list[str]) -> int:
 
 def _ask(words: list[str]) -> int:
     from .client_commands import run
+
+    try:
+        return run(words, os.environ)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+
+
+def _bench(words: list[str]) -> int:
+    from .analyzer.benching import run
 
     try:
         return run(words, os.environ)
@@ -185,6 +198,7 @@ def _file(path: str) -> dict[str, Any]:
 
 def _completion() -> str:
     from . import client_commands
+    from .analyzer import bench_options
     from .operations import arguments
 
     def offer(choices: Sequence[str]) -> str:
@@ -194,6 +208,7 @@ def _completion() -> str:
     for role in _ROLES:
         cases.append(f"        {role}) {offer([f'--{option.name}' for option in options.options_of(role)])} ;;")
     words = arguments.words(arguments.parser()) | arguments.words(client_commands.parser())
+    words |= arguments.words(bench_options.parser())
     for command, actions in words.items():
         if "" in actions:
             cases.append(f"        {command}) {offer(actions[''])} ;;")
@@ -202,7 +217,7 @@ def _completion() -> str:
         cases.append("            case ${COMP_WORDS[2]} in")
         cases += [f"            {action}) {offer(flags)} ;;" for action, flags in actions.items()]
         cases.append("            esac; fi ;;")
-    return _COMPLETION % (" ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, "completion"]), "\n".join(cases))
+    return _COMPLETION % (" ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, "completion"]), "\n".join(cases))
 
 
 if __name__ == "__main__":

@@ -120,6 +120,12 @@ class AsyncClient(Connecting):
         """As `Client.metadata`."""
         return await self._run(self._procedures.question(self._form.metadata(model, version), timeout_s))
 
+    async def config(
+        self, model: str, version: str = "", *, timeout_s: float | None = ANSWER_WITHIN_S
+    ) -> dict[str, Any]:
+        """As `Client.config`."""
+        return await self._run(self._procedures.question(self._form.config(model, version), timeout_s))
+
     async def models(self, *, timeout_s: float | None = ANSWER_WITHIN_S) -> list[dict[str, Any]]:
         """As `Client.models`."""
         return await self._run(self._procedures.question(self._form.index(), timeout_s))

@@ -216,6 +216,10 @@ class Client(Connecting):
         """Of the server, or of a model: its inputs and outputs."""
         return self._run(self._procedures.question(self._form.metadata(model, version), timeout_s))
 
+    def config(self, model: str, version: str = "", *, timeout_s: float | None = ANSWER_WITHIN_S) -> dict[str, Any]:
+        """The configuration of a model, of servers with Triton's extension, as JSON has it over HTTP."""
+        return self._run(self._procedures.question(self._form.config(model, version), timeout_s))
+
     def models(self, *, timeout_s: float | None = ANSWER_WITHIN_S) -> list[dict[str, Any]]:
         """The models of the repository, each with name, version, state and reason."""
         return self._run(self._procedures.question(self._form.index(), timeout_s))

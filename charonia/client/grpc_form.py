@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from google.protobuf.json_format import MessageToDict
+
 from charonia.datatypes import CONTENTS_FIELDS, DataType
 from charonia.errors import (
     AlreadyExists,
@@ -107,6 +109,11 @@ class GrpcForm:
             message = pb.ModelMetadataRequest(name=model, version=version)
             call = GrpcCall(f"{_SERVICE}ModelMetadata", message, pb.ModelMetadataResponse)
         return Exchange(call, plain)
+
+    def config(self, model: str, version: str) -> Exchange[dict[str, Any]]:
+        message = pb.ModelConfigRequest(name=model, version=version)
+        call = GrpcCall(f"{_SERVICE}ModelConfig", message, pb.ModelConfigResponse)
+        return Exchange(call, lambda answer: MessageToDict(answer.config, preserving_proto_field_name=True))
 
     def index(self) -> Exchange[list[dict[str, Any]]]:
         call = GrpcCall(f"{_SERVICE}RepositoryIndex", pb.RepositoryIndexRequest(), pb.RepositoryIndexResponse)

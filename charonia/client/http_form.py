@@ -127,6 +127,9 @@ class HttpForm:
     def metadata(self, model: str, version: str) -> Exchange[dict[str, Any]]:
         return Exchange(HttpCall("GET", _model(model, version) if model else "/v2"), _read_object)
 
+    def config(self, model: str, version: str) -> Exchange[dict[str, Any]]:
+        return Exchange(HttpCall("GET", f"{_model(model, version)}/config"), _read_object)
+
     def index(self) -> Exchange[list[dict[str, Any]]]:
         return Exchange(HttpCall("POST", "/v2/repository/index", b"{}"), _read_list)
 

@@ -83,6 +83,7 @@ WHOLE = tuple(
 OVER_ONE_SERVER = {
     "of fronts, models and processes, which reach the log by what is tested above": (
         *(
+            "analyzer",
             "bound",
             "client_shm",
             "cloud_fronts",

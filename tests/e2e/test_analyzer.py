@@ -1,0 +1,90 @@
+"""`charonia bench` against a running server: both protocols, both kinds of load, every form of output."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from charonia import cli
+from charonia.client import Client
+
+pytestmark = pytest.mark.e2e
+
+WINDOWS = ["--measurement-mode", "count_windows", "--measurement-request-count", "20", "--warmup-request-count", "4"]
+ANY = ["-s", "1000000"]
+"""Whether windows agree is no question here."""
+
+
+def bench(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    code = cli.main(["bench", "-m", "identity", "--json", *words])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+def test_levels_over_http_with_every_output(server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(tmp_path / name) for name in ("report.csv", "report.html", "report.json")]
+    load = ["-u", server.http, "--concurrency-range", "1:3:2", "--max-threads", "2", "-b", "2", *WINDOWS, *ANY]
+    metrics = ["--collect-metrics", "--metrics-url", f"{server.metrics}/metrics", "--verbose-csv"]
+    assert (
+        cli.main(["bench", "-m", "identity", *load, *metrics, "-f", files[0], "--html", files[1], "--json", files[2]])
+        == 0
+    )
+    text = capsys.readouterr().out
+    assert "Request concurrency: 3" in text
+    assert "Avg HTTP time" in text
+    with open(files[0], newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["Concurrency"] for row in rows] == ["1", "3"]
+    assert all(float(row["Inferences/Second"]) > 0 and int(row["p99 latency"]) > 0 for row in rows)
+    found = json.loads(Path(files[2]).read_text())
+    assert [level["level"] for level in found["levels"]] == [1, 3]
+    for level in found["levels"]:
+        assert level["requests"] >= 60
+        assert not level["errors"]
+        assert level["server"]["identity"]["requests"] > 0
+        assert level["server"]["identity"]["compute_infer_us"] > 0
+        assert len(level["windows"]) == 3
+        assert level["generator"]["cores"] > 0
+    assert Path(files[1]).read_text().count("<svg") >= 4
+
+
+def test_an_open_loop_over_grpc(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = ["--request-rate-range", "200", "--request-distribution", "poisson", "--request-count", "60"]
+    found = bench("-u", server.grpc, "-i", "grpc", *rates, capsys=capsys)
+    (level,) = found["levels"]
+    assert (found["load"], level["requests"]) == ("open", 60)
+    # no request can have left before its time
+    assert level["latency_us"]["mean"] >= level["service_us"]["mean"]
+
+
+def test_streams(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--streaming", "--concurrency-range", "2", "--request-count", "40"]
+    (level,) = bench("-u", f"grpc://{server.grpc}", *words, capsys=capsys)["levels"]
+    assert level["requests"] == level["responses"] == 40
+    assert level["latency_us"]["p50"] >= level["first_response_us"]["p50"] > 0
+
+
+def test_what_fails_is_said(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "-m", "nothing", "-u", server.http]) == 1
+    assert "nothing" in capsys.readouterr().err
+    header = ["-H", "Authorization: Bearer wrong", "--request-parameter", "timeout:x:string"]
+    assert cli.main(["bench", "-m", "identity", "-u", server.http, "--request-count", "3", *header, "--json"]) == 1
+    said = capsys.readouterr()
+    assert "with failed requests" in said.err
+    assert sum(json.loads(said.out)["levels"][0]["errors"].values()) == 3
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_client_reads_configurations(server: Any, scheme: str) -> None:
+    with Client(f"{scheme}://{getattr(server, scheme)}") as client:
+        config = client.config("identity")
+    assert config["name"] == "identity"
+    assert {"max_batch_size", "input", "output"} <= set(config)
+    assert config["input"][0]["data_type"].startswith("TYPE_")
+    assert "sequence_batching" not in config
