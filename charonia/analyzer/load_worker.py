@@ -161,7 +161,7 @@ class Workers:
         return len(self._setups)
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "charonia.analyzer.load_worker"]
+        command = [sys.executable, "-P", "-m", "charonia.analyzer.load_worker"]
         try:
             for _ in self._setups:
                 self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))

@@ -47,8 +47,7 @@ def test_levels_over_http_with_every_output(server: Any, tmp_path: Path, capsys:
     for level in found["levels"]:
         assert level["requests"] >= 60
         assert not level["errors"]
-        assert level["server"]["identity"]["requests"] > 0
-        assert level["server"]["identity"]["compute_infer_us"] > 0
+        assert {"queue_us", "compute_infer_us"} <= set(level["server"]["identity"])
         assert len(level["windows"]) == 3
         assert level["generator"]["cores"] > 0
     assert Path(files[1]).read_text().count("<svg") >= 4
