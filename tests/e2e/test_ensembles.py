@@ -480,7 +480,7 @@ def test_who_gives_up_stops_the_steps(server: Server, tmp_path: Path) -> None:
         for timeout_s in (1.0, 10.0, 50.0):  # more where a busy machine does not let its step begin to wait by then
             before = counted(server, "gated")
             asked = pool.submit(ask_for, timeout_s)
-            waited = until("its step waits", lambda asked=asked: pending(server, "gated") or asked.done() and -1)
+            waited = until("its step waits", lambda asked=asked: pending(server, "gated") or (asked.done() and -1))
             with pytest.raises(InferenceServerException, match=r"[Dd]eadline"):
                 asked.result()
             if waited == 1:
