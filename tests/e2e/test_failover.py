@@ -26,7 +26,7 @@ BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "F
 
 
 def parts_of(server: Server) -> set[int]:
-    """Its parts: what else it has, as workers for large payloads, may come and go."""
+    """Its parts so far: what else it has, as workers for large payloads, may come and go."""
     return {p["pid"] for p in server.processes() if "parent" not in p}
 
 
@@ -76,7 +76,7 @@ def test_a_failover_loses_no_acknowledged_job_and_needs_nobody(tmp_path: Path) -
         for job in acknowledged:
             until(f"{job} succeeds", lambda job=job: succeeded(job))
         assert set(refused) <= {503}, refused
-        assert parts_of(server) == before, "nobody was restarted"
+        assert parts_of(server) >= before, "nobody was restarted"
         assert server.get("/v2/health/ready")[0] == 200
         charonia = Path(sys.executable).parent / "charonia"
         audit = subprocess.run([charonia, "audit", f"--log-url={cluster.url}"], capture_output=True, check=False)

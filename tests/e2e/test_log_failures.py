@@ -106,7 +106,7 @@ def test_serving_resumes_by_itself_on_a_flushed_log(
                 load.until_more()
     # typed all of them: 503 unknown outcome, or 400/404 for what nobody has said anew yet
     assert {status for status, _ in load.failures()} <= {404, 503}, load.answers
-    assert parts_of(server) == before, "nobody was restarted"
+    assert parts_of(server) >= before, "nobody was restarted"
     status, body = server.get(f"/v2/jobs/{lost['id']}")
     assert (status, json.loads(body)["error"]) == (404, "job not found: the log epoch changed")
     again = submit(server, "doubles", json.loads(BODY))
@@ -121,7 +121,7 @@ def test_serving_resumes_by_itself_on_a_flushed_log(
 
 
 def parts_of(server: Any) -> set[int]:
-    """Its parts: what else it has, as workers for large payloads, may come and go."""
+    """Its parts so far: what else it has, as workers for large payloads, may come and go."""
     return {p["pid"] for p in server.processes() if "parent" not in p}
 
 
