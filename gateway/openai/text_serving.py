@@ -193,6 +193,9 @@ class TextServing:
         Raises the error of a choice, which ends the others. Closing the generator cancels the requests; what was
         generated until then is counted.
         """
+        if prepared.model.served.interface.resumable:
+            for request in prepared.requests:
+                _keep_progress(request)
         with self.counts.call(endpoint, prepared.model.name, caller.tenant, prepared.prompt_tokens) as counted:
             async with contextlib.aclosing(self._merged(prepared.requests, caller)) as merged:
                 async for index, delta in merged:
@@ -255,6 +258,15 @@ class TextServing:
                 else:
                     yield delta
         yield held if held is not None and held.finish else _ended(held)
+
+
+def _keep_progress(request: InferenceRequest) -> None:
+    """Have the model answer in parts, also for a call that is answered whole: then a text goes on where it was when its
+    executor dies, and does not begin again.
+    """
+    for at, tensor in enumerate(request.inputs):
+        if tensor.name == "stream":
+            request.inputs[at] = Tensor(tensor.name, tensor.datatype, tensor.shape, b"\1")
 
 
 def _compile(structured: StructuredOutput, tools: TextTools | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -389,3 +390,16 @@ async def test_calls_in_free_text(client: httpx2.AsyncClient, handler: Any) -> N
     assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]] == ["tool_calls"]
     without = (await client.post(CHAT, json={**body, "tool_choice": "none"})).json()["choices"][0]
     assert (without["message"]["content"], without["finish_reason"]) == (said, "stop")
+
+
+async def test_resumable_models_answer_in_parts(client: httpx2.AsyncClient, handler: Any) -> None:
+    """Also where the call is answered whole: what was generated is then in the log when an executor dies."""
+    known = handler.models["says"]
+    for resumable, asked in ((False, False), (True, True)):
+        parameters = {**known.parameters, "charonia.resumable": str(resumable).lower()}
+        handler.models["says"] = replace(known, parameters=parameters)
+        document = (await client.post(CHAT, json=chat("say hello there."))).json()
+        assert document["choices"][0]["message"]["content"] == "hello there"
+        assert document["usage"]["completion_tokens"] == len("hello there")
+        stream = next(tensor for tensor in handler.requests[-1].inputs if tensor.name == "stream")
+        assert stream.array().tolist() == [asked]
