@@ -151,6 +151,12 @@ class OpenVinoDecoder:
                 a[at.start : at.start + rank] = found.a
                 b[:, at.start : at.start + rank] = found.b
 
+    def check_adapter(self, directory: str) -> None:
+        """Raises `InvalidArgument` for an adapter that `load_adapter` would refuse, and where there are no slots."""
+        if not self.adapter_slots:
+            raise InvalidArgument("the model has no slots for adapters (parameter 'charonia.adapter_slots')")
+        read_adapter(directory, self._sites, self._rank)
+
     def close(self) -> None:
         """Release the model; the memory of blocks is freed with it."""
         self._request = self._compiled = None

@@ -15,6 +15,8 @@ from .conversion import CONVERSIONS, IR, converted, default_directory
 GGUF = "model.gguf"
 ADAPTERS = "adapters"
 MULTI_LORA = "multi_lora.json"
+CHANGES = "charonia.adapter_changes"
+"""A parameter: a JSON object from names of adapters to directories, as `MULTI_LORA`, and null for those not served."""
 CONTEXT = "charonia.context"
 _ASSETS = (
     "tokenizer.json",
@@ -43,7 +45,8 @@ def find_model(source: ModelSource) -> LanguageModel:
     """
     root = source.version_directory.resolve()
     chosen = source.config.default_model_filename
-    path = (root / chosen).resolve() if chosen else _found(source, root)
+    # a configuration that was completed names the first of the usual files, also where another one is used
+    path = _found(source, root) if chosen in ("", GGUF) else (root / chosen).resolve()
     if not path.is_relative_to(root):
         raise InvalidArgument(f"default model filename '{chosen}' of '{source.name}' is outside the version directory")
     if path.is_dir():
@@ -72,23 +75,40 @@ def _found(source: ModelSource, root: Path) -> Path:
 
 
 def adapter_directories(source: ModelSource, root: Path) -> dict[str, str]:
-    """The directories below `adapters`, and what `multi_lora.json` names: paths relative to the version directory."""
+    """The directories below `adapters`, what `multi_lora.json` names, and what `CHANGES` says of both.
+
+    Paths are relative to the version directory, and inside the model's. Raises `InvalidArgument` for others.
+    """
     folder = root / ADAPTERS
     found = {path.name: str(path) for path in sorted(folder.iterdir()) if path.is_dir()} if folder.is_dir() else {}
     listed = root / MULTI_LORA
-    if not listed.is_file():
-        return found
+    if listed.is_file():
+        found |= _named(source, root, MULTI_LORA, listed.read_bytes())
+    if (said := source.parameter(CHANGES)) is not None:
+        found |= _named(source, root, CHANGES, said, removes=True)
+    return {name: path for name, path in found.items() if path}
+
+
+def _named(source: ModelSource, root: Path, where: str, text: str | bytes, *, removes: bool = False) -> dict[str, str]:
+    """The directories that a JSON object names; "" for null, which is refused unless it `removes` an adapter."""
     try:
-        named = json.loads(listed.read_bytes())
+        named = json.loads(text)
     except ValueError as error:
-        raise InvalidArgument(f"model '{source.name}': {MULTI_LORA} is not JSON: {error}") from None
-    if not isinstance(named, dict) or not all(isinstance(path, str) for path in named.values()):
-        raise InvalidArgument(f"model '{source.name}': {MULTI_LORA} must be an object from names to directories")
+        raise InvalidArgument(f"model '{source.name}': {where} is not JSON: {error}") from None
+    if not isinstance(named, dict) or not all(isinstance(p, str) or (removes and p is None) for p in named.values()):
+        raise InvalidArgument(f"model '{source.name}': {where} must be an object from names to directories")
+    found = {}
     for name, written in named.items():
-        path = (root / written).resolve()
-        if not path.is_relative_to(source.directory.resolve()):
+        path = (root / written).resolve() if written is not None else None
+        if path is not None and not path.is_relative_to(source.directory.resolve()):
             raise InvalidArgument(
-                f"model '{source.name}': the adapter '{name}' in {MULTI_LORA} is outside the model's directory"
+                f"model '{source.name}': the adapter '{name}' in {where} is outside the model's directory"
             )
-        found[name] = str(path)
+        found[name] = str(path) if path is not None else ""
     return found
+
+
+def added_adapters(source: ModelSource) -> set[str]:
+    """The names of the adapters that `CHANGES` adds; `adapter_directories` has checked it."""
+    changes = json.loads(source.parameter(CHANGES) or "{}")
+    return {name for name, path in changes.items() if path is not None}

@@ -20,7 +20,7 @@ from executors.host.host_policy import thread_on
 from protos import model_config_pb2 as pb
 
 from .conversion import IR
-from .language_model import GGUF, LanguageModel, find_model
+from .language_model import GGUF, LanguageModel, added_adapters, find_model
 from .llm_settings import LlmSettings
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ class LlmModel(Model):
 
         with thread_on(spec.cores):  # the library's threads inherit the cores of this one
             decoder = OpenVinoDecoder(str(files.graph), settings.decoder)
+            for name in added_adapters(spec.source) & files.adapters.keys():
+                decoder.check_adapter(files.adapters[name])  # one that does not fit is refused by the load
         weights = files.graph.with_suffix(".bin").stat().st_size
         self._memory[spec.name] = weights + decoder.memory_bytes
         salt = f"{spec.source.name} {spec.source.version} {digest_of(assets)}".encode()

@@ -14,7 +14,7 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFo
 from charonia.generation.text_tensors import INPUTS, OUTPUTS
 from charonia.models.interface import ModelInterface
 from executors.backends.llm import LlmBackend
-from executors.backends.llm.language_model import adapter_directories, find_model
+from executors.backends.llm.language_model import adapter_directories, added_adapters, find_model
 from executors.backends.llm.llm_backend import completed
 from executors.backends.llm.llm_settings import LlmSettings
 from executors.configuration.config import normalise
@@ -153,6 +153,22 @@ def test_a_file_that_cannot_be_converted_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InternalError, match=r"name another directory with 'charonia.conversions'"):
         find_model(source(tmp_path, **{"charonia.conversions": str(tmp_path / "file" / "made")}))
+
+
+def test_adapters_may_be_added_and_left_out(tmp_path: Path) -> None:
+    root = source(tmp_path).version_directory
+    (root / "adapters" / "one").mkdir(parents=True)
+    for said, names in (('{"two": "../two"}', {"one", "two"}), ('{"one": null, "two": "x"}', {"two"}), ("{}", {"one"})):
+        given = source(tmp_path, **{"charonia.adapter_changes": said.replace('"', '\\"')})
+        assert set(adapter_directories(given, root)) == names
+        assert added_adapters(given) == names - {"one"}
+    for said, reason in (
+        ('{"x": "/etc"}', "outside the model's"),
+        ('{"x": 1}', "must be an object"),
+        ("[", "not JSON"),
+    ):
+        with pytest.raises(InvalidArgument, match=reason):
+            adapter_directories(source(tmp_path, **{"charonia.adapter_changes": said.replace('"', '\\"')}), root)
 
 
 def test_adapters_are_found_by_name(tmp_path: Path) -> None:
