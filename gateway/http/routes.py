@@ -125,10 +125,10 @@ def _add_documentation(app: FastAPI, settings: GatewaySettings) -> None:
         if settings.openai is None or not settings.openai.on_http_port:
             return build_document(version("charonia"))
         from .openapi.stored_operations import STORED_OPERATIONS, stored_schemas
-        from .openapi.text_operations import TEXT_OPERATIONS, text_schemas
+        from .openapi.task_operations import OPENAI_OPERATIONS, openai_schemas
 
-        operations = (*TEXT_OPERATIONS, *STORED_OPERATIONS)
-        return build_document(version("charonia"), operations, {**text_schemas(), **stored_schemas()})
+        operations = (*OPENAI_OPERATIONS, *STORED_OPERATIONS)
+        return build_document(version("charonia"), operations, {**openai_schemas(), **stored_schemas()})
 
     @cache
     def page() -> bytes:

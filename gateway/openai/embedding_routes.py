@@ -1,12 +1,13 @@
-"""`/v1/embeddings`: each text is a request of a model with one BYTES input and one FP32 output.
+"""Models that make a vector of texts, and `/v1/embeddings`: each text is a request, and the batcher joins them.
 
-A model says that it embeds by the parameter `charonia.openai_task: "embed"`; the batcher joins the requests.
+A model that embeds has one BYTES input, one FP32 output and the parameter `charonia.openai_task: "embed"`.
+`scoring_routes` and `moderation_routes` ask other models in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,17 +40,11 @@ class EmbeddingEndpoint:
         """The answer to a body. Raises `ApiError`, and the error of the first text that failed."""
         wanted = read_embedding(body)
         model = self._models.find(wanted.model)
-        name, output = _tensors(model)
+        name, output = embedding_tensors(model)
         tools = await self._models.tools(model)
         texts, tokens = await self._texts(wanted, tools)
         with self._counts.call(EMBEDDING, model.name, caller.tenant, tokens):
-            tasks = [asyncio.create_task(self._one(model, name, output, text, caller)) for text in texts]
-            try:
-                vectors = await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+            vectors = await ask_all(self._handler, model, [{name: text} for text in texts], output, caller)
         return embedding_document(wanted, vectors, tokens)
 
     async def _texts(self, wanted: EmbeddingRequest, tools: TextTools | None) -> tuple[list[str], int]:
@@ -70,28 +65,61 @@ class EmbeddingEndpoint:
             await asyncio.sleep(0)  # thousands of lists are not decoded at once
         return texts, sum(map(len, (*tokens, *lists)))
 
-    async def _one(self, model: TextModel, name: str, output: str, text: str, caller: Caller) -> Vector:
-        shape = shape_of(model.served.interface, name, 1)
-        tensor = Tensor(name, DataType.BYTES, shape, element(text.encode("utf-8", "replace")))
-        request = InferenceRequest(model.name, LATEST_VERSION, [tensor], outputs=(output,), served=model.served)
-        options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
-        response = await self._handler.infer(request, options=options)
-        return np.frombuffer(response.outputs[0].data, "<f4")
 
-
-def _tensors(model: TextModel) -> tuple[str, str]:
+def embedding_tensors(model: TextModel) -> tuple[str, str]:
     """The names of the text and of the embedding. Raises a 400 `ApiError` for a model of another kind."""
-    interface = model.served.interface
-    texts = [spec.name for spec in interface.inputs.values() if spec.datatype is DataType.BYTES]
-    vectors = [spec.name for spec in interface.outputs.values() if spec.datatype is DataType.FP32]
-    needed = interface.required_inputs - set(texts[:1])
-    if not model.embeds or interface.decoupled or len(vectors) != 1 or not texts or needed:
+    found = texts_to_vector(model) if model.task == "embed" else None
+    if found is None:
         raise ApiError(
             f"The model '{model.name}' does not embed text: it needs the parameter charonia.openai_task, one BYTES "
             "input and one FP32 output",
             param="model",
         )
+    return found
+
+
+def texts_to_vector(model: TextModel, inputs: Sequence[str] = ()) -> tuple[str, str] | None:
+    """The names of a model's first text and of its vector: it needs those texts, or one of any name, and no more.
+
+    None for a model with other tensors: the texts are BYTES inputs, the vector is the only FP32 output.
+    """
+    interface = model.served.interface
+    texts = [spec.name for spec in interface.inputs.values() if spec.datatype is DataType.BYTES]
+    vectors = [spec.name for spec in interface.outputs.values() if spec.datatype is DataType.FP32]
+    taken = set(inputs) or set(texts[:1])
+    if interface.decoupled or len(vectors) != 1 or not taken or not taken <= set(texts):
+        return None
+    if interface.required_inputs - taken:
+        return None
     return texts[0], vectors[0]
+
+
+async def ask_all(
+    handler: Handler, model: TextModel, items: Sequence[Mapping[str, str]], output: str, caller: Caller = ANYONE
+) -> list[Vector]:
+    """The values of `output`, float32 [n], for each item: its texts by the names of inputs.
+
+    Raises the error of the first that failed, and cancels the others.
+    """
+    tasks = [asyncio.create_task(_ask(handler, model, item, output, caller)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _ask(handler: Handler, model: TextModel, item: Mapping[str, str], output: str, caller: Caller) -> Vector:
+    interface = model.served.interface
+    tensors = [
+        Tensor(name, DataType.BYTES, shape_of(interface, name, 1), element(text.encode("utf-8", "replace")))
+        for name, text in item.items()
+    ]
+    request = InferenceRequest(model.name, LATEST_VERSION, tensors, outputs=(output,), served=model.served)
+    options = DeliveryOptions(caller=caller) if caller is not ANYONE else None
+    response = await handler.infer(request, options=options)
+    return np.frombuffer(response.outputs[0].data, "<f4")
 
 
 def add_embeddings(routes: RouteTable, endpoint: EmbeddingEndpoint) -> None:

@@ -16,7 +16,7 @@ from charonia.errors import CharoniaError, InvalidArgument
 from gateway.http.codec.error_replies import JSON_CONTENT_TYPE
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
-from gateway.http.openapi.text_operations import TEXT_OPERATIONS, text_schemas
+from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schemas
 
 from .api_calls import ApiCall, OpenAiContext, RouteTable
 from .shapes.api_errors import ApiError, json_bytes
@@ -65,7 +65,7 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
     async def one_model(call: ApiCall) -> None:
         name = call.arguments["model"]
         model = models.find(name)
-        if not (model.generates or model.embeds):
+        if not model.is_callable:
             raise ApiError(f"The model '{name[:256]}' cannot be called with this API.", status=404, param="model")
         wanted = models.adapter_name(model, model.adapter) if model.adapter else model.name
         await call.reply(next(one for one in await entry(model) if one["id"] == wanted) | {"id": name})
@@ -121,8 +121,8 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
 
     @cache  # its readers need no key
     def written() -> bytes:
-        operations = (*TEXT_OPERATIONS, *STORED_OPERATIONS)
-        schemas = {**text_schemas(), **stored_schemas()}
+        operations = (*OPENAI_OPERATIONS, *STORED_OPERATIONS)
+        schemas = {**openai_schemas(), **stored_schemas()}
         whole = build_document(package_version("charonia"), operations, schemas)
         own = {operation.path for operation in operations} & {route.path for route in routes.routes}
         return json_bytes({**whole, "paths": {path: one for path, one in whole["paths"].items() if path in own}})

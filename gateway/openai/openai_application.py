@@ -18,16 +18,20 @@ from gateway.http.bodies import CLIENT_LEFT, ClientGone, Receive, Scope, Send, r
 from gateway.http.codec.error_replies import HttpRefusal
 from gateway.http.fastpath import HttpApplication, restricted
 
+from .adapter_routes import add_adapters
 from .api_calls import DONE, ApiCall, OpenAiContext, Page, RouteTable, no_page
 from .embedding_routes import EmbeddingEndpoint, add_embeddings
 from .message_routes import MESSAGES, add_messages
 from .model_routes import OWN_PATHS, add_models
+from .moderation_routes import add_moderations
+from .scoring_routes import Scoring, add_scoring
 from .shapes.api_errors import ApiError, Failure, error_document, json_bytes, render_failure
 from .stored.stored_objects import ObjectLog
 from .stored.stored_parts import StoredParts
 from .text_models import TextModels
 from .text_routes import TextEndpoints, add_texts
 from .text_serving import TextServing
+from .transcription_routes import add_transcriptions
 
 logger = logging.getLogger("charonia.gateway.openai")
 
@@ -59,6 +63,11 @@ class OpenAiInterface:
         add_texts(self.routes, self.texts)
         add_messages(self.routes, self.serving)
         add_embeddings(self.routes, self.embeddings)
+        counts = self.serving.counts
+        add_scoring(self.routes, Scoring(self._handler, self.models, counts))
+        add_moderations(self.routes, self._handler, self.models, counts)
+        add_transcriptions(self.routes, self._handler, self.models, counts)
+        add_adapters(self.routes, self._handler, self.models)
         if self.stored is not None:
             self.stored.add(self.routes)
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from charonia.generation.tokenizer import Tokenizer
 
 TASK_PARAMETER = "charonia.openai_task"
-"""A parameter of a model's configuration: "embed" for one that embeds text; "generate" is known by the tensors."""
+"""A parameter of a model's configuration: a word of `TASKS`; that a model generates is known by its tensors."""
+TASKS = frozenset(("embed", "score", "moderate", "transcribe"))
+
 ADAPTERS_PARAMETER = "charonia.adapters"
 """A parameter of a model's loaded configuration: the names of its adapters, as a JSON array or divided by commas."""
 
@@ -103,9 +105,15 @@ class TextModel:
         return bool(takes) and output is not None and output.datatype is DataType.BYTES
 
     @property
-    def embeds(self) -> bool:
-        """Whether its configuration says that it embeds text."""
-        return self.served.interface.parameters.get(TASK_PARAMETER, "") == "embed"
+    def task(self) -> str:
+        """What its configuration says that it does, a word of `TASKS`; "" if it says nothing."""
+        said = self.served.interface.parameters.get(TASK_PARAMETER, "")
+        return said if said in TASKS else ""
+
+    @property
+    def is_callable(self) -> bool:
+        """Whether some endpoint of this API takes it."""
+        return self.generates or bool(self.task)
 
     def tool_format(self, tools: TextTools | None) -> str:
         """How it writes calls of tools: what its configuration says, else what its chat template shows; "" for none."""
@@ -173,7 +181,7 @@ class TextModels:
         for entry in self.handler.repository_index(ready=True):
             if entry.name not in found and (served := self._served(entry.name)) is not None:
                 model = TextModel(served)
-                if model.generates or model.embeds:
+                if model.is_callable:
                     found[entry.name] = model
         return [found[name] for name in sorted(found)]
 

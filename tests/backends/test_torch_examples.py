@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import warnings
@@ -26,6 +27,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
 
+OPENAI = "--openai-on-http-port=true"
 EXAMPLES = Path(build_torch_models.__file__).parent
 
 
@@ -37,7 +39,7 @@ def repositories() -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def server(repositories: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     of_torch, of_digits = repositories
-    with serving(of_torch, tmp_path_factory.mktemp("state"), f"--model-repository={of_digits}") as running:
+    with serving(of_torch, tmp_path_factory.mktemp("state"), f"--model-repository={of_digits}", OPENAI) as running:
         yield running
 
 
@@ -74,6 +76,16 @@ def test_sentences_are_as_near_as_torch_says(asked: client.Server, repositories:
     found = asked.infer("sentence_embeddings", {"TEXT": sentences.texts(sentences.SENTENCES)})["EMBEDDING"]
     np.testing.assert_allclose(found, embedded(repositories[0], list(sentences.SENTENCES)), atol=2e-6)
     np.testing.assert_allclose(list(sentences.cosines(found).values()), sentences.COSINES, atol=6e-5)
+
+
+def test_documents_are_ranked_by_the_model_of_sentences(server: Any) -> None:
+    query, *documents = sentences.SENTENCES
+    body = {"model": "sentence_embeddings", "query": query, "documents": documents[::-1]}
+    status, answer = server.request("POST", "/v1/rerank", json.dumps(body).encode())
+    assert status == 200, answer
+    found = json.loads(answer)["results"]
+    assert [one["document"]["text"] for one in found] == documents
+    np.testing.assert_allclose([one["relevance_score"] for one in found], sentences.COSINES[:2], atol=6e-5)
 
 
 def test_sentences_of_several_lengths_and_clients(

@@ -10,11 +10,11 @@ import jsonschema_rs
 import pytest
 
 from gateway.http.openapi.document import build_document
-from gateway.http.openapi.text_operations import TEXT_OPERATIONS, text_schemas
+from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schemas
 from gateway.openai.model_routes import OWN_PATHS
 from gateway.openai.openai_application import OpenAiInterface
 
-DOCUMENT = build_document("1.2.3", TEXT_OPERATIONS, text_schemas())
+DOCUMENT = build_document("1.2.3", OPENAI_OPERATIONS, openai_schemas())
 
 
 def check(schema: str, value: Any) -> None:
@@ -24,7 +24,7 @@ def check(schema: str, value: Any) -> None:
 
 def test_every_path_is_in_the_document(interface: OpenAiInterface) -> None:
     routes = {(route.path, route.method.lower()) for route in interface.routes.routes}
-    documented = {(one.path, one.method) for one in TEXT_OPERATIONS}
+    documented = {(one.path, one.method) for one in OPENAI_OPERATIONS}
     assert documented == {(path, method) for path, method in routes if path not in OWN_PATHS}
 
 
@@ -34,7 +34,7 @@ def test_references_lead_somewhere_and_examples_fit() -> None:
         part: Any = DOCUMENT
         for name in reference.split("/"):
             part = part[name]
-    for one in TEXT_OPERATIONS:
+    for one in OPENAI_OPERATIONS:
         for content in (*one.bodies, *(content for reply in one.replies.values() for content in reply.contents)):
             schema = {**content.schema, "components": DOCUMENT["components"]}
             jsonschema_rs.Draft202012Validator(schema).validate(content.example)
@@ -57,7 +57,7 @@ async def test_answers_are_what_the_document_says(client: httpx2.AsyncClient) ->
     check("Tokens", (await client.post("/tokenize", json={"model": "says", "prompt": "x"})).json())
     check("OpenAiError", (await client.get("/v1/nothing")).json())
     own = (await client.get("/openapi.json")).json()
-    assert set(own["paths"]) == {one.path for one in TEXT_OPERATIONS}
+    assert set(own["paths"]) == {one.path for one in OPENAI_OPERATIONS}
 
 
 def test_servers_without_this_api_have_nothing_of_it() -> None:

@@ -18,14 +18,14 @@ from charonia.errors import ResourceExhausted
 from charonia.options.settings import GatewaySettings
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.stored_operations import STORED_OPERATIONS, stored_schemas
-from gateway.http.openapi.text_operations import TEXT_OPERATIONS, text_schemas
+from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schemas
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
 from gateway.openai.stored import file_routes
 from gateway.openai.stored.stored_objects import CHUNK_BYTES
 
 LIMIT_S = 30
-SCHEMAS = {**text_schemas(), **stored_schemas()}
-DOCUMENT = build_document("1.2.3", (*TEXT_OPERATIONS, *STORED_OPERATIONS), SCHEMAS)
+SCHEMAS = {**openai_schemas(), **stored_schemas()}
+DOCUMENT = build_document("1.2.3", (*OPENAI_OPERATIONS, *STORED_OPERATIONS), SCHEMAS)
 
 
 def check(schema: str, value: Any) -> None:
@@ -51,7 +51,7 @@ async def test_every_path_is_in_the_document(stored: Any) -> None:
     interface, client = stored
     routes = {(route.path, route.method.lower()) for route in interface.routes.routes}
     assert {(one.path, one.method) for one in STORED_OPERATIONS} <= routes
-    documented = {(one.path, one.method) for one in (*TEXT_OPERATIONS, *STORED_OPERATIONS)}
+    documented = {(one.path, one.method) for one in (*OPENAI_OPERATIONS, *STORED_OPERATIONS)}
     words = ("responses", "files", "batches")
     assert {route for route in routes if any(f"/v1/{word}" in route[0] for word in words)} <= documented
     own = (await client.get("/openapi.json")).json()
