@@ -10,7 +10,10 @@ import text_handler
 from charonia.options.settings import GatewaySettings, OpenAiSettings
 from gateway.openai.openai_application import OpenAiInterface
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/messages")
+PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/messages"),
+    *("/v1/rerank", "/v1/score", "/v1/moderations", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
 
 _runner = asyncio.Runner()
 _made: list[OpenAiInterface] = []

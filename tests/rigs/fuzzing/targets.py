@@ -430,7 +430,7 @@ def openai(data: bytes) -> None:
     if status != 200:
         assert 400 <= status < 500, (status, reply)
         assert json.loads(reply)["error"]["message"], reply
-    elif not reply.startswith((b"data: ", b"event: ")):
+    elif not reply.startswith((b"data: ", b"event: ", b"Success: ")):
         json.loads(reply)
     _tells_no_address(data, reply)
 
