@@ -477,7 +477,7 @@ def test_who_gives_up_stops_the_steps(server: Server, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         held = Gate(server, tmp_path, pool)
         held.until_entered()
-        for timeout_s in (1.0, 10.0, 50.0):  # more where a busy machine does not let its step begin to wait by then
+        for timeout_s in (1.0, 3.0, 10.0, 50.0):  # more where its step does not begin to wait by then
             before = counted(server, "gated")
             asked = pool.submit(ask_for, timeout_s)
             waited = until("its step waits", lambda asked=asked: pending(server, "gated") or (asked.done() and -1))
