@@ -17,10 +17,12 @@ from .carriers import carrier_of
 
 _LENGTH_BYTES = 4
 """Before an element of a BYTES tensor (T3)."""
+_BYTES_OF_TOKEN = 4
+"""Of an INT32 token, and about those of a text's."""
 
 
 def complete_routes(requests: Iterable[RequestQueued]) -> None:
-    """Add the routes that are missing. Prompts that lie outside their records have none."""
+    """Add the routes that are missing. Of prompts that lie outside their records only the length is known."""
     for request in requests:
         meta = request.meta
         if request.wave or meta is None or meta.prompt is not None:
@@ -31,10 +33,11 @@ def complete_routes(requests: Iterable[RequestQueued]) -> None:
 
 
 def _route_of(record: RequestRecord) -> PromptRoute | None:
-    if record.reference is not None:
-        return None
-    data = memoryview(record.data)
     places = {place.name: place for place in record.meta.inputs}
+    if record.reference is not None:
+        found = places.get("prompt_token_ids") or places.get("text_input")
+        return PromptRoute(found.size_bytes // _BYTES_OF_TOKEN) if found is not None else None
+    data = memoryview(record.data)
     if (tokens := places.get("prompt_token_ids")) is not None:
         return route_of_packed(data[tokens.offset : tokens.offset + tokens.size_bytes])
     if (text := places.get("text_input")) is not None:

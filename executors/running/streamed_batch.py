@@ -320,7 +320,7 @@ class StreamedBatch:
                 self._end_request(one, b"")
             return final
         if response is not None:
-            self.tokens += response.tokens
+            self.tokens += max(0, int(response.tokens))  # a plug-in's may be of another type
             one.error = response.error
             if self.on_first is not None and one.response_index == 0 and not one.accepted:
                 self.on_first(one.record)

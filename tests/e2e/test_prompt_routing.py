@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from e2e_asking import until
 from e2e_server import Server, serving
 
 pytest.importorskip("tokenizers")
@@ -46,6 +47,8 @@ def test_prompts_meet_what_was_computed_of_them(tmp_path: Path) -> None:
     search = os.pathsep.join([path, os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": search, "STUBTEXT_COUNTS": str(tmp_path / "counts")}
     with serving(tmp_path / "models", tmp_path / "state", "--executors=3", environment=environment) as server:
+        loaded = re.compile(r'charonia_executor_loaded_instances\{[^}]*model="text"[^}]*\} 3\b')
+        until("all executors serve the model", lambda: loaded.search(server.scrape()))  # ready is when one does
         for number in range(PREFIXES * ROUNDS):
             ask(server, number % PREFIXES, number)
         counted = outcomes(server)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -33,6 +34,7 @@ from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.datatypes import DataType
 from charonia.generation.prompt_keys import PromptRoute, route_of_tokens
 from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.models.scheduling import DynamicBatching
 from charonia.wire import RequestMeta
 
 MS = 1_000_000
@@ -320,3 +322,13 @@ def test_a_lost_executor_has_computed_nothing() -> None:
     cluster.see(request(3, route(1, 512, 2, 10)))
     assert cluster.given[2][1] == cluster.given[1][1]
     assert cluster.scheduler.routing()[1].remembered() > 0
+
+
+def test_few_wait_at_an_executor_of_a_model_with_levels() -> None:
+    """What waits there is in order: a request of a higher level would stand behind it."""
+    cluster = Cluster(1, room=0)
+    cluster.see(PolicyChanged(replace(MODEL, dynamic_batching=DynamicBatching(priority_levels=2))))
+    cluster.see(*[request(number, route(1, 64, number, 10)) for number in range(8)])
+    assert len(cluster.given) == 2
+    cluster.see(PolicyChanged(MODEL))
+    assert len(cluster.given) == 1 + ROUTED_PREFETCH

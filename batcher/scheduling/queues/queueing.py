@@ -142,6 +142,8 @@ class LevelQueue:
 
     def sweep(self) -> None:
         """Drop the places of requests that left."""
+        if not self._stale:
+            return
         self.live = deque(request for request in self.live if request.state is QUEUED)
         self.delayed = deque(request for request in self.delayed if request.state is DELAYED)
         self._stale = 0

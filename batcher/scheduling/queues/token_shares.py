@@ -56,7 +56,7 @@ class AnswerLengths:
 class TokenShares:
     """The counters of all lanes of one model. `weights` are 1 by default."""
 
-    __slots__ = ("_charged", "_counters", "_now", "_weights", "answers")
+    __slots__ = ("_charged", "_counters", "_now", "_reports", "_weights", "answers")
 
     def __init__(self, weights: Mapping[int, int]) -> None:
         self.answers = AnswerLengths()
@@ -64,6 +64,8 @@ class TokenShares:
         self._counters: dict[int, float] = {}
         self._charged: dict[bytes, tuple[int, int, int]] = {}
         """Of each dispatched request: its lane, what it was charged, and how much of that is its prompt."""
+        self._reports = False
+        """Whether the model says how many tokens its answers have: then none is none, not unknown."""
         self._now = 0.0
         """The counter of the lane that was served last, at that time. It never falls."""
 
@@ -85,11 +87,21 @@ class TokenShares:
         self._charged[request.id] = (lane, tokens, prompt_tokens)
 
     def ended(self, request_id: bytes, tokens: int) -> None:
-        """A request has ended; it had so many tokens in all, 0 if that is not known. Unknown requests are ignored."""
+        """A request has ended; it had so many tokens in all. Unknown requests are ignored.
+
+        0 is none, as of one that was cancelled or refused before its first token, if the model ever reports any.
+        """
         lane, charged, prompt_tokens = self._charged.pop(request_id, (0, 0, 0))
-        if charged and tokens:
-            self.answers.ended(lane, max(0, tokens - prompt_tokens))
+        self._reports = self._reports or tokens > 0
+        if charged and self._reports:
+            if tokens:
+                self.answers.ended(lane, max(0, tokens - prompt_tokens))
             self._correct(lane, tokens - charged)
+
+    @property
+    def reports(self) -> bool:
+        """Whether the model reports the tokens of its answers."""
+        return self._reports
 
     def returned(self, request_id: bytes) -> None:
         """A request came back without an answer: it is charged again when it is dispatched again."""

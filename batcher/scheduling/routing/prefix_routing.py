@@ -172,11 +172,14 @@ class PrefixRouting:
             self._to_do[one.executor] -= one.prompt_left
             one.prompt_left = 0
 
-    def ended(self, request_id: bytes) -> None:
-        """A request has ended, or came back. Unknown ones are ignored."""
+    def ended(self, request_id: bytes, *, took_nothing: bool = False) -> None:
+        """A request has ended, or came back; `took_nothing`: its prompt was not computed. Unknown ones are ignored."""
         one = self._given.pop(request_id, None)
         if one is not None:
-            self._to_do[one.executor] -= one.prompt_left + one.answer_left
+            left = one.prompt_left + one.answer_left
+            self._to_do[one.executor] -= left
+            if took_nothing and one.prompt_left:
+                self._lately[one.executor] = max(0.0, self._lately[one.executor] - left)
 
     # -- executors -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from batcher.scheduling.routing.prefix_routing import PrefixRouting
 
 ROUTED_PREFETCH = 4
 """Batches of one request each that may wait at an executor of another process: an engine takes the next one at once,
-but the owner hears of it later.
+but the owner hears of it later. They wait there in order, whatever their levels and time-outs.
 """
 ENDED = RequestState.ENDED
 SUSPECT = RequestState.SUSPECT
@@ -243,6 +243,7 @@ class ModelState:
         "batches",
         "changed",
         "fresh_waits",
+        "has_levels",
         "held",
         "kept",
         "ledger",
@@ -255,6 +256,8 @@ class ModelState:
 
     def __init__(self, prefetch: int, lane_weights: Mapping[int, int]) -> None:
         self.prefetch = prefetch
+        self.has_levels = False
+        """Whether the model has priority levels or queue policies."""
         self.ledger = RequestLedger()
         self.turns = TurnRules(lane_weights)
         self.kept = KeptExecutors()
@@ -281,7 +284,7 @@ class ModelState:
             version.routing = None
         elif version.routing is None:
             version.routing = PrefixRouting(shares.answers)
-        ahead = ROUTED_PREFETCH if shares is not None and self.prefetch else self.prefetch
+        ahead = ROUTED_PREFETCH if shares is not None and self.prefetch and not self.has_levels else self.prefetch
         version.instances.change_prefetch(ahead)
 
     def touch(self, number: int) -> None:

@@ -9,6 +9,7 @@ is stuck, and one that is lost is forgotten with all that it had computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from batcher.scheduling.decisions import Decision, DispatchBatch
@@ -17,6 +18,7 @@ from batcher.scheduling.queues.dynamic_batching import BatchRules, Formation
 from batcher.scheduling.queues.token_shares import TokenShares, prompt_of
 from batcher.scheduling.routing.prefix_routing import PrefixRouting
 from charonia.models.interface import ModelInterface
+from charonia.models.scheduling import DynamicBatching
 from charonia.models.text_routing import is_routed
 
 from .model_state import Batch, ModelState, ModelVersion, Seat
@@ -26,6 +28,8 @@ HOLD_NS = 100_000_000
 LOOKAHEAD = 32
 """So many requests at the head of the queue may be overtaken by one behind them."""
 _MIN_HELD = 128
+_PLAIN = DynamicBatching()
+"""Without levels and queue policies."""
 
 DispatchOne = Callable[[ModelVersion, Seat, list[QueuedRequest], BatchRules, int], DispatchBatch]
 """Dispatches requests that have left the queue."""
@@ -39,8 +43,8 @@ class RoutedDispatching:
     def __init__(self, state: ModelState, dispatch_one: DispatchOne) -> None:
         self._state = state
         self._dispatch_one = dispatch_one
-        self._held: dict[bytes, int] = {}
-        """Until when a request waits for its executor, for those that were passed over once."""
+        self._held: dict[bytes, tuple[int, str]] = {}
+        """Until when a request waits for which executor, for those that were passed over once."""
         self._max_held = _MIN_HELD
 
     def dispatch(
@@ -79,26 +83,30 @@ class RoutedDispatching:
         assert best is not None
         if len(serving) == 1:
             return best, 0
+        until_ns, executor = self._held.get(request.id, (0, ""))
+        if now_ns < until_ns:
+            waited_for = instances.seats.get(executor)
+            if waited_for is not None and waited_for.slots and not instances.takes(waited_for):
+                return None, until_ns  # the choice takes long, and this is asked whenever something has changed
         prompt = prompt_of(request)
         wanted = instances.seats[routing.place(prompt, [seat.executor for seat in serving]).executor]
         if instances.takes(wanted):
             return wanted, 0
-        until_ns = self._held.get(request.id)
-        if until_ns is None:
-            until_ns = self._hold(request.id, now_ns + HOLD_NS)
+        if not until_ns or (now_ns < until_ns and executor != wanted.executor):
+            until_ns = self._hold(request.id, until_ns or now_ns + HOLD_NS, wanted.executor)
         if now_ns < until_ns:
             return None, until_ns
         taking = [seat.executor for seat in serving if instances.takes(seat)]
         return instances.seats[routing.place(prompt, taking).executor], 0
 
-    def _hold(self, request_id: bytes, until_ns: int) -> int:
+    def _hold(self, request_id: bytes, until_ns: int, executor: str) -> int:
         held = self._held
         if len(held) >= self._max_held:  # requests may leave the queue without being dispatched
             known = self._state.ledger.known
             for gone in [one for one in held if one not in known]:
                 del held[gone]
             self._max_held = max(_MIN_HELD, 2 * len(held))
-        held[request_id] = until_ns
+        held[request_id] = (until_ns, executor)
         return until_ns
 
 
@@ -108,11 +116,17 @@ class RoutedDispatching:
 def adopt_routing(state: ModelState, interface: ModelInterface) -> None:
     """Route the requests of a model from now on, or no longer, by its new configuration."""
     routed, was_routed = is_routed(interface), state.turns.shares is not None
-    if routed is was_routed:
+    block = interface.dynamic_batching
+    has_levels = block is not None and replace(block, max_queue_delay_us=0, preferred_batch_sizes=()) != _PLAIN
+    if routed is was_routed and (not routed or has_levels is state.has_levels):
         return
-    state.turns.shares = TokenShares(state.turns.weights) if routed else None
+    state.has_levels = has_levels
+    if routed is not was_routed:
+        state.turns.shares = TokenShares(state.turns.weights) if routed else None
     for version in state.versions.values():
         state.route(version)
+    if routed is was_routed:
+        return
     for batch in state.batches.values():
         found_routed(state, batch)
 
@@ -138,6 +152,6 @@ def ended_routed(state: ModelState, routing: PrefixRouting, requests: Sequence[Q
     """A batch has ended, with so many tokens that were generated."""
     shares = state.turns.shares
     for request in requests:
-        routing.ended(request.id)
+        routing.ended(request.id, took_nothing=not tokens and shares is not None and shares.reports)
         if shares is not None:
             shares.ended(request.id, tokens if len(requests) == 1 else 0)

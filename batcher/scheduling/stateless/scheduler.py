@@ -228,7 +228,9 @@ class ModelScheduler:
             case VersionServed():
                 self._recalls.served(event.executor, now_ns)
                 version = self._state.version(event.version)
-                if version.routing is not None:
+                seat = version.instances.seats.get(event.executor)
+                is_same = seat is not None and seat.slots and seat.content_hash == event.content_hash
+                if version.routing is not None and not is_same:
                     version.routing.loaded(event.executor)
                 version.instances.serve(event.executor, event.content_hash, event.slots)
                 self._state.touch(event.version)

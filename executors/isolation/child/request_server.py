@@ -267,7 +267,7 @@ def _known(error: Exception) -> CharoniaError:
 def _content_of(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:
     content, data = answer_content(response)
     if response.tokens:
-        content += [response.again, response.progress, response.tokens]
+        content += [response.again, response.progress, int(response.tokens)]
     elif response.progress:
         content += [response.again, response.progress]
     elif response.again:

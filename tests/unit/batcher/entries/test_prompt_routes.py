@@ -50,7 +50,8 @@ def test_what_the_gateway_said_is_kept() -> None:
     assert route_of(queued(STREAM, TEXT, prompt=said)) == said
 
 
-def test_what_lies_elsewhere_has_no_names() -> None:
-    assert route_of(queued(TEXT, reference=Reference(FILE, "g-1/f", len(TEXT.data)))) is None
+def test_of_what_lies_elsewhere_only_the_length_is_known() -> None:
+    for tensor, found in ((TEXT, PromptRoute(len(TEXT.data) // 4)), (IDS, PromptRoute(70)), (STREAM, None)):
+        assert route_of(queued(tensor, reference=Reference(FILE, "g-1/f", len(tensor.data)))) == found
     assert route_of(queued(STREAM)) is None
     assert route_of(queued(Tensor.of("text_input", np.array([], object)))) == PromptRoute(1)

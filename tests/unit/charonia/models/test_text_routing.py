@@ -14,7 +14,10 @@ from charonia.models.text_routing import PREFIX_ROUTING, check_text_routing, is_
 from protos.model_config_pb2 import ModelConfig
 
 TEXT = TensorSpec("text_input", DataType.BYTES, (1,))
-MODEL = ModelInterface("m", "llm", "", 0, {"text_input": TEXT}, {"text_output": TEXT}, decoupled=True)
+RESUMABLE = {"charonia.resumable": "true"}
+MODEL = ModelInterface(
+    "m", "llm", "", 0, {"text_input": TEXT}, {"text_output": TEXT}, decoupled=True, parameters=RESUMABLE
+)
 
 
 def test_models_that_give_text_piece_by_piece_are() -> None:
@@ -31,7 +34,8 @@ def test_models_that_give_text_piece_by_piece_are() -> None:
         {"inputs": {"x": TEXT}},
         {"outputs": {"y": TEXT}},
         {"dynamic_batching": DynamicBatching(preserve_ordering=True)},
-        {"parameters": {PREFIX_ROUTING: " False"}},
+        {"parameters": {PREFIX_ROUTING: " False", **RESUMABLE}},
+        {"parameters": {}},
     ],
 )
 def test_others_are_not(other: dict[str, object]) -> None:

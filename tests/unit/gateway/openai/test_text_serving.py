@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import httpx2
+import pytest
 
 from charonia.generation.prompt_keys import route_of_tokens
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
 
 
 async def test_a_prompt_that_was_tokenised_has_its_route(client: httpx2.AsyncClient, handler: Any) -> None:

@@ -64,9 +64,18 @@ def test_an_answer_is_charged_as_those_before_were_long_and_corrected() -> None:
     assert shares.answers.expected(request(2, 100, max_tokens=0)) == FIRST_ANSWER_TOKENS
     shares.charge(second)
     assert shares.counter(1) == 1000
-    shares.ended(second.id, 0)  # not counted
+    shares.ended(second.id, 0)  # refused, or cancelled before its first token
     shares.ended(second.id, 9)  # over
-    assert shares.counter(1) == 1000
+    assert shares.counter(1) == 500
+    assert shares.answers.expected(request(1, 100, max_tokens=0)) == 400
+
+
+def test_answers_of_a_model_that_does_not_count_cost_what_was_expected() -> None:
+    shares = TokenShares({})
+    one = request(1, 100)
+    shares.charge(one)
+    shares.ended(one.id, 0)
+    assert shares.counter(1) == 110
 
 
 def test_what_came_back_is_not_charged() -> None:
