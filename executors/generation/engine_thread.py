@@ -34,6 +34,7 @@ class EngineThread:
         self._deliver = deliver
         self._died = died
         self._observer = observer
+        self._observes = observer is not None
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._events: list[TokenEvent] = []
@@ -77,13 +78,13 @@ class EngineThread:
                 self._observer.closed()
 
     def _observe(self, events: Sequence[TokenEvent], load: EngineLoad) -> None:
-        if self._observer is None:
+        if self._observer is None or not self._observes:
             return
         try:
             self._observer.stepped(events, load)
         except Exception:  # an engine must not end because it cannot be counted
             _log.exception("an engine's metrics failed: there are no more of it")
-            self._observer = None
+            self._observes = False
 
     def _hand_over(self, events: Sequence[TokenEvent]) -> None:
         if not events:

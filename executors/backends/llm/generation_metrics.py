@@ -106,6 +106,7 @@ class GenerationMetrics:
         """See `EngineObserver`."""
         for share in self._gauges.values():
             share.set(0)
+        self._usage.set(0)
 
     def _report(self, load: EngineLoad) -> None:
         counters = self._engine.counters
