@@ -48,7 +48,7 @@ class OpenAiInterface:
         self._restrictions = Restrictions(settings.http_restricted_api, restricted)
         self._context = OpenAiContext(settings, handler, metrics)
         separator = settings.openai.lora_separator if settings.openai is not None else ""
-        self.models = TextModels(handler, separator)
+        self.models = TextModels(handler, separator, settings.http_max_input_size)
         self.serving = TextServing(handler, self.models)
         self.texts = TextEndpoints(self.serving)
         self.embeddings = EmbeddingEndpoint(handler, self.models, self.serving.counts)
