@@ -280,6 +280,8 @@ class GatewayApp:
     async def _close(self, grace_s: float) -> None:
         for _, front in self._fronts.values():
             await front.close(grace_s)
+        if self._openai is not None:
+            await self._openai.close()
         with contextlib.suppress(Exception):
             await self.membership.leave("drained")
         await self.service.close()

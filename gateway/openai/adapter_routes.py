@@ -14,6 +14,7 @@ import orjson
 
 from charonia.generation.text_tensors import ASSETS_PARAMETER
 from charonia.models.json_form import to_json
+from charonia.tasks import Tasks
 from gateway.handler import Handler
 from protos.model_config_pb2 import ModelConfig
 
@@ -29,15 +30,21 @@ _BACKEND = "llm"
 _MAX_NAME, _MAX_PATH = 128, 4096
 
 
-def add_adapters(routes: RouteTable, handler: Handler, models: TextModels) -> None:
-    """Add the paths of this module."""
+def add_adapters(routes: RouteTable, handler: Handler, models: TextModels, changes: Tasks) -> None:
+    """Add the paths of this module. `changes` has the change that runs, and nothing else."""
     changing = asyncio.Lock()  # a change is made to what the one before it left
+
+    async def change(model: TextModel, adapter: str, path: str | None) -> None:
+        """Under the lock. A client that leaves does not end the change, as the executors would make it all the same."""
+        task = changes.spawn(handler.load_model(model.name, changed(model, adapter, path), {}), "adapter-change")
+        await asyncio.shield(task)
 
     async def load(call: ApiCall) -> None:
         body = await call.json()
         name, path = _text(body, "lora_name", _MAX_NAME), _text(body, "lora_path", _MAX_PATH)
         in_place = flag(body, "load_inplace")
         async with changing:
+            await changes.settled()  # one whose client has left
             model, adapter = _target(body, name, models)
             if adapter in model.adapters and not in_place:
                 raise ApiError(
@@ -45,17 +52,18 @@ def add_adapters(routes: RouteTable, handler: Handler, models: TextModels) -> No
                     "set 'load_inplace' to True.",
                     param="lora_name",
                 )
-            await handler.load_model(model.name, changed(model, adapter, path), {})
+            await change(model, adapter, path)
         await _said(call, f"Success: LoRA adapter '{adapter}' added successfully.")
 
     async def unload(call: ApiCall) -> None:
         body = await call.json()
         name = _text(body, "lora_name", _MAX_NAME)
         async with changing:
+            await changes.settled()
             model, adapter = _target(body, name, models, is_known=True)
             if adapter not in model.adapters:
                 raise ApiError(f"The lora adapter '{adapter}' cannot be found.", status=404, param="lora_name")
-            await handler.load_model(model.name, changed(model, adapter, None), {})
+            await change(model, adapter, None)
         await _said(call, f"Success: LoRA adapter '{adapter}' removed successfully.")
 
     routes.add("POST", "/v1/load_lora_adapter", load, group=GROUP)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import orjson
@@ -31,6 +31,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 Page = Callable[[], Awaitable[bytes | None]]
+_T = TypeVar("_T")
 
 
 async def no_page() -> bytes | None:
@@ -100,10 +101,14 @@ class ApiCall:
 
     async def json(self) -> dict[str, Any]:
         """The body's JSON object. Raises `ApiError` for anything else."""
+        return await self.read(read_object)
+
+    async def read(self, reader: Callable[[bytes | memoryview], _T]) -> _T:
+        """What a reader makes of the body, of a large one in a thread. Raises what it raises, and as `body`."""
         body = await self.body()
         if len(body) <= OFF_LOOP_BYTES:
-            return read_object(body)
-        return await self.context.handler.offload.in_thread(len(body), read_object, body)
+            return reader(body)
+        return await self.context.handler.offload.in_thread(len(body), reader, body)
 
     async def reply(self, document: Any, *, status: int = 200, headers: Headers | None = None) -> None:
         """Answer with JSON."""

@@ -27,6 +27,10 @@ from .text_serving import element, shape_of
 
 EMBEDDING = "embedding"
 
+MAX_RUNNING = 256
+"""Requests of one call that are made and wait for their answers: enough to fill batches. Thousands made at once would
+stop the event loop, and all would be made before the first one is refused."""
+
 
 class EmbeddingEndpoint:
     """Answers bodies of `/v1/embeddings`; also those that come in a batch's file."""
@@ -56,12 +60,16 @@ class EmbeddingEndpoint:
                 raise ApiError("the model has no tokenizer: 'input' must be text", param="input")
             return texts, 0
         tokens = await self._models.encode_all(tools, texts, special=True)
+        size = 0
         for one in lists:
             if len(one) > tools.context:
                 raise too_long(tools.context, len(one))
             if any(token >= tools.tokenizer.vocabulary for token in one):
                 raise ApiError("'input' has a token id outside the model's vocabulary", param="input")
-            texts.append(tools.tokenizer.decode(one).decode("utf-8", "replace"))
+            text = tools.tokenizer.decode(one)
+            size += len(text)
+            self._models.check_size(size, f"the texts of {len(lists)} lists of token ids", "input")
+            texts.append(text.decode("utf-8", "replace"))
             await asyncio.sleep(0)  # thousands of lists are not decoded at once
         return texts, sum(map(len, (*tokens, *lists)))
 
@@ -99,11 +107,19 @@ async def ask_all(
 ) -> list[Vector]:
     """The values of `output`, float32 [n], for each item: its texts by the names of inputs.
 
-    Raises the error of the first that failed, and cancels the others.
+    Raises the error of the first that failed, and cancels the others. At most `MAX_RUNNING` run at a time.
     """
-    tasks = [asyncio.create_task(_ask(handler, model, item, output, caller)) for item in items]
+    waiting = iter(enumerate(items))
+    found: dict[int, Vector] = {}
+
+    async def ask() -> None:
+        for at, item in waiting:
+            found[at] = await _ask(handler, model, item, output, caller)
+
+    tasks = [asyncio.create_task(ask()) for _ in items[:MAX_RUNNING]]
     try:
-        return await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks)
+        return [found[at] for at in range(len(items))]
     finally:
         for task in tasks:
             task.cancel()

@@ -12,6 +12,7 @@ import uuid
 
 from charonia.errors import SERVER_EXITING, CharoniaError, InternalError, Unavailable
 from charonia.options.settings import GatewaySettings
+from charonia.tasks import Tasks
 from gateway.access.restrictions import Restrictions
 from gateway.handler import Handler
 from gateway.http.bodies import CLIENT_LEFT, ClientGone, Receive, Scope, Send, reply_whole
@@ -47,7 +48,7 @@ class OpenAiInterface:
         self._restrictions = Restrictions(settings.http_restricted_api, restricted)
         self._context = OpenAiContext(settings, handler, metrics)
         separator = settings.openai.lora_separator if settings.openai is not None else ""
-        self.models = TextModels(handler, separator)
+        self.models = TextModels(handler, separator, settings.http_max_input_size)
         self.serving = TextServing(handler, self.models)
         self.texts = TextEndpoints(self.serving)
         self.embeddings = EmbeddingEndpoint(handler, self.models, self.serving.counts)
@@ -55,6 +56,7 @@ class OpenAiInterface:
         """What is stored in the log; None without one."""
         if log is not None:
             self.stored = StoredParts(handler, log, self.texts, self.serving, self.embeddings, settings.incarnation)
+        self._changes = Tasks(on_error=_say_of_change)
         self.routes = RouteTable()
         self._add_routes()
 
@@ -67,9 +69,13 @@ class OpenAiInterface:
         add_scoring(self.routes, Scoring(self._handler, self.models, counts))
         add_moderations(self.routes, self._handler, self.models, counts)
         add_transcriptions(self.routes, self._handler, self.models, counts)
-        add_adapters(self.routes, self._handler, self.models)
+        add_adapters(self.routes, self._handler, self.models, self._changes)
         if self.stored is not None:
             self.stored.add(self.routes)
+
+    async def close(self) -> None:
+        """End the changes of adapters that still run; before it the fronts are closed."""
+        await self._changes.close()
 
     def claims(self, path: str) -> bool:
         """Whether a path belongs to this API where it is served beside another one."""
@@ -111,6 +117,11 @@ class OpenAiInterface:
             if bound := self._handler.request_bound(call.caller):
                 call.headers_of_reply.append((b"x-ratelimit-limit-requests", b"%d" % bound))
         await route.endpoint(call)
+
+
+def _say_of_change(error: BaseException) -> None:
+    """A client that is still there is told by its own call."""
+    logger.info("a change of adapters failed: %s", error)
 
 
 async def _fail(call: ApiCall, failure: Failure) -> None:

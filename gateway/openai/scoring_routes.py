@@ -22,7 +22,7 @@ from .shapes.api_errors import ApiError
 from .shapes.embedding_shapes import Vector
 from .shapes.scoring_shapes import read_rerank, read_score, rerank_document, score_document
 from .text_metrics import TextCounts
-from .text_models import TextModel, TextModels, too_long
+from .text_models import TextModel, TextModels, size_of, too_long
 
 RERANK, SCORE = "rerank", "score"
 QUERY, DOCUMENT = "query", "document"
@@ -48,6 +48,8 @@ class Scoring:
         scores = model.task == "score"
         output = _score_output(model) if scores else ""
         text, vector = ("", "") if scores else _embedding_tensors(model)
+        if scores:
+            self._check_size(pairs, "query" if endpoint == RERANK else "text_1")
         tokens = await self._tokens(model, pairs, together=scores)
         with self._counts.call(endpoint, model.name, caller.tenant, tokens):
             if scores:
@@ -58,6 +60,12 @@ class Scoring:
             vectors = await ask_all(self._handler, model, [{text: one} for one in texts], vector, caller)
             of_text = dict(zip(texts, vectors, strict=True))
             return [cosine(of_text[query], of_text[document]) for query, document in pairs], tokens
+
+    def _check_size(self, pairs: Pairs, param: str) -> None:
+        """Raises a 400: each pair is a request with both texts, and one query stands in all of them."""
+        sizes = {one: size_of(one) for one in dict.fromkeys(one for pair in pairs for one in pair)}
+        total = sum(sizes[query] + sizes[document] for query, document in pairs)
+        self._models.check_size(total, f"{len(pairs)} pairs of texts", param)
 
     async def _tokens(self, model: TextModel, pairs: Pairs, *, together: bool) -> int:
         """How many tokens the model reads; `together`: a pair as one text. Raises a 400 for one that is too long."""

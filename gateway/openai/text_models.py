@@ -75,6 +75,11 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+def size_of(text: str) -> int:
+    """The bytes of a text in UTF-8, as requests have it."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
 def too_long(context: int, tokens: int | str, asked: int = 0) -> ApiError:
     """The refusal of a prompt that the context has no room for; `asked` tokens were wanted beside it."""
     message = f"This model's maximum context length is {context} tokens. However, "
@@ -134,10 +139,14 @@ class TextModel:
 
 @dataclass(slots=True)
 class TextModels:
-    """The models that a handler serves. `separator` stands between a model and an adapter."""
+    """The models that a handler serves. `separator` stands between a model and an adapter.
+
+    `max_bytes` bounds what the requests of one call have together (`check_size`).
+    """
 
     handler: Handler
     separator: str
+    max_bytes: int
     _assets: OrderedDict[str, asyncio.Task[TextTools]] = field(default_factory=OrderedDict)
 
     def find(self, name: str) -> TextModel:
@@ -162,6 +171,18 @@ class TextModels:
             param="model",
             code=MODEL_NOT_FOUND,
         )
+
+    def check_size(self, size_bytes: int, what: str, param: str) -> None:
+        """Raises a 400 `ApiError` where one body would become requests of more bytes than a body may have.
+
+        A text that stands once in a body, and is copied for each request, would otherwise fill the memory. `what` says
+        what has the bytes.
+        """
+        if size_bytes > self.max_bytes:
+            raise ApiError(
+                f"{what} would have {size_bytes} bytes together, the bound is {self.max_bytes} (--http-max-input-size)",
+                param=param,
+            )
 
     def adapter_name(self, model: TextModel, adapter: str) -> str:
         """The name of an adapter that is listed: with its model's, unless there is no separator."""

@@ -32,7 +32,7 @@ from .shapes.completion_shapes import CompletionRequest, Prompt
 from .shapes.sampling_fields import seed_of
 from .shapes.text_answers import TextDelta, read_delta
 from .text_metrics import TextCounts
-from .text_models import TextModel, TextModels, TextTools, too_long
+from .text_models import TextModel, TextModels, TextTools, size_of, too_long
 
 _WAITING_DELTAS = 64
 """Deltas of all choices together that wait for a slow client; then their readers wait as well."""
@@ -138,6 +138,10 @@ class TextServing:
         *,
         stream: bool,
     ) -> PreparedText:
+        if count > 1:
+            # each choice is a request with the whole prompt; `echo` repeats its text, too
+            sizes = [max(size_of(prompt), 4 * len(tokens[at]) if tokens else 0) for at, prompt in enumerate(prompts)]
+            self.models.check_size(count * sum(sizes), f"the prompts of 'n' = {count} choices", "n")
         requests = []
         seed = sampling.get("seed")
         seed = secrets.randbits(62) if seed is None or seed == -1 else seed

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import numpy as np
 
@@ -35,10 +36,8 @@ def add_transcriptions(routes: RouteTable, handler: Handler, models: TextModels,
     """Add the path of this module."""
 
     async def transcriptions(call: ApiCall) -> None:
-        form = UploadForm(boundary_of(call.headers.get(b"content-type", b"")))
-        audio = form.feed(bytes(await call.body()))
-        form.end()
-        fields = {name: value.encode("latin-1").decode("utf-8", "replace") for name, value in form.fields.items()}
+        boundary = boundary_of(call.headers.get(b"content-type", b""))
+        fields, audio = await call.read(partial(_read_form, boundary))
         wanted = fields.get("response_format") or "json"
         if wanted not in FORMATS:
             raise ApiError(f"'response_format' must be {' or '.join(FORMATS)}", param="response_format")
@@ -66,7 +65,16 @@ def add_transcriptions(routes: RouteTable, handler: Handler, models: TextModels,
     routes.add("POST", "/v1/audio/transcriptions", transcriptions)
 
 
+def _read_form(boundary: bytes, body: bytes | memoryview) -> tuple[dict[str, str], bytes]:
+    """The fields of a form, and its file as a BYTES element. Raises `ApiError`."""
+    form = UploadForm(boundary)
+    audio = element(form.feed(bytes(body)))
+    form.end()
+    return {name: value.encode("latin-1").decode("utf-8", "replace") for name, value in form.fields.items()}, audio
+
+
 def _request(model: TextModel, audio: bytes, fields: dict[str, str]) -> InferenceRequest:
+    """The request; `audio` is an element."""
     interface = model.served.interface
     output = interface.outputs.get(TEXT)
     takes = interface.inputs.get(AUDIO)
@@ -83,7 +91,7 @@ def _request(model: TextModel, audio: bytes, fields: dict[str, str]) -> Inferenc
             f"the BYTES input '{AUDIO}' and the BYTES output '{TEXT}'",
             param="model",
         )
-    tensors = [Tensor(AUDIO, DataType.BYTES, shape_of(interface, AUDIO, 1), element(audio))]
+    tensors = [Tensor(AUDIO, DataType.BYTES, shape_of(interface, AUDIO, 1), audio)]
     for name, datatype in (("language", DataType.BYTES), ("prompt", DataType.BYTES), ("temperature", DataType.FP32)):
         spec, given = interface.inputs.get(name), fields.get(name)
         if spec is None or spec.datatype is not datatype or not given:

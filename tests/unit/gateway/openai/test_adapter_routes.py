@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from charonia.catalog.served import ServedVersion
 from charonia.models.json_form import from_json
 from gateway.openai.adapter_routes import changed
+from gateway.openai.openai_application import OpenAiInterface
 from gateway.openai.text_models import TextModel
 from protos.model_config_pb2 import ModelConfig
 
@@ -73,6 +75,41 @@ async def test_one_may_be_replaced(client: httpx2.AsyncClient, handler: Any) -> 
     reply = await client.post(LOAD, json={"lora_name": "red", "lora_path": "x", "load_inplace": True})
     assert reply.status_code == 200
     assert json.loads(asked(handler)["charonia.adapters"]) == ["blue", "red"]
+
+
+async def test_a_change_goes_on_when_its_client_leaves(
+    client: httpx2.AsyncClient, handler: Any, interface: OpenAiInterface
+) -> None:
+    """The next one waits for it, and is made to what it left."""
+    begun, gate, load_model = asyncio.Event(), asyncio.Event(), handler.load_model
+
+    async def slow(name: str, config: str, files: dict[str, bytes]) -> None:
+        await load_model(name, config, files)
+        begun.set()
+        await gate.wait()
+        names = from_json(config).parameters["charonia.adapters"].string_value
+        old = handler.models[name]
+        handler.models[name] = replace(old, parameters={**old.parameters, "charonia.adapters": names})
+
+    handler.load_model = slow
+    leaves = asyncio.create_task(client.post(LOAD, json={"lora_name": "green", "lora_path": "x"}))
+    await begun.wait()
+    leaves.cancel()
+    await asyncio.wait([leaves])
+    begun.clear()
+    stays = asyncio.create_task(client.post(LOAD, json={"lora_name": "grey", "lora_path": "x"}))
+    for _ in range(100):  # it has time to be wrong
+        await asyncio.sleep(0)
+    assert not begun.is_set()
+    gate.set()
+    assert (await stays).status_code == 200
+    assert json.loads(asked(handler)["charonia.adapters"]) == ["red", "blue", "green", "grey"]
+    gate.clear()
+    begun.clear()
+    ended = asyncio.create_task(client.post(UNLOAD, json={"lora_name": "grey"}))
+    await begun.wait()
+    await asyncio.wait_for(interface.close(), 60)
+    assert (await ended).status_code == 503
 
 
 def test_changes_add_up(handler: Any) -> None:
