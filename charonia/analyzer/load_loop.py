@@ -155,7 +155,7 @@ class LoadLoop:
         await self._grow(lanes)
         self._begin(None, limit)
         for lane in self._lanes[:lanes]:
-            self._send(lane, time.perf_counter_ns())
+            self._next(lane)
 
     async def start_open(self, lanes: int, times: Iterator[int], limit: int | None) -> None:
         """Sends at `times`, in nanoseconds from now, on as many lanes as it takes, `lanes` at first; sequences have
