@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,7 +34,7 @@ from .encoded_requests import RequestPlan, SentTensor
 from .input_data import ModelView, batch_of, intervals_of, model_view, streams_of
 from .load_worker import Workers
 from .send_schedule import TRACE, SendSchedule
-from .window_figures import ServerFigures, WindowFigures, joined
+from .window_figures import ServerFigures, WindowFigures, gauges, joined
 
 _ATTEMPTS = 4
 _MAX_PROCESSES = 8
@@ -41,12 +44,10 @@ _WARM_UP_S = 1.0
 _WARM_UP_PART = 0.2
 _COUNTED_INTERVALS = 10
 """A window by count that has too few requests ends after so many measurement intervals."""
+_STALLED_S = 300.0
+"""A level of `--request-count` is given up when for so long no request has ended, longer with long intervals."""
 _SCRAPE_WITHIN_S = 2.0
 _LARGEST_SCRAPE_BYTES = 16 << 20
-_GAUGES = (
-    "nv_gpu_utilization", "nv_gpu_power_usage", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes",
-    "nv_cpu_utilization", "nv_inference_pending_request_count",
-)  # fmt: skip
 
 
 def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -58,7 +59,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
     options = parsed(words, environment.get("CHARONIA_URL", ""))
     arguments = options.words
     tls = Tls(arguments.ca_file, arguments.certificate_file, arguments.key_file)
-    with ExitStack() as stack:
+    with interrupted_by_signals(), ExitStack() as stack:
         client = stack.enter_context(
             Client(options.url, headers=dict(options.headers), retry=RetryPolicy(_ATTEMPTS), tls=tls)
         )
@@ -66,7 +67,7 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
         if not has_binary and not options.is_grpc:
             arguments.input_tensor_format = arguments.output_tensor_format = "json"
         plan = _plan(options, view, client, stack)
-        processes = _processes(options)
+        processes = processes_of(options, view)
         setups = [_setup(options, view, plan, number, processes) for number in range(processes)]
         began = datetime.now(UTC).isoformat(timespec="seconds")
         described = Run(options, view, processes, began, [_load_average()])
@@ -84,6 +85,29 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
             _complain("interrupted: the figures are those of the levels before")
         described.load_average.append(_load_average())
     return _show(described, results)
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Within it SIGTERM and a terminal that is gone end the main thread's work as Ctrl-C does, so that what is in
+    shared memory is deleted. Elsewhere, and where they are ignored, signals are not ours."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.getsignal(number) for number in numbers}
+    ours = [number for number in numbers if before[number] is not signal.SIG_IGN]  # nohup's are ignored
+    for number in ours:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number] or signal.SIG_DFL)
 
 
 def _show(described: Run, results: Sequence[LevelResult]) -> int:
@@ -202,12 +226,14 @@ def _port(options: BenchOptions) -> int:
     return urlsplit(options.url).port or (8001 if options.is_grpc else 443 if options.url.startswith("https") else 8000)
 
 
-def _processes(options: BenchOptions) -> int:
+def processes_of(options: BenchOptions, view: ModelView) -> int:
+    """How many processes send: no more than have something to send."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = options.words.max_threads or min(_MAX_PROCESSES, max(1, cores // 2))
-    most = options.words.num_of_sequences if options.is_open else max(options.levels.start, options.levels.end, 1)
-    if options.levels.end == 0 or (options.is_open and options.words.max_threads):
-        most = wanted
+    if options.is_open:
+        most: float = options.words.num_of_sequences if view.sequences else wanted
+    else:
+        most = max(options.levels.start, options.levels.end) if options.levels.end else wanted
     return int(max(1, min(wanted, most)))
 
 
@@ -253,6 +279,7 @@ class Bench:
         self._models = [described.view.name, *described.view.steps]
         self._has_statistics = True
         self._has_metrics = self._words.collect_metrics
+        self._patience_s = 0.0
 
     def results(self) -> Iterator[LevelResult]:
         """Each level that the search asks for, measured."""
@@ -290,9 +317,10 @@ class Bench:
             window, before = self._window(before)
             windows.append(window)
             self._say(level, window)
-            is_stable = bool(words.request_count) or stability.is_stable(
-                windows, words.stability_percentage, percentile
-            )
+            if words.request_count:  # one window, which is whole unless the server stopped answering
+                is_stable = window.completed + window.errors.total() >= words.request_count
+                break
+            is_stable = stability.is_stable(windows, words.stability_percentage, percentile)
             if not window.completed and window.errors:
                 break
         self._workers.ask({"do": "stop"})
@@ -304,9 +332,12 @@ class Bench:
     def _start(self, level: float) -> None:
         count = len(self._workers)
         limits: Sequence[int | None] = [None] * count
+        self._patience_s = max(_STALLED_S, _COUNTED_INTERVALS * self._words.measurement_interval / 1000)
         if self._words.request_count:
-            limits = _shares(self._words.request_count, count)
+            senders = count if self._options.is_open else min(count, round(level))  # the others have no lane
+            limits = [*_shares(self._words.request_count, senders), *[0] * (count - senders)]
         if self._options.is_open:
+            self._patience_s += max(_COUNTED_INTERVALS / level, max(self._intervals, default=0) / 1e6)
             schedule = [self._words.request_distribution, level, []]
             if self._intervals:
                 schedule = [TRACE, 0.0, list(self._intervals)]
@@ -343,9 +374,13 @@ class Bench:
 
     def _wait_for(self, requests: int, window: WindowFigures | None = None) -> None:
         until_s = time.monotonic() + _COUNTED_INTERVALS * self._words.measurement_interval / 1000
-        scraped_s = 0.0
-        while sum(answer["ended"] for answer in self._workers.ask({"do": "count"})) < requests:
-            if time.monotonic() > until_s and not self._words.request_count:
+        scraped_s, before = 0.0, -1
+        while (ended := sum(answer["ended"] for answer in self._workers.ask({"do": "count"}))) < requests:
+            if self._words.request_count and ended > before:
+                before, until_s = ended, time.monotonic() + self._patience_s
+            if time.monotonic() > until_s:
+                if self._words.request_count:
+                    _complain(f"{ended} of {requests} requests ended, and none for {self._patience_s:.0f} s: given up")
                 return
             if (
                 window is not None
@@ -393,25 +428,6 @@ class Bench:
             judged_us = window.judged_ns(self._options.percentile) / 1000
             failed = window.errors.total()
             _complain(f"{self._run.shown(level)}: {window.rate:.1f} infer/s, {judged_us:.0f} us, {failed} failed")
-
-
-def gauges(text: str, model: str) -> Iterator[tuple[str, str, float]]:
-    """Those of a page of metrics that are reported: name, GPU or other label, value. Of models, only of this one."""
-    for line in text.splitlines():
-        name, mark, rest = line.partition("{")
-        if not mark:
-            name, _, rest = line.partition(" ")
-        if name not in _GAUGES:
-            continue
-        labels, _, number = rest.rpartition("} ") if mark else ("", "", rest)
-        found = dict(part.split("=", 1) for part in labels.split(",") if "=" in part)
-        shown = {key: value.strip('"') for key, value in found.items()}
-        if shown.get("model", model) != model:
-            continue
-        try:
-            yield name, shown.get("gpu_uuid", ""), float(number.split()[0])
-        except (ValueError, IndexError):
-            continue
 
 
 def _load_average() -> float:

@@ -161,7 +161,11 @@ class Http1Lane(asyncio.Protocol):
     async def open(self) -> None:
         """Connects. Raises `OSError`."""
         self._reader = AnswerReader()
-        await self._destination.connect(self)
+        try:
+            await self._destination.connect(self)
+        except BaseException:  # cancelled as well: the connection may have been made
+            self.close()
+            raise
 
     def send(self, message: bytes) -> None:
         """Sends one request; the lane is open and has none in flight."""

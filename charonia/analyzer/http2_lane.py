@@ -135,6 +135,10 @@ class Http2Connection(asyncio.Protocol):
         lane.stream = 0
 
     def close(self) -> None:
+        """Closes it. Streams end with their connection: the next one counts them from 1 again."""
+        for lane in self._streams.values():
+            lane.stream = 0
+        self._streams.clear()
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
@@ -261,8 +265,8 @@ class Http2Connection(asyncio.Protocol):
             self._lose(f"the connection was closed by the server{f': {exc}' if exc else ''}")
 
     def _lose(self, text: str) -> None:
+        lanes = list(self._streams.values())
         self.close()
-        lanes, self._streams = list(self._streams.values()), {}
         for lane in lanes:
             lane.ended(text)
 

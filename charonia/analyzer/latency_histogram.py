@@ -8,6 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 
+_PIECE = 512
+"""So many durations are counted in a fifth of a millisecond; all of a window at once would stop the load for 30."""
 _SUB_BITS = 10
 _HALF = 1 << _SUB_BITS
 """Values of one power of two share 1024 cells, so that a cell is at most 1/1024 of its values wide."""
@@ -115,3 +117,27 @@ class LatencyHistogram:
         made.total_ns, made.squares_us2 = packed["total"], packed["squares"]
         made.min_ns, made.max_ns = packed["min"], packed["max"]
         return made
+
+
+class Durations:
+    """Durations in nanoseconds that are counted in pieces as they come."""
+
+    __slots__ = ("_counted", "_fresh")
+
+    def __init__(self) -> None:
+        self._counted = LatencyHistogram()
+        self._fresh: list[int] = []
+
+    def __len__(self) -> int:
+        return self._counted.count + len(self._fresh)
+
+    def append(self, duration_ns: int) -> None:
+        self._fresh.append(duration_ns)
+        if len(self._fresh) >= _PIECE:
+            self.histogram()
+
+    def histogram(self) -> LatencyHistogram:
+        """The histogram of all of them."""
+        self._counted.add(LatencyHistogram.of(self._fresh))
+        self._fresh.clear()
+        return self._counted

@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,14 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from .encoded_requests import Turn
-from .latency_histogram import LatencyHistogram
+from .window_figures import Tally
 
 RECONNECT_AFTER_S = 0.05
 _DRAIN_S = 30.0
 _LATE_NS = 1_000_000
-_MAX_TEXTS = 20
-"""Different errors that are told apart; servers put ids and addresses into texts."""
-_OTHER = "other failures"
 _CLOCK_MONOTONIC = 1
 _NONBLOCK = 0o4000
 
@@ -120,38 +117,9 @@ class Call:
     responses: int = 0
     counts: bool = True
     busy: bool = False
+    reopens: bool = False
     sequence: Sequence | None = None
     due: deque[int] = field(default_factory=deque)
-
-
-class Tally:
-    """What was seen since the last cut."""
-
-    def __init__(self) -> None:
-        self.begun_ns, self.cpu_ns = time.perf_counter_ns(), time.process_time_ns()
-        self.latencies: list[int] = []
-        self.services: list[int] = []
-        self.first: list[int] = []
-        self.gaps: list[int] = []
-        self.errors: Counter[str] = Counter()
-        self.responses = self.late = self.send_ns = self.receive_ns = 0
-
-    def failed(self, error: str) -> None:
-        """Counts a request that failed, by the first line of its error."""
-        text = error.partition("\n")[0]
-        self.errors[text if text in self.errors or len(self.errors) < _MAX_TEXTS else _OTHER] += 1
-
-    def packed(self, *, is_open: bool) -> dict[str, Any]:
-        """The figures up to now, for `WindowFigures.add_worker`."""
-        now_ns, cpu_ns = time.perf_counter_ns(), time.process_time_ns()
-        latency = LatencyHistogram.of(self.latencies).packed()
-        return {
-            "duration": now_ns - self.begun_ns, "busy": cpu_ns - self.cpu_ns, "completed": len(self.latencies),
-            "responses": self.responses, "late": self.late, "send": self.send_ns, "receive": self.receive_ns,
-            "errors": dict(self.errors), "latency": latency,
-            "service": LatencyHistogram.of(self.services).packed() if is_open else latency,
-            "first": LatencyHistogram.of(self.first).packed(), "gaps": LatencyHistogram.of(self.gaps).packed(),
-        }  # fmt: skip
 
 
 class LoadLoop:
@@ -177,7 +145,7 @@ class LoadLoop:
         self._idle = asyncio.Event()
         self._timer = PreciseTimer(self._wake)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.tally = Tally()
+        self.tally = Tally(0, 0)
 
     # -- levels --------------------------------------------------------------------------------------------------------
 
@@ -185,30 +153,43 @@ class LoadLoop:
         """Keeps one request of each lane in flight, `limit` requests in all. Raises `OSError` when the server cannot be
         reached."""
         await self._grow(lanes)
-        self._runs, self._times, self._left = True, None, limit
-        self.tally = Tally()
+        self._begin(None, limit)
         for lane in self._lanes[:lanes]:
-            self._send(lane, time.perf_counter_ns())
+            self._next(lane)
 
     async def start_open(self, lanes: int, times: Iterator[int], limit: int | None) -> None:
         """Sends at `times`, in nanoseconds from now, on as many lanes as it takes, `lanes` at first; sequences have
         one each. Raises `OSError`."""
         await self._grow(lanes)
-        self._runs, self._times, self._left = True, times, limit
         self._turn, self._sequence_lanes = 0, lanes
-        self._free = list(self._lanes[:lanes])
+        if self._sequences is None:  # those of the level before are used again
+            self._lanes = [lane for lane in self._lanes if lane.is_open]
+            self._free = list(self._lanes)
         self._due.clear()
-        self.tally = Tally()
+        self._begin(times, limit)
         self._begin_ns = time.perf_counter_ns()
         self._next_ns = self._begin_ns + next(times)
         self._wake()
+
+    def _begin(self, times: Iterator[int] | None, limit: int | None) -> None:
+        self._runs, self._times, self._left = True, times, limit
+        now_ns, cpu_ns = time.perf_counter_ns(), time.process_time_ns()
+        self.tally = Tally(now_ns, cpu_ns)
+        if limit == 0:  # a worker without a share of the requests has no window either
+            self.tally.finish(now_ns, cpu_ns)
 
     async def stop(self) -> None:
         """Sends no more, ends what sequences are under way, and waits for the answers, at most 30 s."""
         self._runs = False
         self._timer.set(0)
         self._due.clear()
+        if self._tasks:  # a lane that one of them opened in the next level would be there twice
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+            self._opening = 0
         for lane in self._lanes:
+            lane.call.reopens = False
             lane.call.due.clear()
             if not lane.call.busy:
                 self._end_sequence(lane)
@@ -225,7 +206,9 @@ class LoadLoop:
 
     def cut(self) -> dict[str, Any]:
         """The figures since the last cut."""
-        tally, self.tally = self.tally, Tally()
+        now_ns, cpu_ns = time.perf_counter_ns(), time.process_time_ns()
+        tally, self.tally = self.tally, Tally(now_ns, cpu_ns)
+        tally.finish(now_ns, cpu_ns)
         return tally.packed(is_open=self._times is not None)
 
     @property
@@ -255,28 +238,26 @@ class LoadLoop:
         times = self._times
         if not self._runs or times is None:
             return
-        now_ns = time.perf_counter_ns()
-        while self._next_ns <= now_ns:
-            self._dispatch(self._next_ns)
-            self._next_ns = self._begin_ns + next(times)
-            now_ns = time.perf_counter_ns()
-        self._timer.set(self._next_ns)
+        try:
+            while self._left != 0 and self._next_ns <= time.perf_counter_ns():
+                due_ns, self._next_ns = self._next_ns, self._begin_ns + next(times)
+                self._dispatch(due_ns)
+        finally:  # one request that cannot be sent does not end the load
+            self._timer.set(self._next_ns if self._left != 0 else 0)
 
     def _dispatch(self, due_ns: int) -> None:
         if self._sequences is not None:
             lane = self._lanes[self._turn % self._sequence_lanes]
             self._turn += 1
-            if lane.call.busy or not lane.is_open:
-                lane.call.due.append(due_ns)
-            else:
-                self._send(lane, due_ns)
-        elif self._free:
-            self._send(self._free.pop(), due_ns)
-        else:
-            self._due.append(due_ns)
-            if len(self._lanes) + self._opening < self._max_lanes:
-                self._opening += 1
-                self._spawn(self._open_another())
+            lane.call.due.append(due_ns)
+            self._next(lane)
+            return
+        self._due.append(due_ns)
+        if self._free:
+            self._next(self._free.pop())
+        elif len(self._lanes) + self._opening < self._max_lanes:
+            self._opening += 1
+            self._spawn(self._open_another())
 
     async def _open_another(self) -> None:
         lane = self._make_lane(self)
@@ -333,6 +314,8 @@ class LoadLoop:
         self._in_flight -= 1
         if call.counts:
             self._record(call, lane.first_ns or now_ns, now_ns, error)
+            if self._left == 0 and not self._in_flight:
+                self.tally.finish(now_ns, time.process_time_ns())
         sequence = call.sequence
         if sequence is not None and self._sequences is not None and (error or sequence.sent >= sequence.length):
             self._sequences.end(sequence)
@@ -342,15 +325,11 @@ class LoadLoop:
                 self._end_sequence(lane)
             if not self._in_flight:
                 self._idle.set()
-        elif error and not lane.is_open:
-            self._spawn(self._reopen(lane))
-        elif error:
+        elif error and lane.is_open:
             # a server that refuses at once is not to be asked from within the refusal
             asyncio.get_running_loop().call_soon(self._next, lane)
-        elif lane.is_open:
+        else:
             self._next(lane)
-        else:  # the server closes connections after an answer
-            self._spawn(self._reopen(lane))
 
     def _record(self, call: Call, first_ns: int, now_ns: int, error: str | None) -> None:
         tally = self.tally
@@ -368,13 +347,17 @@ class LoadLoop:
             tally.responses += 1
 
     def _next(self, lane: Lane) -> None:
-        """A lane is free."""
-        if not self._runs:
+        """A lane is free. It is opened first if it is not: servers close connections after answers, and idle ones."""
+        call: Call = lane.call
+        if not self._runs or call.busy or call.reopens:
             return
-        if self._times is None:
+        if not lane.is_open:
+            call.reopens = True
+            self._spawn(self._reopen(lane))
+        elif self._times is None:
             self._send(lane, time.perf_counter_ns())
-        elif lane.call.due:
-            self._send(lane, lane.call.due.popleft())
+        elif call.due:
+            self._send(lane, call.due.popleft())
         elif self._sequences is not None:
             return
         elif self._due:
@@ -397,6 +380,7 @@ class LoadLoop:
                 self.tally.failed(f"cannot connect: {error}")
                 await asyncio.sleep(RECONNECT_AFTER_S)
             else:
+                lane.call.reopens = False
                 self._next(lane)
                 return
 

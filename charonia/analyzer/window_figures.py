@@ -3,14 +3,54 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from .latency_histogram import LatencyHistogram
+from .latency_histogram import Durations, LatencyHistogram
 
 _TIMES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 _HISTOGRAMS = ("latency", "service", "first", "gaps")
+_MAX_TEXTS = 20
+"""Different errors that are told apart; servers put ids and addresses into texts."""
+_OTHER = "other failures"
+_GAUGES = (
+    "nv_gpu_utilization", "nv_gpu_power_usage", "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes",
+    "nv_cpu_utilization", "nv_inference_pending_request_count",
+)  # fmt: skip
+
+
+class Tally:
+    """What a worker has seen since the last cut: times of `perf_counter_ns`, and the process's processor time."""
+
+    def __init__(self, now_ns: int, cpu_ns: int) -> None:
+        self.begun_ns, self.cpu_ns = now_ns, cpu_ns
+        self.end_ns = self.end_cpu_ns = 0
+        self.latencies, self.services, self.first, self.gaps = Durations(), Durations(), Durations(), Durations()
+        self.errors: Counter[str] = Counter()
+        self.responses = self.late = self.send_ns = self.receive_ns = 0
+
+    def failed(self, error: str) -> None:
+        """Counts a request that failed, by the first line of its error."""
+        text = error.partition("\n")[0]
+        self.errors[text if text in self.errors or len(self.errors) < _MAX_TEXTS else _OTHER] += 1
+
+    def finish(self, now_ns: int, cpu_ns: int) -> None:
+        """Ends the window: at the cut, or before it with the last request of a limited number."""
+        if not self.end_ns:
+            self.end_ns, self.end_cpu_ns = now_ns, cpu_ns
+
+    def packed(self, *, is_open: bool) -> dict[str, Any]:
+        """The figures of the window, which is finished, for `WindowFigures.add_worker`."""
+        latency = self.latencies.histogram().packed()
+        return {
+            "duration": self.end_ns - self.begun_ns, "busy": self.end_cpu_ns - self.cpu_ns,
+            "completed": len(self.latencies),
+            "responses": self.responses, "late": self.late, "send": self.send_ns, "receive": self.receive_ns,
+            "errors": dict(self.errors), "latency": latency,
+            "service": self.services.histogram().packed() if is_open else latency,
+            "first": self.first.histogram().packed(), "gaps": self.gaps.histogram().packed(),
+        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -138,3 +178,22 @@ def joined(windows: Sequence[WindowFigures]) -> WindowFigures:
     for window in windows:
         made.add_window(window)
     return made
+
+
+def gauges(text: str, model: str) -> Iterator[tuple[str, str, float]]:
+    """Those of a page of metrics that are reported: name, GPU or other label, value. Of models, only of this one."""
+    for line in text.splitlines():
+        name, mark, rest = line.partition("{")
+        if not mark:
+            name, _, rest = line.partition(" ")
+        if name not in _GAUGES:
+            continue
+        labels, _, number = rest.rpartition("} ") if mark else ("", "", rest)
+        found = dict(part.split("=", 1) for part in labels.split(",") if "=" in part)
+        shown = {key: value.strip('"') for key, value in found.items()}
+        if shown.get("model", model) != model:
+            continue
+        try:
+            yield name, shown.get("gpu_uuid", ""), float(number.split()[0])
+        except (ValueError, IndexError):
+            continue

@@ -14,11 +14,10 @@ import pytest
 
 from charonia.analyzer.bench_options import parsed
 from charonia.analyzer.bench_report import LevelResult, Run, csv_text, document, level_text, summary_table
-from charonia.analyzer.benching import gauges
 from charonia.analyzer.input_data import model_view
 from charonia.analyzer.latency_histogram import LatencyHistogram
 from charonia.analyzer.report_page import linear, page
-from charonia.analyzer.window_figures import ServerFigures, WindowFigures
+from charonia.analyzer.window_figures import ServerFigures, WindowFigures, gauges
 
 
 def statistics(requests: int, us: int) -> dict[str, Any]:

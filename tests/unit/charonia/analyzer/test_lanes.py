@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -99,6 +100,22 @@ def test_a_lost_connection_fails_the_request_in_flight_only() -> None:
         lane.connection_lost(None)
         assert not lane.is_open
     assert ends == ["the connection was closed by the server"]
+
+
+async def test_a_lane_whose_opening_is_cancelled_is_closed() -> None:
+    wire = Wire()
+
+    class Slow(Destination):
+        async def connect(self, lane: Any) -> None:
+            lane.connection_made(wire)
+            await asyncio.Event().wait()
+
+    lane = Http1Lane(Slow("host", 1), lambda _, __: None)
+    opening = asyncio.ensure_future(lane.open())
+    await asyncio.sleep(0)
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert (lane.is_open, wire.aborted) == (False, True)
 
 
 # -- HTTP/2 ------------------------------------------------------------------------------------------------------------
@@ -230,3 +247,24 @@ def test_streams_of_other_models_have_one_response_each() -> None:
     peer.receive(frame(HEADERS, 5, 1, block(("grpc-status", "0"))))
     assert peer.ends == [None, "broken", "the stream ended before the request's last response"]
     assert peer.responses == 1
+
+
+async def test_streams_end_with_their_connection() -> None:
+    second = Wire()
+
+    class Again(Destination):
+        async def connect(self, lane: Any) -> None:
+            lane.connection_made(second)
+
+    peer = Peer(streaming=True)
+    peer.connection._destination = Again("host", 1)
+    other = Http2Lane(
+        peer.connection, b"\x83", streaming=True, decoupled=False, on_end=lambda *_: None, on_response=lambda *_: None
+    )
+    peer.lane.send(b"message")
+    other.send(b"message")
+    other.close()  # its answer never came, and the connection is both lanes'
+    await peer.lane.open()
+    peer.lane.send(b"message")
+    # a new stream, not the one of the connection before
+    assert [(kind, stream) for kind, _, stream, _ in second.frames()[2:]] == [(HEADERS, 1), (DATA, 1)]

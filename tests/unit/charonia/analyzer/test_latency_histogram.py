@@ -10,7 +10,7 @@ from example_counts import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from charonia.analyzer.latency_histogram import LatencyHistogram, bounds_of, cell_of
+from charonia.analyzer.latency_histogram import Durations, LatencyHistogram, bounds_of, cell_of
 
 VALUES = st.integers(0, 2**44)
 
@@ -59,3 +59,15 @@ def test_without_values_all_is_zero() -> None:
     empty = LatencyHistogram.of([])
     assert (empty.mean_ns, empty.deviation_ns, empty.percentile_ns(99), empty.count) == (0, 0, 0, 0)
     assert LatencyHistogram.of([-5]).max_ns == 0
+
+
+@pytest.mark.parametrize("number", [0, 3, 512, 1300])
+def test_durations_are_counted_in_pieces(number: int) -> None:
+    durations = Durations()
+    for value in range(number):
+        durations.append(value * 1000)
+    assert len(durations) == number
+    assert len(durations._fresh) < 512
+    histogram, whole = durations.histogram(), LatencyHistogram.of([value * 1000 for value in range(number)])
+    assert list(histogram.cumulative()) == list(whole.cumulative())
+    assert (histogram.count, histogram.max_ns, len(durations)) == (number, whole.max_ns, number)

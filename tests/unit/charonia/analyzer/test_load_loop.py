@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
+import time
+from itertools import chain, count
 from typing import Any
 
 import pytest
@@ -22,11 +23,15 @@ class FakeLane:
         self.call: Any = Call()
         self.first_ns = 0
         self.sent: list[bytes] = []
+        self.may_open = asyncio.Event()
+        self.may_open.set()
 
     async def open(self) -> None:
+        await self.may_open.wait()
         self.is_open = True
 
     def send(self, message: bytes) -> None:
+        assert self.is_open
         self.sent.append(message)
 
     def close(self) -> None:
@@ -66,6 +71,9 @@ class Rig:
             for lane in self.busy():
                 lane.answer()
         await ending
+
+    async def end(self) -> None:
+        await self.stop()
         self.loop.close()
 
 
@@ -88,7 +96,7 @@ async def test_a_closed_loop_keeps_each_lane_busy() -> None:
     assert (seen.completed, dict(seen.errors)) == (5, {"broken": 1})
     await asyncio.sleep(0)
     assert len(rig.busy()) == 2  # after an error the lane goes on, but not from within it
-    await rig.stop()
+    await rig.end()
     assert not rig.busy()
 
 
@@ -99,7 +107,7 @@ async def test_a_number_of_requests_is_kept() -> None:
         rig.busy()[0].answer()
     assert sum(len(lane.sent) for lane in rig.lanes) == 3
     assert rig.loop.ended_requests == 3
-    await rig.stop()
+    await rig.end()
 
 
 async def test_an_open_loop_counts_from_the_intended_time() -> None:
@@ -115,7 +123,7 @@ async def test_an_open_loop_counts_from_the_intended_time() -> None:
     # the later requests waited for the lane and were answered at once when they had it
     assert seen.service.total_ns <= seen.latency.total_ns - 6_000_000
     assert seen.late >= 3
-    await rig.stop()
+    await rig.end()
 
 
 async def test_an_open_loop_takes_as_many_lanes_as_it_needs() -> None:
@@ -124,7 +132,7 @@ async def test_an_open_loop_takes_as_many_lanes_as_it_needs() -> None:
     while len(rig.busy()) < 4:
         await asyncio.sleep(0.001)
     assert len(rig.lanes) == 4
-    await rig.stop()
+    await rig.end()
 
 
 async def test_sequences_have_one_request_in_flight_and_an_end() -> None:
@@ -134,7 +142,7 @@ async def test_sequences_have_one_request_in_flight_and_an_end() -> None:
     for _ in range(3):
         rig.lanes[0].answer()
     assert rig.lanes[0].sent == [b"0.0 10s", b"0.1 10", b"0.0 10e", b"0.0 12s"]
-    await rig.stop()
+    await rig.end()
     assert rig.lanes[0].sent[-1] == b"0.1 12e"  # a sequence under way is ended
     assert figures(rig.loop).completed == 4  # the request that ends it is not counted
 
@@ -148,7 +156,7 @@ async def test_sequences_of_request_rates_keep_their_order() -> None:
     assert [lane.sent for lane in rig.lanes] == [[b"0.0 1s"], [b"0.0 2s"]]
     rig.lanes[0].answer()
     assert rig.lanes[0].sent[-1] == b"0.1 1"
-    await rig.stop()
+    await rig.end()
 
 
 def test_correlation_ids_stay_in_their_range_and_are_not_used_twice_at_once() -> None:
@@ -173,4 +181,92 @@ async def test_a_lane_that_was_closed_is_opened_again(error: str | None) -> None
     while not rig.busy():
         await asyncio.sleep(0)
     assert len(rig.lanes[0].sent) == 2
+    await rig.end()
+
+
+async def test_the_next_level_uses_the_lanes_of_the_one_before() -> None:
+    rig = Rig([1], max_lanes=4)
+    for _ in range(2):
+        await rig.loop.start_open(1, count(0, 100_000), None)
+        while len(rig.busy()) < 4:
+            await asyncio.sleep(0.001)
+        await rig.stop()
+        rig.lanes[2].close()  # the server does not keep it for the next level
+    assert len(rig.lanes) == 5
+    rig.loop.close()
+
+
+async def test_lanes_that_were_closed_while_idle_are_opened_again() -> None:
+    rig = Rig([1])
+    await rig.loop.start_open(2, chain([0], count(20_000_000, 1_000_000)), None)
+    for lane in rig.lanes:
+        if not lane.call.busy:
+            lane.close()
+    while not all(lane.sent for lane in rig.lanes[:2]):
+        await asyncio.sleep(0.001)
+    await rig.end()
+    assert not figures(rig.loop).errors
+
+
+async def test_sequences_go_on_when_their_lane_was_closed_while_idle() -> None:
+    rig = Rig([4], Sequences(SequencePlan(0, 0.0, 1, 1, 0), [4], 0))
+    await rig.loop.start_open(1, count(0, 1_000_000), None)
+    rig.lanes[0].answer()
+    rig.lanes[0].close()
+    while len(rig.lanes[0].sent) < 2:
+        await asyncio.sleep(0.001)
+    await rig.end()
+
+
+async def test_a_lane_that_closes_behind_an_error_is_opened_again() -> None:
+    rig = Rig([1])
+    await rig.loop.start_closed(1, None)
+    rig.lanes[0].answer("broken")
+    rig.lanes[0].close()
+    while not rig.busy():
+        await asyncio.sleep(0)
+    await rig.end()
+
+
+async def test_what_opens_a_lane_ends_with_its_level() -> None:
+    rig = Rig([1])
+    await rig.loop.start_closed(2, None)
+    lane = rig.lanes[1]
+    lane.may_open.clear()
+    lane.close()
+    lane.answer("broken")
+    await asyncio.sleep(0)
     await rig.stop()
+    await rig.loop.start_closed(1, None)
+    lane.may_open.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (lane.is_open, len(lane.sent)) == (False, 1)
+    await rig.end()
+
+
+async def test_a_window_of_a_number_of_requests_ends_with_the_last() -> None:
+    rig = Rig([1])
+    began_ns = time.perf_counter_ns()
+    await rig.loop.start_closed(2, 2)
+    rig.lanes[0].answer()
+    rig.lanes[1].answer()
+    spent_ns = time.perf_counter_ns() - began_ns
+    await asyncio.sleep(0.001)
+    assert figures(rig.loop).duration_ns <= spent_ns
+    await rig.stop()
+    await rig.loop.start_closed(0, 0)  # a worker without a share
+    assert figures(rig.loop).duration_ns == 0
+    await rig.end()
+
+
+async def test_an_open_loop_of_a_number_of_requests_takes_no_more_lanes_than_them() -> None:
+    rig = Rig([1])
+    times = count(0, 1_000)
+    await rig.loop.start_open(1, times, 1)
+    assert len(rig.lanes[0].sent) == 1
+    await asyncio.sleep(0.002)  # more would be due
+    rig.loop._wake()
+    assert next(times) == 2_000
+    await rig.end()
+    assert len(rig.lanes) == 1
