@@ -95,10 +95,16 @@ def test_no_process_is_without_work(line: str, sequences: bool, processes: int) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_end_a_run_as_interrupts_do(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with interrupted_by_signals():
-        handler = signal.getsignal(number)
-        assert callable(handler)
-        with pytest.raises(KeyboardInterrupt):
-            handler(number, None)
-    assert signal.getsignal(number) == before
+    given = signal.signal(number, signal.SIG_DFL)
+    try:
+        with interrupted_by_signals():
+            handler = signal.getsignal(number)
+            assert callable(handler)
+            with pytest.raises(KeyboardInterrupt):
+                handler(number, None)
+        assert signal.getsignal(number) == signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN)  # as nohup has it
+        with interrupted_by_signals():
+            assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, given)
