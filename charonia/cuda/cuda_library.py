@@ -52,7 +52,8 @@ class CudaLibrary:
         self.devices = count.value
         if not self.devices:
             raise CudaError("no device")
-        self._lock = threading.Lock()
+        # finalizers of blocks ask for a context, too, in the middle of anything
+        self._lock = threading.RLock()
         self._contexts: dict[int, c_void_p] = {}
 
     def device(self, device_id: int) -> int:

@@ -16,7 +16,8 @@ enum { COPY, CALL, WAIT };
 #define MOST 256
 static struct { char *at; size_t size; int pinned; } blocks[MOST];
 static Stream *open_streams[MOST];
-static int initialised, retained[8], failure, streams, events, graphs, launches, registered, drains;
+static int initialised, retained[8], failure, registered;
+static _Atomic int streams, events, graphs, launches, drains;
 static __thread int current = -1, below[8], depth;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int unlocked(int status) { pthread_mutex_unlock(&lock); return status; }

@@ -7,8 +7,10 @@ copies, waits and graphs count. Shapes, profiles and addresses are checked as th
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import enum
+import gc
 import itertools
 import json
 import shutil
@@ -290,6 +292,13 @@ class FakeDriver:
     def drains(self) -> int:
         """How often all work of a GPU was waited for."""
         return int(self._library.fake_drains())
+
+    async def freed(self) -> None:
+        """Wait until all memory and objects are given up: a thread that ends, or an error's frames, may hold arrays."""
+        async with asyncio.timeout(30):
+            while (self.blocks, self.objects) != (0, 0):
+                gc.collect()
+                await asyncio.sleep(0.01)
 
     def fail(self, status: int) -> None:
         """Work fails with this status from now on; 0 mends it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import mmap
@@ -86,10 +85,7 @@ class TestOnAGpu:
             device_id=0,
         )
         await check(Doubling(), model)
-        async with asyncio.timeout(30):  # threads that have ended, or nearly, may hold their last results still
-            while (driver.blocks, driver.objects) != (0, 0):
-                gc.collect()
-                await asyncio.sleep(0.01)
+        await driver.freed()
 
     async def test_batch_after_batch(self, tmp_path: Path, driver: FakeDriver) -> None:
         made = await exchanging(OnDevice(), device_models.spec(tmp_path))
