@@ -41,6 +41,10 @@ TENSOR_BYTES = 600 << 10
 PAUSE_S = 0.005
 """Between small calls: they show what one of many callers waits, and leave the processors to the server."""
 TIMEOUT_S = 300.0
+NEIGHBOUR_POLICIES = {"idle": os.SCHED_IDLE, "other": os.SCHED_OTHER}
+"""How the neighbour's program gets processors: it stands for one on another machine, and has what the server leaves.
+With "other" it competes with the server as a program on the same machine does."""
+_POLICY = "LOADTEST_NEIGHBOUR_POLICY"
 _WIDTH = 16
 
 
@@ -180,6 +184,8 @@ KINDS: dict[str, Callable[[str, str], Callable[[], bool]]] = {
 def be(kind: str, http_address: str, grpc_address: str) -> None:
     """Be this neighbour until standard input ends; prints a line for each message that was answered 200, or sent."""
     send = KINDS[kind](http_address, grpc_address)
+    # made at the ordinary priority: nothing is measured yet
+    os.sched_setscheduler(0, NEIGHBOUR_POLICIES[os.environ.get(_POLICY, "idle")], os.sched_param(0))
     print("made", flush=True)
     ending = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ending.set()), daemon=True).start()
@@ -304,12 +310,20 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--kinds", default=",".join(KINDS), metavar="A,B,…", help="neighbours (default all)")
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="per kind (default 10)")
+    parser.add_argument(
+        "--neighbour-policy",
+        choices=sorted(NEIGHBOUR_POLICIES),
+        default="idle",
+        help="processors of the neighbour: what the server leaves, as if it were on another machine (default), "
+        "or its share",
+    )
     parser.add_argument("--checkout", type=Path, metavar="DIR", help="source tree to serve (default this one)")
     parser.add_argument("--serve-option", action="append", default=[], metavar="OPTION", help="for charonia serve")
     parser.add_argument("--as", dest="kind", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.kind:
         be(*options.kind)
+    os.environ[_POLICY] = options.neighbour_policy
     kinds = options.kinds.split(",")
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"--kinds must be of {', '.join(KINDS)}, got {', '.join(sorted(unknown))}")
