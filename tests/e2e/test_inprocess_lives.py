@@ -53,10 +53,11 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return str(made[-1])
 
     monkeypatch.setattr("charonia.composition.hosting.tempfile", SimpleNamespace(mkdtemp=make))
-    processes, threads = descendants(os.getpid()), set(threading.enumerate())
+    processes, threads = set(descendants(os.getpid())), set(threading.enumerate())
     yield
-    assert descendants(os.getpid()) == processes
-    assert set(threading.enumerate()) == threads
+    # what was there before may have ended meanwhile, and what is stopped takes its time to be gone
+    until("its processes are gone", lambda: set(descendants(os.getpid())) <= processes)
+    until("its threads are gone", lambda: set(threading.enumerate()) <= threads)
     for directory in made:
         digest = hashlib.blake2b(os.fsencode(directory / "state"), digest_size=8).hexdigest()
         for place in (directory, *(Path(root) / f"charonia-{os.getuid()}-{digest}" for root in ("/tmp", "/dev/shm"))):
