@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from charonia.backend import InstanceDied
@@ -26,6 +26,7 @@ from .protocol.shared_slots import ExecutorSlots
 from .protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 
 _SOCKET_BUFFER_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
 _DRAIN_S = 0.5
 """Time to read what an ended process has sent and printed: child processes of its own may keep the pipes open."""
 
@@ -51,7 +52,7 @@ class ChildProcess(FrameCalls):
         self._kill_reason = ""
         self._process: asyncio.subprocess.Process
         self._pidfd: int | None = None
-        self._output_transport: asyncio.ReadTransport
+        self._pipe: _OutputPipe
         self._watch: asyncio.Task[None]
 
     @classmethod
@@ -159,15 +160,14 @@ class ChildProcess(FrameCalls):
             os.close(write_end)
             if self.slots is not None:
                 self.slots.close_descriptor()
+        self._pipe = _OutputPipe(self._loop, read_end, self._output.feed, self.stream_ended)
         try:
             ours.setblocking(False)
             self._transport, _ = await self._loop.create_unix_connection(
                 lambda: FrameProtocol(self, self._max_frame_bytes), sock=ours
             )
-            self._output_transport, _ = await self._loop.connect_read_pipe(
-                lambda: _OutputProtocol(self), os.fdopen(read_end, "rb", 0)
-            )
         except BaseException:
+            self._pipe.close()
             self.kill("it could not be connected")
             raise
         self._watch = self._loop.create_task(self._until_gone(), name=f"watch {self.name}")
@@ -182,7 +182,7 @@ class ChildProcess(FrameCalls):
             await asyncio.wait_for(self._streams_ended.wait(), _DRAIN_S)
         self._output.end()
         self._transport.abort()
-        self._output_transport.close()
+        self._pipe.close()
         death = InstanceDied(
             f"Stub process '{self.name}' is not healthy. The process (pid {self._process.pid}) {self._ending(code)}.",
             self._output.last_lines(),
@@ -224,9 +224,6 @@ class ChildProcess(FrameCalls):
         else:
             super().frame_received(frame)
 
-    def output_received(self, data: bytes) -> None:
-        self._output.feed(data)
-
     def stream_ended(self) -> None:
         self._open_streams -= 1
         if self._open_streams == 0:
@@ -244,14 +241,42 @@ def _write_to_stderr(text: str) -> None:
     sys.stderr.flush()
 
 
-class _OutputProtocol(asyncio.Protocol):
-    """Reads the output of the process from its pipe."""
+class _OutputPipe:
+    """Reads the output of the process from its pipe.
 
-    def __init__(self, child: ChildProcess) -> None:
-        self._child = child
+    Not the loop's `connect_read_pipe`: uvloop's closes the descriptor twice, and the second time it may be another's
+    (MagicStack/uvloop#763).
+    """
 
-    def data_received(self, data: bytes) -> None:
-        self._child.output_received(data)
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        descriptor: int,
+        received: Callable[[bytes], None],
+        ended: Callable[[], None],
+    ) -> None:
+        """Owns `descriptor`. `ended` is called once, at its end or when it is closed."""
+        self._loop = loop
+        self._descriptor = descriptor
+        self._received = received
+        self._ended = ended
+        os.set_blocking(descriptor, False)
+        loop.add_reader(descriptor, self._read)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._child.stream_ended()
+    def close(self) -> None:
+        """A second call does nothing."""
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._ended()
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if data:
+            self._received(data)
+        else:
+            self.close()
