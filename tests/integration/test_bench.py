@@ -27,7 +27,7 @@ def test_two_checkouts_are_loaded_in_turns(
 ) -> None:
     monkeypatch.setattr("loadtest.bench.__main__.favour", lambda: True)  # the test's own process keeps its priority
     out = tmp_path / "points.jsonl"
-    short = ["--models", "identity,mixed", "--in-flight", "2", "--rounds", "1", "--duration", "0.6"]
+    short = ["--models", "identity,mixed", "--in-flight", "2", "--rounds", "1", "--duration", "1.5"]
     assert bench([*short, "--base", str(ROOT), "--out", str(out)]) == 0
     points = [json.loads(line) for line in out.read_text().splitlines()]
     timed = [point for point in points if "rate" in point]
