@@ -258,8 +258,10 @@ def test_parts_that_stop_in_order_take_nothing_with_them(parts: Any) -> None:
 
 
 def _first_not_ready(parts: Any) -> None:
-    """A gateway that drains serves on for its delay, so that a Service or a proxy sends work elsewhere before anything is
-    refused. The delay is longer than any test."""
+    """A gateway that drains serves on for its delay, so that a proxy sends work elsewhere before anything is refused.
+
+    The delay is longer than any test.
+    """
     leaving = parts.start("gateway", "leaving", *GATEWAY_FLAGS, "--drain-delay-secs=600")
     leaving.learn_addresses()
     leaving.wait_ready()

@@ -1,8 +1,10 @@
-"""The Helm chart as it was rendered by `make helm`: what must hold for every pod, and that it says nothing the program does not know."""
+"""The Helm chart as `make helm` rendered it: what holds for every pod, and that all variables are options."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from helm_chart.chart_files import CHART, PAGE, RENDERED, digest
 
 from charonia.options.table import OPTIONS
 from charonia.options.values import parse
+from loadtest.boards.expressions import of_scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = tuple(name for name, case in CASES.items() if case.kept)
@@ -162,9 +165,7 @@ def test_what_selects_pods_finds_those_it_means(case: str) -> None:
 
 @pytest.mark.parametrize("case", KEPT)
 def test_who_scales_has_the_replicas_alone(case: str) -> None:
-    scaled = {
-        one["spec"]["scaleTargetRef"]["name"] for one in of_kind(case, "ScaledObject", "HorizontalPodAutoscaler")
-    }
+    scaled = {one["spec"]["scaleTargetRef"]["name"] for one in of_kind(case, "ScaledObject", "HorizontalPodAutoscaler")}
     for deployment in of_kind(case, "Deployment"):
         assert ("replicas" not in deployment["spec"]) == (deployment["metadata"]["name"] in scaled)
     assert scaled <= {one["metadata"]["name"] for one in of_kind(case, "Deployment")}
@@ -254,10 +255,54 @@ def test_defaults_are_those_of_the_compose_stack() -> None:
     for role in ("gateway", "batcher"):
         (container,) = named("small", "Deployment", f"demo-charonia-{role}")["spec"]["template"]["spec"]["containers"]
         given = environment(container)
-        theirs = {name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value)) for name, value in compose[role]["environment"].items()}
+        theirs = {
+            name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))
+            for name, value in compose[role]["environment"].items()
+        }
         different = {name for name in given if name in theirs and theirs[name] != given[name]}
         assert different == {"CHARONIA_LOG_URL"} or different == set()
         assert set(theirs) - set(given) <= {
             *("CHARONIA_LOG_PASSWORD_FILE", "CHARONIA_TRACE_CONFIG"),
             "CHARONIA_HEARTBEAT_TTL_SECS" if role == "gateway" else "CHARONIA_GATEWAY_HEARTBEAT_TTL_SECS",
         }
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is in Debian's package prometheus")
+def test_queued_work_is_counted_in_seconds(tmp_path: Path) -> None:
+    """`a`: 40 requests of 0.1 s each; `b`: 3 of an assumed second, for none ran yet; `c` belongs to another release."""
+    query = of_scaling("600s")["scaling: queued-work"]
+    of_release, of_pool = 'charonia_release="serving/demo"', 'charonia_pool="default"'
+    series = {
+        f'nv_inference_pending_request_count{{{of_release},model="a",version="1"}}': "40x60",
+        f'nv_inference_pending_request_count{{{of_release},model="b",version="1"}}': "3x60",
+        'nv_inference_pending_request_count{charonia_release="serving/other",model="c",version="1"}': "9x60",
+        # of two phases and two executors, which run 600 requests a minute in 60 s of instance time
+        **{
+            "charonia_executor_compute_seconds_total"
+            f'{{{of_release},{of_pool},model="a",phase="{phase}",instance="{one}"}}': "0+15x60"
+            for phase in ("input", "infer")
+            for one in (1, 2)
+        },
+        **{
+            f'nv_inference_request_success{{{of_release},{of_pool},model="a",version="1",instance="{one}"}}': "0+300x60"
+            for one in (1, 2)
+        },
+        f'nv_inference_request_success{{{of_release},model="a",version="1",instance="gateway"}}': "0+9x60",
+        f'charonia_executor_compute_seconds_total{{{of_release},{of_pool},model="b",phase="infer"}}': "0x60",
+        f'nv_inference_request_success{{{of_release},{of_pool},model="b",version="1"}}': "0x60",
+    }
+    (tmp_path / "rules.yml").write_text(
+        yaml.safe_dump({"groups": [{"name": "g", "rules": [{"record": "queued", "expr": query}]}]})
+    )
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": "queued", "eval_time": "30m", "exp_samples": [{"labels": "queued", "value": 7}]}],
+    }
+    (tmp_path / "test.yml").write_text(
+        yaml.safe_dump({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [test]})
+    )
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ _ELSEWHERE = {"alerts.yml"}
 
 
 def digest() -> str:
-    """SHA-256, in hex, of the names and contents of all files that the kept manifests are made of, the matrix included."""
+    """SHA-256, in hex, of the names and contents of all files that kept manifests are made of, the matrix included."""
     whole = hashlib.sha256()
     paths = [path for path in CHART.rglob("*") if path.is_file() and path.name not in _ELSEWHERE]
     for path in sorted([*paths, Path(__file__).with_name("cases.py")]):

@@ -1,8 +1,9 @@
 """Checks one manifest with the schema of its kind. Needs the packages of `requirements.txt`.
 
-Kinds of Kubernetes: its JSON schemas, the strict ones, which refuse unknown fields. KEDA's and the Prometheus operator's: models that
-were made of their resource definitions, and no field that those do not know. KServe's: the field names and types of its Python SDK, with
-containers and volumes checked as Kubernetes' own. There is no schema for `RedisFailover` on the package indexes: `UNCHECKED`.
+Kinds of Kubernetes: its JSON schemas, the strict ones, which refuse unknown fields. KEDA's and the Prometheus
+operator's: models that were made of their resource definitions, and no field that those do not know. KServe's: the
+field names and types of its Python SDK, with containers and volumes checked as Kubernetes' own. No package has a schema
+of `RedisFailover`: `UNCHECKED`.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def _kserve_model(name: str) -> Any:
     """A class of `kserve.models`. Its package itself is not imported: that would need a web server and more."""
     if "kserve" not in sys.modules:
         found = importlib.util.find_spec("kserve")
-        assert found is not None and found.origin is not None
+        assert found is not None
+        assert found.origin is not None
         place = Path(found.origin).parent
         for package, folder in (("kserve", place), ("kserve.models", place / "models")):
             module = types.ModuleType(package)
@@ -112,7 +114,7 @@ _PLAIN = {"str": str, "bool": bool, "int": int, "object": object}
 
 
 def _of_sdk(value: Any, kind: str, where: str) -> Iterator[str]:
-    """`kind` is a type as the SDK's generated classes write it: `str`, `list[V1Container]`, `dict(str, str)`, a class."""
+    """`kind` is a type as the SDK writes it: `str`, `list[V1Container]`, `dict(str, str)`, the name of a class."""
     if listed := re.fullmatch(r"list\[(.+)\]", kind):
         if not isinstance(value, list):
             yield f"{where}: no list"

@@ -12,8 +12,8 @@ from helm_chart.chart_files import CHART
 
 _HEAD = """# Values of the Helm chart
 
-Every value of `infra/helm/charonia`, as `values.yaml` has it and `values.schema.json` checks it; Helm refuses values that are not
-named here. `make helm HELM_FLAGS=--accept` writes this page. How they go together: [Kubernetes](kubernetes.md).
+Every value of `infra/helm/charonia`, as `values.yaml` has it and `values.schema.json` checks it; Helm refuses values
+that are not named here. `make helm HELM_FLAGS=--accept` writes this page. How they go together: [Kubernetes](kubernetes.md).
 
 | value | type | default | what |
 |---|---|---|---|
@@ -21,10 +21,12 @@ named here. `make helm HELM_FLAGS=--accept` writes this page. How they go togeth
 
 
 def page() -> str:
-    """The text of the page. Raises `LookupError` for a value without a description, or one that the schema alone has."""
+    """The text of the page. Raises `LookupError` for a value without a description, or that the schema alone has."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
-    return _HEAD + "".join(f"| `{path}` | {kind} | {default} | {what} |\n" for path, kind, default, what in rows(values, schema))
+    return _HEAD + "".join(
+        f"| `{path}` | {kind} | {default} | {what} |\n" for path, kind, default, what in rows(values, schema)
+    )
 
 
 def rows(values: dict[str, Any], schema: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -43,7 +45,9 @@ def _rows(value: Any, schema: dict[str, Any], whole: dict[str, Any], path: str) 
     if path:
         yield path, "section", "", str(described)
     if set(value) != set(schema["properties"]):
-        raise LookupError(f"{path or 'values.yaml'} and its schema name different values: {set(value) ^ set(schema['properties'])}")
+        raise LookupError(
+            f"{path or 'values.yaml'} and its schema name different values: {set(value) ^ set(schema['properties'])}"
+        )
     for name in value:
         yield from _rows(value[name], schema["properties"][name], whole, f"{path}.{name}" if path else name)
 
