@@ -1,9 +1,10 @@
-"""Asks every query of boards, alerts and the Helm chart of a Prometheus that scrapes a loaded server; none may be empty.
+"""Asks all queries of boards, alerts and the Helm chart of a Prometheus that scrapes a loaded server; none may be empty.
 
     python -m loadtest.boards [--seconds 20] [--verbose]
 
 A panel's query has to have a series with a number within the load, one by which the chart scales a number above 0. An
-alert's has to be one that Prometheus takes; whether it fires when it should is tested by `infra/prometheus/alerts_test.yml`. Needs Debian's package `prometheus`.
+alert's has to be one that Prometheus takes; whether it fires when it should is tested by
+`infra/prometheus/alerts_test.yml`. Needs Debian's package `prometheus`.
 The exit code is 0 when all is well, 1 when a query is empty or wrong, 2 without the program.
 """
 

@@ -13,7 +13,8 @@ from helm_chart.chart_files import CHART
 _HEAD = """# Values of the Helm chart
 
 Every value of `infra/helm/charonia`, as `values.yaml` has it and `values.schema.json` checks it; Helm refuses values
-that are not named here. `make helm HELM_FLAGS=--accept` writes this page. How they go together: [Kubernetes](kubernetes.md).
+that are not named here. `make helm HELM_FLAGS=--accept` writes this page. How they go together:
+[Kubernetes](kubernetes.md).
 
 | value | type | default | what |
 |---|---|---|---|
