@@ -1,4 +1,4 @@
-"""Asks all queries of boards, alerts and the Helm chart of a Prometheus that scrapes a loaded server; none may be empty.
+"""Asks all queries of boards, alerts and the Helm chart of a Prometheus that scrapes a server; none may be empty.
 
     python -m loadtest.boards [--seconds 20] [--verbose]
 

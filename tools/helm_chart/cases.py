@@ -35,7 +35,7 @@ CASES: dict[str, Case] = {
                 "tlsSecret": "redis-ca",
                 "requireSecure": True,
             },
-            "gateway": {"apiKeysSecret": {"name": "tenants"}, "env": {"CHARONIA_HTTP_THREAD_COUNT": 4}},
+            "gateways": {"apiKeysSecret": {"name": "tenants"}, "env": {"CHARONIA_HTTP_THREAD_COUNT": 4}},
             "webhooks": _SIGNING | {"allow": ["hooks.example", "10.1.0.0/16"]},
             "executorDefaults": {"models": {"claim": "models", "subPath": "production"}},
             "executorPools": {
@@ -76,7 +76,7 @@ CASES: dict[str, Case] = {
                 }
             },
             "exitTimeoutSecs": 90,
-            "gateway": {
+            "gateways": {
                 "durability": "replicated:1",
                 "preStopSecs": 15,
                 "drainDelaySecs": 2.5,
@@ -128,7 +128,7 @@ CASES: dict[str, Case] = {
             "webhooks": _SIGNING,
             "executorPools": {"cpu": {"models": {"claim": "models"}}},
             "prometheus": {"rules": {"enabled": True, "labels": {"release": "monitoring"}}},
-            "gateway": {"preStopSecs": 0},
+            "gateways": {"preStopSecs": 0},
         },
         kept=False,
     ),
@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "queuedSecs",
     ),
     "a level of durability that is none": (
-        _GOOD | {"gateway": {"durability": "disk"}},
+        _GOOD | {"gateways": {"durability": "disk"}},
         "does not match pattern",
     ),
     "a name of a pool that no Deployment can have": (
