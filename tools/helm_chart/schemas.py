@@ -95,9 +95,9 @@ def _kserve_model(name: str) -> Any:
         assert found.origin is not None
         place = Path(found.origin).parent
         for package, folder in (("kserve", place), ("kserve.models", place / "models")):
-            module = types.ModuleType(package)
-            module.__path__ = [str(folder)]
-            sys.modules[package] = module
+            stand_in = types.ModuleType(package)
+            stand_in.__path__ = [str(folder)]
+            sys.modules[package] = stand_in
     module = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return getattr(importlib.import_module(f"kserve.models.{module}"), name)
 

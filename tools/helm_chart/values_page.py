@@ -37,7 +37,7 @@ def rows(values: dict[str, Any], schema: dict[str, Any]) -> list[tuple[str, str,
 def _rows(value: Any, schema: dict[str, Any], whole: dict[str, Any], path: str) -> Iterator[tuple[str, str, str, str]]:
     described = schema.get("description")
     if "$ref" in schema:
-        schema = whole["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+        schema = whole["definitions"][schema["$ref"].rsplit("/", 1)[1]]
     if path and not described:
         raise LookupError(f"{path} has no description in values.schema.json")
     if "properties" not in schema:
