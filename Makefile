@@ -11,6 +11,7 @@ BENCH_FLAGS ?=
 WALK_FLAGS ?=
 BOARDS_FLAGS ?=
 DOCS_FLAGS ?=
+HELM_FLAGS ?=
 OPENAPI_FLAGS ?=
 FUZZ_FLAGS ?=
 CHECKOUT ?=
@@ -25,7 +26,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help docs boards install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-vllm test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help docs helm boards install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-vllm test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -207,6 +208,14 @@ $(VENV)/.docs: $(VENV)/.installed
 
 docs: $(VENV)/.docs ## build the site of all pages in build/docs/html, with its search; it fails for a broken link
 	PYTHONPATH=.:tools $(BIN)/python -m docs_site $(DOCS_FLAGS)
+
+$(VENV)/helm/.made: $(VENV)/.made tools/helm_chart/requirements.txt
+	$(PYTHON) -m venv $(VENV)/helm
+	$(VENV)/helm/bin/python -m pip install -q --no-deps -r tools/helm_chart/requirements.txt
+	@touch $@
+
+helm: $(VENV)/helm/.made ## render the Helm chart for a matrix of values and check it by schemas; HELM_FLAGS=--accept
+	PYTHONPATH=tools $(VENV)/helm/bin/python -m helm_chart $(HELM_FLAGS)
 
 walk: $(VENV)/.tested ## files, functions and calls that one warm HTTP call, one job and one stream pass; WALK_FLAGS=--list
 	for kind in infer job stream; do echo "$$kind:"; $(BIN)/python -m loadtest.walk --kind $$kind $(WALK_FLAGS) || exit; done

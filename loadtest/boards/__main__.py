@@ -1,9 +1,10 @@
-"""Asks every query of the boards and alerts of a Prometheus that scrapes a loaded `charonia serve`; none may be empty.
+"""Asks all queries of boards, alerts and the Helm chart of a Prometheus that scrapes a server; none may be empty.
 
     python -m loadtest.boards [--seconds 20] [--verbose]
 
-A panel's query has to have a series with a number within the load. An alert's has to be one that Prometheus takes;
-whether it fires when it should is tested by `infra/prometheus/alerts_test.yml`. Needs Debian's package `prometheus`.
+A panel's query has to have a series with a number within the load, one by which the chart scales a number above 0. An
+alert's has to be one that Prometheus takes; whether it fires when it should is tested by
+`infra/prometheus/alerts_test.yml`. Needs Debian's package `prometheus`.
 The exit code is 0 when all is well, 1 when a query is empty or wrong, 2 without the program.
 """
 
@@ -61,6 +62,8 @@ def asked(folder: Path, seconds: int) -> dict[str, int]:
     ):
         time.sleep(seconds)
         queries = expressions.of_boards(f"{_RATE_INTERVAL_S}s", f"{seconds}s")
+        scaling = expressions.of_scaling(f"{seconds}s")
+        queries |= {name: f"({query}) > 0" for name, query in scaling.items()}
         give_up_at = time.monotonic() + _PATIENCE_S
         while True:
             found = {name: asking.series_with_values(query, seconds) for name, query in queries.items()}

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .expressions import ALERTS
+from .expressions import ALERTS, POOL, RELEASE
 
 _READY_WITHIN_S = 60.0
 _POLL_S = 0.1
@@ -27,7 +27,7 @@ scrape_configs:
 """
 _JOB = """
   - job_name: {job}
-    static_configs: [{{targets: ["{target}"]}}]
+    static_configs: [{{targets: ["{target}"], labels: {{charonia_release: "{release}", charonia_pool: "{pool}"}}}}]
 """
 
 
@@ -46,7 +46,7 @@ def scraping(directory: Path, target: str, jobs: tuple[str, ...]) -> Iterator[Pr
     if found is None:
         raise FileNotFoundError("prometheus is not installed: apt-get install prometheus")
     configuration = directory / "prometheus.yml"
-    jobs_text = "".join(_JOB.format(job=job, target=target) for job in jobs)
+    jobs_text = "".join(_JOB.format(job=job, target=target, release=RELEASE, pool=POOL) for job in jobs)
     configuration.write_text(_CONFIGURATION.format(alerts=ALERTS) + jobs_text)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -254,3 +254,22 @@ def test_parts_that_stop_in_order_take_nothing_with_them(parts: Any) -> None:
         assert one.stop() == 0, one.log()
         load.more(2)
     assert other.get("/v2/health/ready")[0] == 200
+    _first_not_ready(parts)
+
+
+def _first_not_ready(parts: Any) -> None:
+    """A gateway that drains serves on for its delay, so that a proxy sends work elsewhere before anything is refused.
+
+    The delay is longer than any test.
+    """
+    leaving = parts.start("gateway", "leaving", *GATEWAY_FLAGS, "--drain-delay-secs=600")
+    leaving.learn_addresses()
+    leaving.wait_ready()
+    leaving.process.send_signal(signal.SIGTERM)
+    until("it is not ready", lambda: leaving.get("/v2/health/ready")[0] == 400)
+    assert leaving.get("/v2/health/live")[0] == 200
+    value = np.full((1, WIDTH), 3, np.float32)
+    for kind in ("http", "grpc"):
+        assert (infer(leaving, "double", kind, INPUT0=value).as_numpy("OUTPUT0") == 2 * value).all()
+    leaving.process.kill()
+    leaving.process.wait(60)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.boards.expressions import BOARDS, of_alerts, of_boards
+from loadtest.boards.expressions import BOARDS, of_alerts, of_boards, of_scaling
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| `((?:nv|charonia)_\w+)` \| (\w+) \|([^|]*)\|", re.MULTILINE)
-OF_ALL = {"instance", "job"}
-"""Labels that Prometheus itself gives."""
+OF_ALL = {"instance", "job", "charonia_release", "charonia_pool"}
+"""Labels that Prometheus itself gives, and the Helm chart's ServiceMonitor."""
 MORE = {
     "histogram": {"_bucket": {"le"}, "_count": set(), "_sum": set()},
     "summary": {"": {"quantile"}, "_count": set(), "_sum": set()},
@@ -61,8 +61,8 @@ def wrong_in(expression: str) -> list[str]:
 
 
 def test_queries_name_metrics_and_labels_that_there_are() -> None:
-    queries = of_boards() | of_alerts()
-    assert len(queries) > 80
+    queries = of_boards() | of_alerts() | of_scaling()
+    assert len(queries) > 82
     assert not {name: wrong for name, query in queries.items() if (wrong := wrong_in(query))}
 
 

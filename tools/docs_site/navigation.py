@@ -69,6 +69,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         f"{HOWTO}many-models.md",
         f"{HOWTO}pools.md",
         f"{HOWTO}clouds.md",
+        f"{HOWTO}kubernetes.md",
+        f"{HOWTO}kubernetes-values.md",
         f"{HOWTO}upgrades.md",
     ),
     "Measure": (f"{HOWTO}bench.md", "docs/performance.md", "docs/benchmarks.md"),
