@@ -37,7 +37,7 @@ class JournalRecording:
         self._requests: dict[bytes, RecordedRequest] = {}
         self._batches: dict[str, _Batch] = {}
         self._done: list[RecordedRequest] = []
-        self._random = random.Random(0)  # noqa: S311
+        self._random = random.Random(0)
         self._ms = 0
         self._waiting: list[list[JournalFact]] = []
 

@@ -84,9 +84,7 @@ class Recording:
         return replace(self, requests=tuple(kept))
 
 
-def recording(
-    model: str, requests: Iterable[RecordedRequest], source: str, resolution_ns: int
-) -> Recording:
+def recording(model: str, requests: Iterable[RecordedRequest], source: str, resolution_ns: int) -> Recording:
     """A recording of these requests, in any order."""
     ordered = tuple(sorted(requests, key=lambda one: one.arrived_ns))
     return Recording(model, ordered, source, resolution_ns, len({one.executor for one in ordered if one.executor}))

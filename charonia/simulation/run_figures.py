@@ -58,9 +58,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 def errors(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float | None]:
     """By how many percent each compared figure is above the measured one; None where nothing was measured."""
-    return {
-        name: (predicted[name] / measured[name] - 1) * 100 if measured[name] else None for name in COMPARED
-    }
+    return {name: (predicted[name] / measured[name] - 1) * 100 if measured[name] else None for name in COMPARED}
 
 
 def _over_time(answered: Sequence[RecordedRequest], begin: int, end: int) -> list[list[float]]:

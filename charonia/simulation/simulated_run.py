@@ -73,9 +73,7 @@ class _Computed:
     batch: DispatchBatch
 
 
-def simulated(
-    arrivals: Sequence[RecordedRequest], setting: Setting, fit: Fit, seed: int
-) -> list[RecordedRequest]:
+def simulated(arrivals: Sequence[RecordedRequest], setting: Setting, fit: Fit, seed: int) -> list[RecordedRequest]:
     """What becomes of these requests, in their order: their arrivals, priorities, tenants and time-outs count, what
     was recorded of their batches does not. Raises `InvalidArgument` for a model that the simulation cannot drive."""
     return SimulatedRun(arrivals, setting, fit, seed).run()
@@ -92,7 +90,7 @@ class SimulatedRun:
         self._arrivals = arrivals
         self._setting = setting
         self._fit = fit
-        self._chance = random.Random(seed)  # noqa: S311
+        self._chance = random.Random(seed)
         self._scheduler = ModelScheduler("simulated", setting.prefetch, setting.lane_weights)
         self._executors = {
             f"executor-{number}": _Executor(setting.instances) for number in range(1, setting.executors + 1)

@@ -127,7 +127,9 @@ def _policy(setting: Setting, value: str) -> Setting:
     for part in value.split(","):
         name, mark, text = part.partition(":")
         if not mark:
-            raise InvalidArgument(f"the policy '{value}' is not none or NAME:VALUE,..., as in max-queue:64,timeout:20ms")
+            raise InvalidArgument(
+                f"the policy '{value}' is not none or NAME:VALUE,..., as in max-queue:64,timeout:20ms"
+            )
         parts[name] = text
     for name, text in parts.items():
         match name:
