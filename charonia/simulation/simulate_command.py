@@ -181,7 +181,7 @@ async def _of_journals(options: argparse.Namespace, url: str, password_file: str
         found = []
         for model in options.model or await known_models(log):
             recorded = await journal_of(log, model, _after(options))
-            setting = _served_setting(catalog, model)
+            setting = served_setting(catalog, model)
             if setting is not None and any(one.ran for one in recorded.requests):
                 found.append((recorded, setting))
         return found
@@ -208,7 +208,7 @@ async def journal_of(log: EventLog, model: str, after: bytes) -> Recording:
     return fold.recording()
 
 
-def _served_setting(catalog: Catalog, model: str) -> Setting | None:
+def served_setting(catalog: Catalog, model: str) -> Setting | None:
     """How the newest version of a model is served now; None for one that no executor serves."""
     held = catalog.held(model)
     if not held:
