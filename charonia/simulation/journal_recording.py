@@ -1,4 +1,4 @@
-"""Reads recorded requests from a model's journal (`charonia.facts.journal`). Pure.
+"""Reads recorded requests from a model's journal (`charonia.facts.journal`).
 
 Entries have times in whole milliseconds, those of the log server. A time within its millisecond is drawn at random with
 a fixed seed, in the order of the entries: so differences have no bias, and an interval is uncertain by 0.4 ms (standard

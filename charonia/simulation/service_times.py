@@ -1,43 +1,48 @@
 """Fits how long batches take, by rows, and how long requests are on the way, to what was recorded; draws from the fit.
 
-Pure, with a generator of random numbers that its caller seeds. Of each batch size: the median of its executions and
-their ratios to it. A size with few executions borrows the ratios of all; one without any lies on the line between its
-neighbours, beyond them on the line of least squares through all medians.
+Pure, with a generator of random numbers that its caller seeds. Of each batch size there is the median of its
+executions. A size without any lies on the line between its neighbours, beyond them on the line of least squares through
+all medians. What an execution differs by from the median of its size is a ratio. Ratios are drawn in runs, as they
+followed one another in the recording, so that what slows several batches in a row does so in the simulation as well.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeVar
 
 from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 
 from .recorded_requests import RecordedBatch, Recording, batches_of
 
-MIN_OF_SIZE = 20
-"""With fewer executions of a size, the ratios of all sizes are drawn from."""
+_RUN = 16
+"""Mean length of the runs that are drawn."""
+_Number = TypeVar("_Number", int, float)
 _MIN_SEEN = 8
 """A delay on the way with fewer observations is taken as none."""
-_MAX_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class SizeFit:
-    """The executions of one size: how many, their median, and their ratios to it in order."""
+    """The executions of one size: how many, and their median and 99th percentile in nanoseconds."""
 
     rows: int
     count: int
     median_ns: float
-    ratios: tuple[float, ...]
+    p99_ns: float
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceFit:
-    """How long batches take: `sizes` ascend by rows; `base_ns` and `row_ns` are the line through the medians, and
-    `r_squared` how much of what the executions differ by is due to their size, as the medians have it."""
+    """How long batches take. `sizes` ascend by rows, `base_ns` and `row_ns` are the line through their medians.
+
+    `r_squared` is how much of what the executions differ by is due to their size. `ratios`, of each execution to the
+    median of its size, are in order of time.
+    """
 
     sizes: tuple[SizeFit, ...]
     base_ns: float
@@ -57,12 +62,6 @@ class ServiceFit:
         nearest = below[-1] if below else above[0]
         return max(1.0, nearest.median_ns + self.row_ns * (rows - nearest.rows))
 
-    def draw_ns(self, rows: int, chance: random.Random) -> int:
-        """The time of one batch, in nanoseconds, at least 1."""
-        of_size = next((size for size in self.sizes if size.rows == rows), None)
-        ratios = of_size.ratios if of_size is not None and of_size.count >= MIN_OF_SIZE else self.ratios
-        return max(1, round(self.median_ns(rows) * chance.choice(ratios)))
-
     def knows(self, rows: int) -> bool:
         """Whether such a batch lies within what was recorded."""
         return self.sizes[0].rows <= rows <= self.sizes[-1].rows
@@ -70,9 +69,11 @@ class ServiceFit:
 
 @dataclass(frozen=True, slots=True)
 class WayFit:
-    """Times on the way in nanoseconds, each as observed: from a request's arrival to the scheduler (`lead_ns`), from
-    the end of a batch to the beginning of the next one that waited for its instance (`turn_ns`), and from the end of
-    a batch to the arrival of the answer (`tail_ns`)."""
+    """Times on the way in nanoseconds, each as observed, in order of time.
+
+    `lead_ns` is from a request's arrival to the scheduler, `turn_ns` from the end of a batch to the beginning of the
+    next one that waited for its instance, `tail_ns` from the end of a batch to the arrival of the answer.
+    """
 
     lead_ns: tuple[int, ...] = (0,)
     turn_ns: tuple[int, ...] = (0,)
@@ -87,6 +88,44 @@ class Fit:
     way: WayFit
 
 
+class Draws:
+    """Draws times from a fit, in nanoseconds."""
+
+    def __init__(self, fit: Fit, chance: random.Random) -> None:
+        self._service = fit.service
+        self._chance = chance
+        self._medians: dict[int, float] = {}
+        self._ratios = self._runs(fit.service.ratios)
+        self._leads = self._runs(fit.way.lead_ns)
+        self._turns = self._runs(fit.way.turn_ns)
+        self._tails = self._runs(fit.way.tail_ns)
+
+    def service_ns(self, rows: int) -> int:
+        """How long a batch of so many rows takes, at least 1."""
+        if rows not in self._medians:
+            self._medians[rows] = self._service.median_ns(rows)
+        return max(1, round(self._medians[rows] * next(self._ratios)))
+
+    def lead_ns(self) -> int:
+        return next(self._leads)
+
+    def half_turn_ns(self) -> int:
+        """Of the order to an executor, or of the news from there."""
+        return max(0, next(self._turns)) // 2
+
+    def tail_ns(self) -> int:
+        return max(0, next(self._tails))
+
+    def _runs(self, values: Sequence[_Number]) -> Iterator[_Number]:
+        """Values in runs of the recorded order, each from a place drawn at random; endless."""
+        place = len(values)
+        while True:
+            if place >= len(values) or self._chance.random() < 1 / _RUN:
+                place = self._chance.randrange(len(values))
+            yield values[place]
+            place += 1
+
+
 def fitted(recorded: Recording, interface: ModelInterface, slots: int) -> Fit:
     """The fit to a recording of a model that had `slots` instances in all. Raises `InvalidArgument` without batches."""
     batches = batches_of(recorded.requests)
@@ -98,21 +137,21 @@ def fitted(recorded: Recording, interface: ModelInterface, slots: int) -> Fit:
 
 
 def service_fit(batches: Sequence[RecordedBatch]) -> ServiceFit:
-    """The fit of execution times. Needs at least one batch."""
+    """The fit of execution times of batches in order of time, at least one."""
     times: dict[int, list[int]] = {}
     for batch in batches:
         times.setdefault(batch.rows, []).append(batch.service_ns)
     sizes = []
     for rows, of in sorted(times.items()):
         middle = max(1.0, float(median(of)))
-        sizes.append(SizeFit(rows, len(of), middle, tuple(sorted(min(_MAX_RATIO, ns / middle) for ns in of))))
+        sizes.append(SizeFit(rows, len(of), middle, float(sorted(of)[int(0.99 * (len(of) - 1))])))
     base_ns, row_ns = _line(sizes)
     everything = [batch.service_ns for batch in batches]
     mean = sum(everything) / len(everything)
     medians = {size.rows: size.median_ns for size in sizes}
     whole = sum((ns - mean) ** 2 for ns in everything)
     rest = sum((batch.service_ns - medians[batch.rows]) ** 2 for batch in batches)
-    ratios = tuple(sorted(ratio for size in sizes for ratio in size.ratios))
+    ratios = tuple(batch.service_ns / medians[batch.rows] for batch in batches)
     return ServiceFit(tuple(sizes), base_ns, row_ns, max(0.0, 1 - rest / whole) if whole else 1.0, ratios)
 
 
@@ -155,7 +194,7 @@ def _way(
         elif last_end_ns <= due_ns and (not delay_ns or batch.rows >= full):
             waits.append(batch.started_ns - due_ns)
         running.append(batch.computed_ns)
-    turn_ns = tuple(sorted(turns)) if len(turns) >= _MIN_SEEN else (0,)
+    turn_ns = tuple(turns) if len(turns) >= _MIN_SEEN else (0,)
     order_ns = round(median(turn_ns)) // 2
-    leads = tuple(sorted(max(0, ns - order_ns) for ns in waits))
+    leads = tuple(max(0, ns - order_ns) for ns in waits)
     return (leads if len(leads) >= _MIN_SEEN else (0,)), turn_ns

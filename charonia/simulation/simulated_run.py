@@ -1,7 +1,8 @@
-"""Runs recorded arrivals through the real scheduler (`batcher.scheduling`) under a made-up clock. Pure.
+"""Runs recorded arrivals through the real scheduler (`batcher.scheduling`) under a made-up clock.
 
-Each executor has as many instances as the model has there, and takes a batch when one is free, in the order in which
-batches were dispatched to it. How long a batch takes is drawn from the fit (`service_times`).
+Pure, but for the random numbers of its seed. Each executor has as many instances as the model has there, and takes a
+batch when one is free, in the order in which batches were dispatched to it. How long a batch takes is drawn from the fit
+(`service_times`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from charonia.keys import lane_of
 from charonia.models.interface import ModelInterface
 
 from .recorded_requests import Outcome, RecordedRequest
-from .service_times import Fit
+from .service_times import Draws, Fit
 
 _ID_BYTES = 16
 
@@ -89,8 +90,7 @@ class SimulatedRun:
             raise InvalidArgument(f"'{interface.name}' has {word}: only models without them are simulated")
         self._arrivals = arrivals
         self._setting = setting
-        self._fit = fit
-        self._chance = random.Random(seed)
+        self._draws = Draws(fit, random.Random(seed))
         self._scheduler = ModelScheduler("simulated", setting.prefetch, setting.lane_weights)
         self._executors = {
             f"executor-{number}": _Executor(setting.instances) for number in range(1, setting.executors + 1)
@@ -140,7 +140,7 @@ class SimulatedRun:
         observed_ns = first_ns
         for number, one in enumerate(self._arrivals):
             # one queue keeps the order in which it took the requests
-            observed_ns = max(observed_ns, one.arrived_ns + self._chance.choice(self._fit.way.lead_ns))
+            observed_ns = max(observed_ns, one.arrived_ns + self._draws.lead_ns())
             self._plan(observed_ns, self._queued(number, one))
 
     def _queued(self, number: int, one: RecordedRequest) -> RequestQueued:
@@ -167,16 +167,13 @@ class SimulatedRun:
                     numbers = [request.carrier for request in decision.requests]
                     rows = sum(request.rows for request in decision.requests)
                     self._batches[decision.batch_id] = _Running(numbers, decision.executor, rows)
-                    self._plan(now_ns + self._half_turn_ns(), decision)
+                    self._plan(now_ns + self._draws.half_turn_ns(), decision)
                 case RejectRequest() | CondemnRequest():
                     self._end(decision.request.carrier, now_ns, Outcome.REFUSED)
                 case ReleaseReplies():
                     self._answer(self._held.pop(decision.batch_id), decision.batch_id, now_ns)
                 case _:  # a stop of one that runs: its batch goes on to its end here
                     pass
-
-    def _half_turn_ns(self) -> int:
-        return max(0, self._chance.choice(self._fit.way.turn_ns)) // 2
 
     # -- executors -----------------------------------------------------------------------------------------------------
 
@@ -193,7 +190,7 @@ class SimulatedRun:
         self.most_running[batch.executor] = max(self.most_running[batch.executor], running)
         about = self._batches[batch.batch_id]
         about.started_ns = now_ns
-        about.computed_ns = now_ns + self._fit.service.draw_ns(about.rows, self._chance)
+        about.computed_ns = now_ns + self._draws.service_ns(about.rows)
         self._plan(about.computed_ns, _Computed(batch))
 
     def _computed(self, batch: DispatchBatch, now_ns: int) -> None:
@@ -205,13 +202,13 @@ class SimulatedRun:
         else:
             self._answer(about, batch.batch_id, now_ns)
         finished = BatchFinished(batch.batch_id, batch.executor, replies_held=batch.via_owner)
-        self._plan(now_ns + self._half_turn_ns(), finished)
+        self._plan(now_ns + self._draws.half_turn_ns(), finished)
         if executor.waiting:
             self._start(executor, executor.waiting.popleft(), now_ns)
 
     def _answer(self, batch: _Running, name: str, at_ns: int) -> None:
         for number in batch.numbers:
-            ended_ns = at_ns + max(0, self._chance.choice(self._fit.way.tail_ns))
+            ended_ns = at_ns + self._draws.tail_ns()
             if self._ended[number] is None:  # the first settlement wins
                 self._ended[number] = replace(
                     self._arrivals[number],

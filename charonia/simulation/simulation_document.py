@@ -75,7 +75,7 @@ def _fit_document(fit: Fit) -> dict[str, Any]:
                 "rows": size.rows,
                 "count": size.count,
                 "median_us": size.median_ns / 1000,
-                "p99_us": size.median_ns * size.ratios[int(0.99 * (size.count - 1))] / 1000,
+                "p99_us": size.p99_ns / 1000,
             }
             for size in service.sizes
         ],

@@ -52,7 +52,7 @@ ways = st.builds(
 ratios = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=4).map(tuple)
 fits = st.builds(
     lambda base, row, ratios, way: Fit(
-        ServiceFit((SizeFit(1, 50, float(base + row), ratios),), float(base), float(row), 1.0, ratios), way
+        ServiceFit((SizeFit(1, 50, float(base + row), float(base + row)),), float(base), float(row), 1.0, ratios), way
     ),
     st.integers(1000, 10 * MS), st.integers(0, MS), ratios, ways,
 )  # fmt: skip

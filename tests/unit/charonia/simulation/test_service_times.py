@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -10,7 +11,7 @@ from charonia.errors import InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching
 from charonia.simulation.recorded_requests import Outcome, RecordedBatch, RecordedRequest, recording
-from charonia.simulation.service_times import fitted, service_fit
+from charonia.simulation.service_times import Draws, Fit, WayFit, fitted, service_fit
 
 MS = 1_000_000
 
@@ -33,17 +34,29 @@ def test_medians_and_the_line_between_and_beyond_them() -> None:
     assert [fit.knows(rows) for rows in (1, 3, 4, 5)] == [True, True, True, False]
 
 
+def draws(batches: list[RecordedBatch], rows: int, count: int, seed: int = 1) -> list[int]:
+    drawn = Draws(Fit(service_fit(batches), WayFit()), random.Random(seed))
+    return [round(drawn.service_ns(rows) / MS) for _ in range(count)]
+
+
 def test_draws_have_the_recorded_spread_and_repeat_with_their_seed() -> None:
-    fit = service_fit([batch(1, ns * MS) for ns in range(5, 16)] * 3)
-    drawn = [fit.draw_ns(1, random.Random(seed)) for seed in range(200)]
-    assert {round(ns / MS) for ns in drawn} == set(range(5, 16))
-    assert drawn == [fit.draw_ns(1, random.Random(seed)) for seed in range(200)]
+    batches = [batch(1, ns * MS) for ns in range(5, 16)] * 3
+    assert set(draws(batches, 1, 2000)) == set(range(5, 16))
+    assert draws(batches, 1, 200) == draws(batches, 1, 200)
+    assert draws(batches, 1, 200) != draws(batches, 1, 200, seed=2)
 
 
-def test_a_size_with_few_executions_borrows_the_spread_of_all() -> None:
-    fit = service_fit([*[batch(1, ns * MS) for ns in (8, 10, 12)] * 10, batch(2, 20 * MS)])
-    chance = random.Random(1)
-    assert {round(fit.draw_ns(2, chance) / MS) for _ in range(100)} == {16, 20, 24}
+def test_another_size_has_the_same_ratios() -> None:
+    batches = [*[batch(1, ns * MS) for ns in (8, 10, 12)] * 10, batch(2, 20 * MS)]
+    assert set(draws(batches, 2, 1000)) == {16, 20, 24}
+
+
+def test_what_followed_one_another_mostly_does_so_again() -> None:
+    slow = [batch(1, 10 * MS)] * 80 + [batch(1, 50 * MS)] * 20
+    drawn = draws(slow, 1, 5000)
+    again = [after for before, after in pairwise(drawn) if before == 50]
+    assert sum(ms == 50 for ms in again) / len(again) > 0.6  # drawn one by one it would be about 0.2
+    assert 0.05 < sum(ms == 50 for ms in drawn) / len(drawn) < 0.4
 
 
 def model(block: DynamicBatching | None = None) -> ModelInterface:

@@ -14,7 +14,7 @@ from charonia import keys
 from charonia.cli import main
 from charonia.eventlog.port import START
 from charonia.facts.journal import FIELD, pack_accepted, pack_batched, pack_ended
-from charonia.simulation.simulate_command import served_setting, journal_of
+from charonia.simulation.simulate_command import journal_of, served_setting
 from charonia.simulation.what_if import settings_text
 
 MS = 1_000_000
