@@ -1,8 +1,8 @@
 """Runs recorded arrivals through the real scheduler (`batcher.scheduling`) under a made-up clock.
 
 Pure, but for the random numbers of its seed. Each executor has as many instances as the model has there, and takes a
-batch when one is free, in the order in which batches were dispatched to it. How long a batch takes is drawn from the fit
-(`service_times`).
+batch when one is free, in the order in which batches were dispatched to it. How long a batch takes is drawn from the
+fit (`service_times`).
 """
 
 from __future__ import annotations

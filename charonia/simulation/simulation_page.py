@@ -108,7 +108,7 @@ def _size_card(found: Mapping[str, Any]) -> str:
         whole = sum(of["sizes"].values()) or 1
         points = [(float(rows), 100 * count / whole) for rows, count in of["sizes"].items()]
         series.append(Series(name, points))
-    return card("Batches by size", lines(series, "rows", "% of batches", linear), series)
+    return card("Share of batches by size", lines(series, "rows", "%", linear), series)
 
 
 def _fit_card(found: Mapping[str, Any]) -> str:
