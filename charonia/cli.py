@@ -1,10 +1,12 @@
 """The `charonia` command: parses, then hands over to the composition of one role or of all (`charonia.composition`).
 
 Operators' commands against a running log are `charonia.operations`', those that ask a server
-`charonia.client_commands`', the one that measures a server is `charonia.analyzer`'s.
+`charonia.client_commands`', the one that measures a server is `charonia.analyzer`'s, the one that answers what-if
+questions `charonia.simulation`'s.
 
 Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage. A failure to start is one sentence on
-stderr. Only this module, `charonia.composition` and `charonia.inprocess` import services.
+stderr. Only this module, `charonia.composition` and `charonia.inprocess` import services, and `charonia.simulation`
+the batcher's scheduler.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ _OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
 _BENCH = "bench"
+_SIMULATE = "simulate"
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -50,6 +53,7 @@ commands
   submit      make an inference a job; result JOB waits for its answer, tail JOB follows it
   models      the models of a server; stats [MODEL] its statistics, health whether it is ready
   bench       measure how fast a model of a server is, with perf_analyzer's options and figures
+  simulate    answer what-if questions from recorded requests with the real scheduler
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the
@@ -97,7 +101,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if command == "completion":
         print(_completion(), end="")
         return 0
-    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH):
+    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE):
         print(f"charonia: unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
         return 2
     if command in _ROLES and ("--help" in rest or "-h" in rest):
@@ -108,6 +112,8 @@ def _main(argv: Sequence[str] | None) -> int:
             return _ask(words)
         if command == _BENCH:
             return _bench(words)
+        if command == _SIMULATE:
+            return _simulate(words)
         return _run(command, rest) if command in _ROLES else _operate(words)
     except (StartupError, CharoniaError) as error:
         print(f"charonia: {error}", file=sys.stderr)
@@ -160,6 +166,16 @@ def _bench(words: list[str]) -> int:
         return end.code if isinstance(end.code, int) else 2
 
 
+def _simulate(words: list[str]) -> int:
+    from .composition.state_directory import default_state_dir
+    from .simulation.simulate_command import run
+
+    try:
+        return run(words, os.environ, default_state_dir)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+
+
 def _run(command: str, argv: list[str]) -> int:
     values = options.parse(command, argv, os.environ, {})
     if values["config"]:
@@ -200,6 +216,7 @@ def _completion() -> str:
     from . import client_commands
     from .analyzer import bench_options
     from .operations import arguments
+    from .simulation import simulate_options
 
     def offer(choices: Sequence[str]) -> str:
         return f'COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word"))'
@@ -208,7 +225,7 @@ def _completion() -> str:
     for role in _ROLES:
         cases.append(f"        {role}) {offer([f'--{option.name}' for option in options.options_of(role)])} ;;")
     words = arguments.words(arguments.parser()) | arguments.words(client_commands.parser())
-    words |= arguments.words(bench_options.parser())
+    words |= arguments.words(bench_options.parser()) | arguments.words(simulate_options.parser())
     for command, actions in words.items():
         if "" in actions:
             cases.append(f"        {command}) {offer(actions[''])} ;;")
@@ -217,7 +234,10 @@ def _completion() -> str:
         cases.append("            case ${COMP_WORDS[2]} in")
         cases += [f"            {action}) {offer(flags)} ;;" for action, flags in actions.items()]
         cases.append("            esac; fi ;;")
-    return _COMPLETION % (" ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, "completion"]), "\n".join(cases))
+    return _COMPLETION % (
+        " ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE, "completion"]),
+        "\n".join(cases),
+    )
 
 
 if __name__ == "__main__":

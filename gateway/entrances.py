@@ -59,7 +59,8 @@ class Entrances:
             raise Unavailable(SERVER_EXITING)
         served = request.served or self._catalog.find(request.model, request.version)
         if isinstance(request.trace, Trace):
-            request.trace.begins(served.interface.name, served.version, request.id)
+            tenant = options.caller.tenant if options is not None else ""
+            request.trace.begins(served.interface.name, served.version, request.id, tenant)
         known = self._known.get((served.model, served.version))
         if known is None or known.served is not served:
             known = self._entrance(served, known)

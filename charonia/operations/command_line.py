@@ -53,7 +53,7 @@ def run(
         elif options.command == "state":
             document, well = asyncio.run(_state(options, environment, default_state_dir)), True
         else:
-            document, well = asyncio.run(_with_log(options, *_log_place(options, environment, default_state_dir)))
+            document, well = asyncio.run(_with_log(options, *log_place(options, environment, default_state_dir)))
     except (StartupError, CharoniaError, InvalidRecord) as error:
         sys.stderr.write(f"charonia: {error}\n")
         return 1
@@ -98,10 +98,10 @@ def _log_url(options: argparse.Namespace, environment: Mapping[str, str], defaul
         raise StartupError(f"'{path}' does not say where the log is") from None
 
 
-def _log_place(
+def log_place(
     options: argparse.Namespace, environment: Mapping[str, str], default_state_dir: Callable[[], str]
 ) -> tuple[str, str]:
-    """The log's URL and the file of its password, "" for none."""
+    """The log's URL and the file of its password, "" for none, by the options. Raises `StartupError`."""
     file = options.log_password_file or environment.get("CHARONIA_LOG_PASSWORD_FILE", "")
     return _log_url(options, environment, default_state_dir), file
 

@@ -33,6 +33,8 @@ def objects(report: Report, next_id: Callable[[], int], parent_id: int = 0, *, t
     }
     if parent_id:
         named["parent_id"] = parent_id
+    if report.about and timestamps:
+        named["attributes"] = dict(report.about)  # ours; readers of Triton's files pass over it
     stamps = sorted(report.stamps, key=lambda stamp: stamp[1])
     found = [orjson.dumps(named)]
     if timestamps:

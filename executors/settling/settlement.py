@@ -312,6 +312,13 @@ def with_reports(batch: SubmittedBatch, executed: Executed, answers: Sequence[by
         ]
         if execution is not None:
             about.append(("charonia.batch_size", execution.rows))
+        # what a simulation needs to know (`charonia.simulation`), where it is not as usual
+        if record.rows > 1:
+            about.append(("charonia.rows", record.rows))
+        if record.level:
+            about.append(("charonia.priority", record.level))
+        if record.timeout_us:
+            about.append(("charonia.timeout_us", record.timeout_us))
         try:
             report = _report(header, record, found[index], execution, failures.get(index), tuple(about))
             found[index] = report_response(found[index], report)

@@ -43,6 +43,7 @@ class Trace(Traced):
     model: str = ""
     version: int = 0
     request_id: str = ""
+    tenant: str = ""
     front: list[Stamp] = field(default_factory=list)
     own: list[Stamp] = field(default_factory=list)
     """Timestamps of the request itself at this gateway."""
@@ -61,9 +62,9 @@ class Trace(Traced):
         """Add a timestamp of the front."""
         self.front.append((name, wall_ns()))
 
-    def begins(self, model: str, version: int, request_id: str) -> None:
+    def begins(self, model: str, version: int, request_id: str, tenant: str = "") -> None:
         """The gateway has accepted the request."""
-        self.model, self.version, self.request_id = model, version, request_id
+        self.model, self.version, self.request_id, self.tenant = model, version, request_id, tenant
         self.own.append((REQUEST_START, wall_ns()))
 
     def ends(self, error: str = "") -> None:
@@ -79,17 +80,32 @@ class Trace(Traced):
         if on_finish is not None:
             on_finish(self)
 
+    @property
+    def _about(self) -> tuple[tuple[str, str | int], ...]:
+        return (("charonia.tenant", self.tenant),) if self.tenant else ()
+
     def finished(self) -> Finished:
         """The trace to write: the executor's report, between this gateway's timestamps."""
         report = self.report
         if report is None:
             own = Report(
-                self.context.span_id, self.model, self.version, self.request_id, tuple(self.own), self.error, ()
+                self.context.span_id,
+                self.model,
+                self.version,
+                self.request_id,
+                tuple(self.own),
+                self.error,
+                self._about,
             )
         else:
             names = {name for name, _ in self.own}
             between = tuple(stamp for stamp in report.stamps if stamp[0] not in names)
-            own = replace(report, stamps=(*self.own, *between), request_id=self.request_id or report.request_id)
+            own = replace(
+                report,
+                stamps=(*self.own, *between),
+                request_id=self.request_id or report.request_id,
+                about=(*report.about, *self._about),
+            )
         error = self.error or own.error
         return Finished(
             self.context, self.root_id, self.parent, own, tuple(self.front), error, self.log_frequency, self.series

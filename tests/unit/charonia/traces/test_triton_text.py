@@ -35,6 +35,11 @@ def test_parents_come_before_their_children() -> None:
     ]
 
 
+def test_attributes_stand_beside_the_name() -> None:
+    report = Report(b"1" * 8, "m", 1, "q", (), about=(("charonia.batch_id", "b-1"), ("charonia.rows", 2)))
+    assert written(report)[0]["attributes"] == {"charonia.batch_id": "b-1", "charonia.rows": 2}
+
+
 def test_at_level_tensors_alone_there_are_no_times() -> None:
     inner = Report(b"3" * 8, "inner", 1, "q", (("QUEUE_START", 7),))
     root = Report(b"1" * 8, "m", 2, "q", (("REQUEST_END", 9),), children=(inner,))

@@ -29,10 +29,13 @@ X = Tensor.of("x", np.ones((1, 2), np.float32))
 META = request_meta(3, "abc", [X], (), {})
 
 
-def record(number: int, trace: Context | None, endpoint: bytes = b"g") -> RequestRecord:
+def record(
+    number: int, trace: Context | None, endpoint: bytes = b"g", rows: int = 1, level: int = 0, timeout_us: int = 0
+) -> RequestRecord:
     packed = pack_request(
-        bytes([number]) * 16, endpoint, b"q", META, [X.data], rows=1, signature=1, level=0, accepted_ns=100, trace=trace
-    )
+        bytes([number]) * 16, endpoint, b"q", META, [X.data],
+        rows=rows, signature=1, level=level, accepted_ns=100, timeout_us=timeout_us, trace=trace,
+    )  # fmt: skip
     return unpack_request(packed)
 
 
@@ -51,6 +54,15 @@ def answer(one: RequestRecord) -> bytes:
 
 def run(*indices: int) -> Execution:
     return Execution(indices, 2, 1000, 1060, 10, 30, 20)
+
+
+def test_what_a_simulation_needs_to_know_is_reported() -> None:
+    one = record(1, context(1), rows=2, level=3, timeout_us=500)
+    executed = Executed([answer(one)], [run(0)])
+    (found,) = with_reports(batch(one), executed, executed.answers, "e-1")
+    report = unpack_response(found).report
+    assert report is not None
+    assert report.about[-3:] == (("charonia.rows", 2), ("charonia.priority", 3), ("charonia.timeout_us", 500))
 
 
 def test_the_traced_ones_of_a_batch() -> None:

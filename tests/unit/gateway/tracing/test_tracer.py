@@ -243,7 +243,7 @@ async def test_a_trace_is_written_when_its_call_is_over(gateways: Any) -> None:
     one, _ = gateways
     trace: Trace = one.tracer.begin("m")
     trace.mark("HTTP_RECV_START")
-    trace.begins("m", 3, "q")
+    trace.begins("m", 3, "q", "tenant")
     stamps = (("REQUEST_START", 1), ("QUEUE_START", 2), ("REQUEST_END", 3))
     report = Report(trace.context.span_id, "m", 3, "", stamps, about=(("rows", 2),))
     answered(trace, ResponseRecord(bytes(16), "m", 3, [], {}, None, report=report))
@@ -257,7 +257,9 @@ async def test_a_trace_is_written_when_its_call_is_over(gateways: Any) -> None:
     # its ends are where the gateway saw them
     assert [name for name, _ in written.report.stamps] == ["REQUEST_START", "REQUEST_END", "QUEUE_START"]
     assert dict(written.report.stamps)["REQUEST_START"] > 3
-    assert (written.report.request_id, written.report.about) == ("q", (("rows", 2),))
+    assert (written.report.request_id, written.report.about) == (
+        "q", (("rows", 2), ("charonia.tenant", "tenant")),
+    )  # fmt: skip
 
 
 async def test_a_jobs_trace_waits_for_its_report(gateways: Any) -> None:

@@ -1,0 +1,93 @@
+"""The real scheduler under a made-up clock: when batches begin and end, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from charonia.errors import InvalidArgument
+from charonia.models.interface import ModelInterface
+from charonia.models.scheduling import DynamicBatching, QueuePolicy
+from charonia.simulation.recorded_requests import Outcome, RecordedRequest
+from charonia.simulation.service_times import Fit, ServiceFit, SizeFit, WayFit
+from charonia.simulation.simulated_run import Setting, simulated
+
+MS = 1_000_000
+FIT = Fit(ServiceFit((SizeFit(1, 1, 10.0 * MS, 10.0 * MS),), 10.0 * MS, 0.0, 1.0, (1.0,)), WayFit())
+
+
+def run(
+    at_ms: Sequence[float], block: DynamicBatching, *, executors: int = 1, instances: int = 1, prefetch: int = 0,
+    fit: Fit = FIT, requests: Sequence[RecordedRequest] | None = None,
+) -> list[RecordedRequest]:  # fmt: skip
+    interface = ModelInterface(
+        "m", "", "", 4, {}, {}, scheduling="dynamic_batching", dynamic_batching=block
+    )  # fmt: skip
+    arrivals = requests or [RecordedRequest(round(at * MS)) for at in at_ms]
+    return simulated(arrivals, Setting(interface, executors, instances, prefetch), fit, 0)
+
+
+def times(found: Sequence[RecordedRequest]) -> list[tuple[float, float]]:
+    return [(one.started_ns / MS, one.ended_ns / MS) for one in found]
+
+
+def test_what_waits_goes_together() -> None:
+    assert times(run((1, 2, 3, 20), DynamicBatching())) == [(1, 11), (11, 21), (11, 21), (21, 31)]
+
+
+def test_a_delay_holds_the_first_back_until_it_is_over_or_the_batch_full() -> None:
+    block = DynamicBatching(max_queue_delay_us=5000)
+    assert times(run((1, 2, 3, 3.5, 30), block)) == [(3.5, 13.5)] * 4 + [(35, 45)]
+
+
+def test_instances_and_executors_run_at_once() -> None:
+    assert times(run((1, 2, 3), DynamicBatching(), instances=2)) == [(1, 11), (2, 12), (11, 21)]
+    assert times(run((1, 2, 3), DynamicBatching(), executors=3)) == [(1, 11), (2, 12), (3, 13)]
+
+
+def test_a_batch_ahead_waits_at_its_executor() -> None:
+    found = run((1, 2, 2, 2, 2, 3), DynamicBatching(), prefetch=1)
+    assert times(found) == [(1, 11), *[(11, 21)] * 4, (21, 31)]
+
+
+def test_the_way_takes_its_time() -> None:
+    fit = Fit(FIT.service, WayFit((MS,), (2 * MS,), (4 * MS,)))
+    found = run((1, 2), DynamicBatching(), fit=fit)
+    # 1 ms to the scheduler, 1 ms to the instance; 1 ms until the end is known and 1 ms to the instance again
+    assert times(found) == [(3, 17), (15, 29)]
+
+
+def test_priorities_tenants_and_time_outs_count() -> None:
+    block = DynamicBatching(
+        preferred_batch_sizes=(1,), priority_levels=2, default_priority_level=2,
+        default_queue_policy=QueuePolicy(default_timeout_us=15_000, allow_timeout_override=True),
+    )  # fmt: skip
+    requests = [
+        RecordedRequest(MS), RecordedRequest(2 * MS, level=2), RecordedRequest(3 * MS, level=1),
+        RecordedRequest(4 * MS, timeout_us=3000),
+    ]  # fmt: skip
+    found = run((), block, requests=requests)
+    assert [one.outcome for one in found] == [Outcome.ANSWERED, Outcome.REFUSED, Outcome.ANSWERED, Outcome.REFUSED]
+    assert [one.ended_ns / MS for one in found] == [11, 17, 21, 7]
+
+
+def test_a_full_queue_refuses() -> None:
+    block = DynamicBatching(default_queue_policy=QueuePolicy(max_queue_size=1))
+    found = run((1, 2, 3), block)
+    assert [one.outcome for one in found] == [Outcome.ANSWERED, Outcome.ANSWERED, Outcome.REFUSED]
+
+
+def test_answers_in_order_wait_for_those_before() -> None:
+    slow = SizeFit(2, 1, 30.0 * MS, 30.0 * MS)
+    fit = Fit(ServiceFit((FIT.service.sizes[0], slow), 0.0, 0.0, 1.0, (1.0,)), WayFit())
+    requests = [RecordedRequest(MS, rows=2), RecordedRequest(2 * MS)]
+    found = run((), DynamicBatching(preserve_ordering=True), instances=2, fit=fit, requests=requests)
+    assert times(found) == [(1, 31), (2, 31)]
+
+
+@pytest.mark.parametrize("scheduling", ["sequence_batching", "ensemble_scheduling"])
+def test_sequences_and_ensembles_are_refused(scheduling: str) -> None:
+    interface = ModelInterface("m", "", "", 4, {}, {}, scheduling=scheduling)
+    with pytest.raises(InvalidArgument, match="only models without them"):
+        simulated([RecordedRequest(1)], Setting(interface, 1, 1), FIT, 0)
