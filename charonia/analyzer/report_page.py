@@ -1,6 +1,7 @@
 """The HTML report of `charonia bench`: one page with its style and plots (SVG) in it, dark and light. Pure.
 
 It has no script and loads nothing, so that it can be mailed and kept. What it shows is `bench_report.document`.
+The report of `charonia tune` is made of the same plots.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _DEPTH = 5
 _PERCENTS = ((0.0, "0"), (log10(2), "50"), (1.0, "90"), (2.0, "99"), (3.0, "99.9"), (4.0, "99.99"), (5.0, "99.999"))
 """Ticks of an axis of percentiles: how many nines, and the percentile."""
 
-_STYLE = """
+STYLE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#1c2430;--dim:#5b6675;--line:#d9dee6;--card:#f6f8fa;--bad:#b3261e;
 --c0:#0072b2;--c1:#d55e00;--c2:#00805d;--c3:#a4498a;--c4:#8a6d00;--c5:#3b8fc4;--c6:#6b4fbb;--c7:#5b6675}
 @media (prefers-color-scheme:dark){:root{--page:#12161c;--ink:#e4e9f0;--dim:#9aa6b5;--line:#333c48;--card:#1a2028;
@@ -49,11 +50,13 @@ svg text{fill:var(--dim);font:12px system-ui,sans-serif}.grid-line{stroke:var(--
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named line of points."""
+    """A named line of points; with `is_line` False points alone. `labels` are what marks say under the pointer."""
 
     name: str
     points: Sequence[tuple[float, float]]
     marks: bool = True
+    is_line: bool = True
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,20 @@ def page(found: Mapping[str, Any]) -> str:
     levels = found["levels"]
     title = f"{found['model']}: {found['level'].lower()}"
     cards = [card for make in _CARDS if (card := make(found, levels))]
+    sub = f"charonia bench, {found['began']}, {found['url']}"
+    grid = f'<div class="grid">{"".join(cards)}</div>'
+    return whole_page(title, found["model"], sub, f"{_conditions(found)}{_figures(found, levels)}{grid}")
+
+
+def whole_page(title: str, heading: str, sub: str, body: str) -> str:
+    """A page with this style; `body` is HTML, the other texts are plain."""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
-        f"<h1>{escape(found['model'])}</h1>"
-        f'<p class="sub">charonia bench, {escape(found["began"])}, {escape(found["url"])}</p>'
-        f"{_conditions(found)}{_figures(found, levels)}"
-        f'<div class="grid">{"".join(cards)}</div></main></body></html>\n'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f"<h1>{escape(heading)}</h1>"
+        f'<p class="sub">{escape(sub)}</p>'
+        f"{body}</main></body></html>\n"
     )
 
 
@@ -123,9 +132,9 @@ def _figures(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> s
     rows = []
     for level in levels:
         latency, server = level["latency_us"], level["server"].get(found["model"])
-        cells = [f"{level['level']:g}", _number(level["rate"])]
-        cells += [_time(latency[name]) for name in ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")]
-        cells += [_time(server[name]) if server else "–" for name in ("queue_us", "compute_infer_us")]
+        cells = [f"{level['level']:g}", number_text(level["rate"])]
+        cells += [time_text(latency[name]) for name in ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")]
+        cells += [time_text(server[name]) if server else "–" for name in ("queue_us", "compute_infer_us")]
         cells.append(f"{level['generator']['cores'] * 100:.0f} %")
         failed = sum(level["errors"].values())
         cells.append(f'<span class="bad">{failed}</span>' if failed else "0")
@@ -143,11 +152,13 @@ def _figures(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> s
     return f'<div class="card wide"><h2>Figures</h2>{table}{words}</div>'
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
+    """A rate or a count, in few digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _time(value_us: float) -> str:
+def time_text(value_us: float) -> str:
+    """Microseconds in a unit that fits."""
     if value_us < 1000:
         return f"{value_us:.0f} µs"
     return f"{value_us / 1000:.2f} ms" if value_us < 100_000 else f"{value_us / 1e6:.2f} s"
@@ -163,15 +174,15 @@ def _rate_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) ->
         Series(name, [(level["rate"], level["latency_us"][name] / 1000) for level in levels])
         for name in ("p50", "p95", "p99")
     ]
-    return _card("Latency over throughput", _lines(series, "inferences a second", "ms", linear), series)
+    return card("Latency over throughput", lines(series, "inferences a second", "ms", linear), series)
 
 
 def _level_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> str:
     if len(levels) < 2:
         return ""
     series = [Series("inferences a second", [(level["level"], level["rate"]) for level in levels])]
-    return _card(
-        f"Throughput by {found['level'].lower()}", _lines(series, found["level"].lower(), "infer/s", linear), []
+    return card(
+        f"Throughput by {found['level'].lower()}", lines(series, found["level"].lower(), "infer/s", linear), []
     )
 
 
@@ -207,7 +218,7 @@ def _distribution(
     highest = max(point[0] for line in series for point in line.points)
     ticks = [(at, text) for at, text in _PERCENTS if at <= highest + 0.01]
     across = Scale(0, max(highest, 1.0), tuple((at, f"{text} %") for at, text in ticks))
-    return _card(title, _lines(series, "percentile", "ms", linear, across), series, note)
+    return card(title, lines(series, "percentile", "ms", linear, across), series, note)
 
 
 def _split_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> str:
@@ -223,7 +234,7 @@ def _split_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -
         parts.append(server["cache_hit_us"] + server["cache_miss_us"])
         bars.append((f"{level['level']:g}", [own, max(0.0, total - own - sum(parts)), *parts]))
     key = [Series(name, ()) for name in names]
-    return _card(f"Where the time goes, by {found['level'].lower()}", _stacked(bars, names), key)
+    return card(f"Where the time goes, by {found['level'].lower()}", _stacked(bars, names), key)
 
 
 def _window_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> str:
@@ -237,7 +248,7 @@ def _window_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) 
     note = "The last three windows of each level are its figures."
     longest = max((len(line.points) for line in series), default=1)
     across = Scale(1, max(2, longest), tuple((at, str(at)) for at in range(1, max(2, longest) + 1)))
-    return _card("Throughput of each window", _lines(series, "window", "infer/s", linear, across), series, note)
+    return card("Throughput of each window", lines(series, "window", "infer/s", linear, across), series, note)
 
 
 _CARDS: tuple[Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], str], ...] = (
@@ -252,7 +263,8 @@ _CARDS: tuple[Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], str], .
 )
 
 
-def _card(title: str, plot: str, series: Sequence[Series], note: str = "") -> str:
+def card(title: str, plot: str, series: Sequence[Series], note: str = "") -> str:
+    """A card of the page: a plot, the key of its series, and a note."""
     key = "".join(
         f'<li><i class="b{number % _COLOURS}"></i>{escape(line.name)}</li>' for number, line in enumerate(series)
     )
@@ -280,13 +292,14 @@ def _tick(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
 
 
-def _lines(
+def lines(
     series: Sequence[Series],
     x_name: str,
     y_name: str,
     scale: Callable[[float, float], Scale],
     across: Scale | None = None,
 ) -> str:
+    """Lines and points over two axes, as SVG; without `across` the one below begins at 0."""
     points = [point for line in series for point in line.points]
     if across is None:
         across = scale(0, max((x for x, _ in points), default=1))
@@ -296,10 +309,12 @@ def _lines(
         colour = number % _COLOURS
         places = [_place(across, up, x, y) for x, y in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        drawn.append(f'<polyline class="s{colour}" points="{path}" fill="none" stroke-width="2"/>')
+        if line.is_line:
+            drawn.append(f'<polyline class="s{colour}" points="{path}" fill="none" stroke-width="2"/>')
         if line.marks:
-            for (x, y), (value_x, value_y) in zip(places, line.points, strict=True):
-                said = escape(f"{line.name}: {_tick(value_x)} {x_name}, {_tick(value_y)} {y_name}")
+            for at, ((x, y), (value_x, value_y)) in enumerate(zip(places, line.points, strict=True)):
+                name = line.labels[at] if line.labels else line.name
+                said = escape(f"{name}: {_tick(value_x)} {x_name}, {_tick(value_y)} {y_name}")
                 drawn.append(
                     f'<circle class="f{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{said}</title></circle>'
                 )
@@ -324,7 +339,7 @@ def _stacked(bars: Sequence[tuple[str, Sequence[float]]], names: Sequence[str]) 
             if value_us > 0:
                 drawn.append(
                     f'<rect class="f{colour}" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
-                    f'height="{max(0.0, bottom - top):.1f}"><title>{escape(name)}: {_time(value_us)}</title></rect>'
+                    f'height="{max(0.0, bottom - top):.1f}"><title>{escape(name)}: {time_text(value_us)}</title></rect>'
                 )
     return _svg(across, up, "", "ms", "".join(drawn))
 
