@@ -27,7 +27,7 @@ _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, opt
 _OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
-_BENCH = "bench"
+_BENCH, _TUNE = "bench", "tune"
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -50,6 +50,7 @@ commands
   submit      make an inference a job; result JOB waits for its answer, tail JOB follows it
   models      the models of a server; stats [MODEL] its statistics, health whether it is ready
   bench       measure how fast a model of a server is, with perf_analyzer's options and figures
+  tune        MODEL...: find the configuration that serves most within limits of latency and memory
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the
@@ -97,7 +98,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if command == "completion":
         print(_completion(), end="")
         return 0
-    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH):
+    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _TUNE):
         print(f"charonia: unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
         return 2
     if command in _ROLES and ("--help" in rest or "-h" in rest):
@@ -108,6 +109,8 @@ def _main(argv: Sequence[str] | None) -> int:
             return _ask(words)
         if command == _BENCH:
             return _bench(words)
+        if command == _TUNE:
+            return _tune(words)
         return _run(command, rest) if command in _ROLES else _operate(words)
     except (StartupError, CharoniaError) as error:
         print(f"charonia: {error}", file=sys.stderr)
@@ -160,6 +163,15 @@ def _bench(words: list[str]) -> int:
         return end.code if isinstance(end.code, int) else 2
 
 
+def _tune(words: list[str]) -> int:
+    from .tuner.tuning import run
+
+    try:
+        return run(words, os.environ)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+
+
 def _run(command: str, argv: list[str]) -> int:
     values = options.parse(command, argv, os.environ, {})
     if values["config"]:
@@ -200,6 +212,7 @@ def _completion() -> str:
     from . import client_commands
     from .analyzer import bench_options
     from .operations import arguments
+    from .tuner import tune_options
 
     def offer(choices: Sequence[str]) -> str:
         return f'COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word"))'
@@ -208,7 +221,7 @@ def _completion() -> str:
     for role in _ROLES:
         cases.append(f"        {role}) {offer([f'--{option.name}' for option in options.options_of(role)])} ;;")
     words = arguments.words(arguments.parser()) | arguments.words(client_commands.parser())
-    words |= arguments.words(bench_options.parser())
+    words |= arguments.words(bench_options.parser()) | arguments.words(tune_options.parser())
     for command, actions in words.items():
         if "" in actions:
             cases.append(f"        {command}) {offer(actions[''])} ;;")
@@ -217,7 +230,7 @@ def _completion() -> str:
         cases.append("            case ${COMP_WORDS[2]} in")
         cases += [f"            {action}) {offer(flags)} ;;" for action, flags in actions.items()]
         cases.append("            esac; fi ;;")
-    return _COMPLETION % (" ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, "completion"]), "\n".join(cases))
+    return _COMPLETION % (" ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _TUNE, "completion"]), "\n".join(cases))
 
 
 if __name__ == "__main__":

@@ -181,9 +181,7 @@ def _level_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -
     if len(levels) < 2:
         return ""
     series = [Series("inferences a second", [(level["level"], level["rate"]) for level in levels])]
-    return card(
-        f"Throughput by {found['level'].lower()}", lines(series, found["level"].lower(), "infer/s", linear), []
-    )
+    return card(f"Throughput by {found['level'].lower()}", lines(series, found["level"].lower(), "infer/s", linear), [])
 
 
 def _percentile_card(found: Mapping[str, Any], levels: Sequence[Mapping[str, Any]]) -> str:
