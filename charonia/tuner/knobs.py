@@ -21,7 +21,7 @@ INSTANCES, THREADS, MAX_BATCH, DELAY, PREFERRED, CACHE = (
 KNOBS = (INSTANCES, THREADS, MAX_BATCH, DELAY, PREFERRED, CACHE)
 """In the order in which a quick search goes through them: those first that change most."""
 
-OFF, ON, AUTO, NONE, MAX, HALF, KEEP = "off", "on", "auto", "none", "max", "half", "keep"
+OFF, ON, AUTO, MAX, HALF, KEEP = "off", "on", "auto", "max", "half", "keep"
 
 _THREADS = {"onnxruntime": "intra_op_thread_count", "openvino": "INFERENCE_NUM_THREADS"}
 """The parameter that says how many threads a backend computes with."""
@@ -135,7 +135,7 @@ def _check(knob: str, value: str, around: Circumstances | None) -> None:
             good = value == OFF or 0 <= number <= _LARGEST
         case "preferred":
             sizes = value.split("+")
-            good = value in (NONE, MAX, HALF) or all(size.isdecimal() and 0 < int(size) <= _LARGEST for size in sizes)
+            good = value in (MAX, HALF) or all(size.isdecimal() and 0 < int(size) <= _LARGEST for size in sizes)
         case _:
             good = value in (ON, OFF)
     if not good:
@@ -189,7 +189,8 @@ def _written_delay(config: ModelConfig) -> _Written:
 def _written_preferred(config: ModelConfig) -> _Written:
     if why_not := _batches_dynamically(config):
         return None, why_not
-    return "+".join(map(str, config.dynamic_batching.preferred_batch_size)) or NONE, ""
+    sizes = list(config.dynamic_batching.preferred_batch_size)
+    return (MAX if sizes in ([], [config.max_batch_size]) else "+".join(map(str, sizes))), ""
 
 
 def _written_cache(config: ModelConfig) -> _Written:
@@ -217,7 +218,7 @@ def _defaults(knob: str, written: str, config: ModelConfig, around: Circumstance
         case "delay-us":
             return list(map(str, _DELAYS_US))
         case "preferred":
-            return [NONE, MAX, HALF]
+            return [MAX, HALF]
         case _:
             return []  # whether requests repeat is not known here: the cache is tuned on demand
 
@@ -262,14 +263,16 @@ def _apply_delay(made: ModelConfig, loaded: ModelConfig, value: str) -> None:
 
 
 def _apply_preferred(made: ModelConfig, loaded: ModelConfig, value: str) -> None:
-    """Sizes that the model's batches cannot have, or that every batch has, are left out."""
+    """Sizes that the model's batches cannot have, or that every batch has, are left out. Without sizes a server takes
+    the largest batch, which follows the knob `max-batch`."""
     if not made.HasField("dynamic_batching"):
         return
     most = made.max_batch_size or loaded.max_batch_size
-    words = {NONE: [], MAX: [most], HALF: [most // 2, most]}
+    words = {MAX: [], HALF: [most // 2, most]}
     sizes = words[value] if value in words else [int(word) for word in value.split("+")]
+    kept = [size for size in dict.fromkeys(sizes) if 1 < size <= most]
     del made.dynamic_batching.preferred_batch_size[:]
-    made.dynamic_batching.preferred_batch_size.extend(size for size in dict.fromkeys(sizes) if 1 < size <= most)
+    made.dynamic_batching.preferred_batch_size.extend(kept if kept != [most] else [])
 
 
 def _apply_cache(made: ModelConfig, _loaded: ModelConfig, value: str) -> None:

@@ -58,8 +58,8 @@ def _add_knobs(group: Any) -> None:
         "load)")  # fmt: skip
     add("--delay-us", default="", metavar="off|US,...", help="max_queue_delay_microseconds; off: no dynamic batching "
         "(0,500,1000,2000,5000,10000)")  # fmt: skip
-    add("--preferred", default="", metavar="none|max|half|N+M,...", help="preferred_batch_size; max: the largest "
-        "batch, half: half of it and it (none,max,half)")  # fmt: skip
+    add("--preferred", default="", metavar="max|half|N+M,...", help="preferred_batch_size; max: the largest "
+        "batch, half: half of it and it (max,half)")  # fmt: skip
     add("--cache", default="", metavar="off|on,...", help="response_cache; give --input-data whose requests repeat as "
         "yours do (keep)")  # fmt: skip
 
@@ -101,8 +101,8 @@ def _add_output(group: Any) -> None:
     add("--output", default="tune-results", metavar="DIR", help="checkpoint, report.html, report.csv, report.json and "
         "MODEL/config.pbtxt go there (tune-results)")  # fmt: skip
     add("--fresh", action="store_true", help="measure again what the checkpoint there has")
-    add("--write", action="store_true", help="put winners into the repository; the old file becomes "
-        "config.pbtxt.before-tune")  # fmt: skip
+    add("--write", action="store_true", help="put winners into the repository; the file before stays "
+        "there as config.pbtxt~")  # fmt: skip
     add("--json", action="store_true", help="print the report as JSON")
 
 

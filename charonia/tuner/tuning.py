@@ -32,8 +32,6 @@ from .trial_server import ModelCopies, find_model, written_config
 from .tune_options import BRUTE, MOST_POINTS, TuneOptions, parsed
 from .verdict import Score
 
-_BACKUP = f"{CONFIG_FILE}.before-tune"
-
 
 def run(words: Sequence[str], _environment: Mapping[str, str]) -> int:
     """The command line `words`, the command first; the exit code: 1 when nothing keeps to the limits.
@@ -88,10 +86,24 @@ def _write_configs(options: TuneOptions, output: Path, found: Mapping[str, Any])
         _write(output / model / CONFIG_FILE, text)
         if options.words.write and found["changed"].get(model):
             place = find_model(options.words.model_repository, model)
-            if (place / CONFIG_FILE).exists():
-                shutil.copy2(place / CONFIG_FILE, place / _BACKUP)
+            backup = _keep(place / CONFIG_FILE)
             _write(place / CONFIG_FILE, text)
-            _say(f"'{place / CONFIG_FILE}' is the winner's, the one before is {_BACKUP}")
+            _say(f"'{place / CONFIG_FILE}' is the winner's{f', {backup} the one before' if backup else ''}")
+
+
+def _keep(path: Path) -> str:
+    """Copies a file beside itself, as `charonia check --fix` does; the copy's name, empty without a file."""
+    if not path.exists():
+        return ""
+    number, backup = 1, path.with_name(f"{path.name}~")
+    while backup.exists():
+        number += 1
+        backup = path.with_name(f"{path.name}.{number}~")
+    try:
+        shutil.copy2(path, backup)
+    except OSError as error:
+        raise InvalidArgument(f"'{backup}' cannot be written: {error.strerror}") from None
+    return backup.name
 
 
 def _write(path: Path, text: str) -> None:
@@ -234,21 +246,21 @@ class GroupTuning:
         else:
             left_s = left * self._mean_s()
         place = [str(len(self._trials.settings)), *([word] if word else [])]
-        ahead = f"at most {left} more, about {_duration(left_s)}" if self._measured else f"at most {left} more"
+        ahead = f"{left} more planned"
+        ahead += f", about {_duration(left_s)}" if self._measured else ""
         _say(f"{', '.join(self._targets)} [{', '.join(place)}; {ahead}] {settings}: {text}")
 
     def _mean_s(self) -> float:
         return self._spent_s / self._measured if self._measured else 0.0
 
     def _confirm(self) -> list[dict[str, dict[str, Any]]]:
-        """The best ones and the one as written, measured in turns: what they ran beside was the same."""
+        """The best ones and the one as written, measured in turns, so that all have the same machine.
+
+        They need not have looked better than the one as written: that was measured first, at another time.
+        """
         words, aim = self._options.words, self._options.aim
-        scores = {name: verdict.score_of(found, aim) for name, found in self._trials.observations.items()}
-        best = [
-            name for name in verdict.ranked(self._trials.observations, aim)
-            if name != self._base and verdict.improves(scores[name], scores[self._base], self._options.gain)
-        ]  # fmt: skip
-        finalists = best[: words.finalists]
+        finalists = [name for name in verdict.ranked(self._trials.observations, aim) if name != self._base]
+        finalists = finalists[: words.finalists]
         if not finalists or not words.rounds:
             return []
         names = [self._base, *finalists]
@@ -314,6 +326,8 @@ class GroupTuning:
     ) -> list[str]:
         if not winner:
             return ["No measured configuration keeps to the limits."]
+        if winner == self._base and turns:
+            return ["Measured in turns, none of the best configurations was better than the one as written."]
         several = len(self._tuned) > 1
         named = [(f"{model} {knob}" if several else knob, before, after) for model, knob, before, after in changes]
         # of configurations that were measured in turns, the turn in the middle speaks for them

@@ -69,7 +69,9 @@ def figures(observation: Observation, at: int) -> dict[str, float]:
     and bytes of a level."""
     levels = [levels[at] for levels in observation["targets"].values()]
     rates = [level["rate"] for level in levels]
-    rate = math.exp(sum(map(math.log, rates)) / len(rates)) if min(rates) > 0 else 0.0
+    rate = rates[0]
+    if len(rates) > 1:
+        rate = math.exp(sum(map(math.log, rates)) / len(rates)) if min(rates) > 0 else 0.0
     return {
         "rate": rate,
         "latency_us": max(level["latency_us"]["judged"] for level in levels),
