@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,15 +40,8 @@ def test_a_model_is_tuned(example_models: Path, tmp_path: Path, capsys: pytest.C
         assert not level["errors"]
         assert level["server"]["identity"]["executions"] > 0
         assert trial["observation"]["memory"]["bytes"] > 10 << 20
-    means = [_mean_us(trial) for trial in group["trials"]]
-    assert means[1] > 2000 or means[0] > 2000  # two requests in flight never fill a batch, so they wait for the delay
     text = (tmp_path / "out" / "identity" / "config.pbtxt").read_text()
     assert "identity" in text
     assert (tmp_path / "out" / "report.html").read_text().count("<svg") >= 2
     assert children() == before  # no server is left
     assert not [name for name in os.listdir(tmp_path) if name != "out"]
-
-
-def _mean_us(trial: dict[str, Any]) -> float:
-    (level,) = trial["observation"]["targets"]["identity"]
-    return float(level["latency_us"]["mean"])
