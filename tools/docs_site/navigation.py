@@ -71,7 +71,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         f"{HOWTO}clouds.md",
         f"{HOWTO}upgrades.md",
     ),
-    "Measure": (f"{HOWTO}bench.md", "docs/performance.md", "docs/benchmarks.md"),
+    "Measure": (f"{HOWTO}bench.md", f"{HOWTO}tune.md", "docs/performance.md", "docs/benchmarks.md"),
     "Understand and change": (
         "docs/architecture.md",
         "docs/glossary.md",
