@@ -138,13 +138,11 @@ class TuneOptions:
                 line += [f"--{name.replace('_', '-')}", text]
         return line
 
-    def measured(self) -> list[str]:
-        """The words on which a measurement depends: those of the load and the server, not those of the search."""
-        words = self.words
-        return [
-            *self.bench_words("", ""), *map(str, self.levels), *words.models, str(words.together), *words.others,
-            *words.serve, *words.input_data, *words.shape,
-        ]  # fmt: skip
+    def measured(self, targets: Sequence[str]) -> list[str]:
+        """The words on which a measurement of these models depends: those of the load and the server, not those of the
+        search."""
+        words = [word for target in targets for word in self.bench_words(target, "")]
+        return [*words, *map(str, self.levels), *self.words.others, *self.words.serve]
 
 
 def _owned(text: str, models: Sequence[str]) -> tuple[str, str]:

@@ -30,6 +30,8 @@ def group_text(group: Mapping[str, Any]) -> str:
         lines.append(f"({len(rows) - _SHOWN} more are in the reports)")
     if group["turns"]:
         lines += ["", "measured in turns", *table(turn_rows(group), turn_columns(group))]
+    if group["interrupted"]:
+        lines += ["", "interrupted: what was measured until then"]
     lines += ["", *group["reasons"]]
     return "\n".join(lines)
 

@@ -135,7 +135,7 @@ class GroupTuning:
         self._loaded = list(dict.fromkeys([*self._tuned, *ensembles, *options.words.others]))
         sources = [(model, find_model(repositories, model)) for model in self._loaded]
         marks = [checkpoint.file_mark(Path(text)) for text in _files(options, targets)]
-        self._checkpoint = Checkpoint(path, checkpoint.key_of(sources, [*options.measured(), *targets, *marks]))
+        self._checkpoint = Checkpoint(path, checkpoint.key_of(sources, [*options.measured(targets), *marks]))
         self._copies = ModelCopies(repositories, self._loaded, root)
         self._written = {model: self._copies.written(model) for model in self._tuned}
         self._as_loaded: dict[str, ModelConfig] = {}

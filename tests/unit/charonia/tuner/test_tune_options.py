@@ -34,11 +34,13 @@ def test_the_load_is_one_of_bench() -> None:
 
 
 def test_the_search_is_no_part_of_a_measurement() -> None:
-    assert (
-        options("m").measured() == options("m --search brute --instances 1,2 --latency-limit 3 --rounds 0").measured()
-    )
+    def measured(line: str) -> list[str]:
+        return options(line).measured(["m"])
+
+    assert measured("m") == measured("m --search brute --instances 1,2 --latency-limit 3 --rounds 0")
+    assert measured("m") == measured("m n --shape n=x:3")  # what belongs to another model
     for other in ("-b 2", "--concurrency 4", "--serve a=b", "--with n", "-p 100", "--input-data zero"):
-        assert options("m").measured() != options(f"m {other}").measured()
+        assert measured("m") != measured(f"m {other}")
 
 
 @pytest.mark.parametrize(("line", "said"), [
