@@ -7,9 +7,9 @@ each other, and count when all are stable: a model that has the machine to itsel
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,24 +25,48 @@ from .tune_options import TuneOptions
 def measure(
     options: TuneOptions, copies: ModelCopies, targets: Sequence[str], loaded: Sequence[str], configs: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The observation of a configuration: `configs` are the texts of `config.pbtxt`, `loaded` the models to load,
-    `targets` those that get load.
+    """The observation of a configuration, on a server for it alone; arguments and errors are those of `running`."""
+    began_s = time.monotonic()
+    with running(options, copies, targets, loaded, configs) as turn:
+        found = turn()
+    return found | {"seconds": time.monotonic() - began_s}
 
-    What a configuration does to a server (it does not start, a request fails) is in the observation. Raises
-    `InvalidArgument` for a load that does not fit the models.
+
+@contextmanager
+def running(
+    options: TuneOptions, copies: ModelCopies, targets: Sequence[str], loaded: Sequence[str], configs: Mapping[str, str]
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Within it a server runs with a configuration, and each call of what it gives measures it once: an observation.
+
+    `configs` are the texts of `config.pbtxt`, `loaded` the models to load, `targets` those that get load. What a
+    configuration does to a server (it does not start, a request fails) is in the observation. Raises `InvalidArgument`
+    for a load that does not fit the models.
     """
-    began_s, load = time.monotonic(), load_average()
     copies.write(configs)
-    found: dict[str, Any] = {"targets": {}, "failed": "", "began": datetime.now(UTC).isoformat(timespec="seconds")}
-    try:
-        with _server(options, copies, loaded) as server:
-            found["targets"] = _levels(options, targets, server)
-            found["memory"] = server.memory()
-    except InvalidArgument:
-        raise
-    except CharoniaError as error:  # Unavailable mostly: it did not start, or went away
-        found["failed"] = str(error)
-    return found | {"seconds": time.monotonic() - began_s, "load_average": [load, load_average()]}
+    server, benches, failed = None, list[Bench](), ""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(_server(options, copies, loaded))
+            benches = [stack.enter_context(opened(_bench_options(options, target, server))) for target in targets]
+        except InvalidArgument:
+            raise
+        except CharoniaError as error:  # Unavailable mostly
+            failed = str(error)
+        threads = stack.enter_context(ThreadPoolExecutor(len(benches))) if len(benches) > 1 else None
+
+        def turn() -> dict[str, Any]:
+            began_s, load = time.monotonic(), load_average()
+            found: dict[str, Any] = {"targets": {}, "failed": failed}
+            found["began"] = datetime.now(UTC).isoformat(timespec="seconds")
+            if server is not None and not failed:
+                try:
+                    found["targets"] = _levels(options, benches, threads)
+                    found["memory"] = server.memory()
+                except CharoniaError as error:  # it went away
+                    found["failed"] = str(error)
+            return found | {"seconds": time.monotonic() - began_s, "load_average": [load, load_average()]}
+
+        yield turn
 
 
 def loaded_configs(options: TuneOptions, copies: ModelCopies, models: Sequence[str]) -> dict[str, Any]:
@@ -65,14 +89,13 @@ def _caches(options: TuneOptions) -> bool:
     return bool(options.values.get("cache")) and options.values["cache"] != ["keep"] and not named
 
 
-def _levels(options: TuneOptions, targets: Sequence[str], server: RunningServer) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {target: [] for target in targets}
-    with ExitStack() as stack:
-        benches = [stack.enter_context(opened(_bench_options(options, target, server))) for target in targets]
-        threads = stack.enter_context(ThreadPoolExecutor(len(benches))) if len(benches) > 1 else None
-        for level in options.levels:
-            for bench, result in zip(benches, _side_by_side(benches, level, threads), strict=True):
-                found[bench.described.view.name].append(_document(bench, result))
+def _levels(
+    options: TuneOptions, benches: Sequence[Bench], threads: ThreadPoolExecutor | None
+) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {bench.described.view.name: [] for bench in benches}
+    for level in options.levels:
+        for bench, result in zip(benches, _side_by_side(benches, level, threads), strict=True):
+            found[bench.described.view.name].append(_document(bench, result))
     return found
 
 

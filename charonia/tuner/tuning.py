@@ -9,9 +9,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from . import checkpoint, tune_page, tune_report, verdict
 from .checkpoint import CONFIG, TRIAL, TURN, Checkpoint
 from .configuration_search import BruteSearch, Point, QuickSearch, Search
 from .knobs import Circumstances, Dimension, Settings, applied, config_of, dimensions, identity
-from .trial_measurement import loaded_configs, measure
+from .trial_measurement import loaded_configs, measure, running
 from .trial_server import CONFIG as CONFIG_FILE
 from .trial_server import ModelCopies, find_model, written_config
 from .tune_options import BRUTE, MOST_POINTS, TuneOptions, parsed
@@ -136,7 +138,7 @@ class GroupTuning:
         sources = [(model, find_model(repositories, model)) for model in self._loaded]
         marks = [checkpoint.file_mark(Path(text)) for text in _files(options, targets)]
         self._checkpoint = Checkpoint(path, checkpoint.key_of(sources, [*options.measured(targets), *marks]))
-        self._copies = ModelCopies(repositories, self._loaded, root)
+        self._root, self._copies = root, ModelCopies(repositories, self._loaded, root)
         self._written = {model: self._copies.written(model) for model in self._tuned}
         self._as_loaded: dict[str, ModelConfig] = {}
         self._dimensions: list[Dimension] = []
@@ -218,10 +220,20 @@ class GroupTuning:
             self._base = self._base or name
             if name not in self._trials.observations:
                 self._trials.settings[name] = settings
-                self._trials.observations[name] = self._observed(TRIAL, name, settings, search.left())
+                self._trials.observations[name] = self._observed(TRIAL, name, settings, search.left(), self._measure)
             search.observe(verdict.score_of(self._trials.observations[name], options.aim))
 
-    def _observed(self, kind: str, name: str, settings: Settings, left: int) -> dict[str, Any]:
+    def _measure(self, configs: Mapping[str, str]) -> dict[str, Any]:
+        return measure(self._options, self._copies, self._targets, self._loaded, configs)
+
+    def _observed(
+        self,
+        kind: str,
+        name: str,
+        settings: Settings,
+        left: int,
+        measured: Callable[[Mapping[str, str]], dict[str, Any]],
+    ) -> dict[str, Any]:
         """The observation of a configuration: from the checkpoint, or measured and put there."""
         record = name.rpartition(":")[2]
         known = self._checkpoint.find(kind, name)
@@ -230,7 +242,7 @@ class GroupTuning:
             return dict(known["observation"])
         configs = {model: _text(config) for model, config in self._configs(settings).items()}
         began_s = time.monotonic()
-        found = measure(self._options, self._copies, self._targets, self._loaded, configs)
+        found = measured(configs)
         self._measured, self._spent_s = self._measured + 1, self._spent_s + time.monotonic() - began_s
         shown = {f"{model} {knob}": value for (model, knob), value in settings.items()}
         self._checkpoint.add(kind, name, {"settings": shown, "observation": found})
@@ -256,6 +268,7 @@ class GroupTuning:
     def _confirm(self) -> list[dict[str, dict[str, Any]]]:
         """The best ones and the one as written, measured in turns, so that all have the same machine.
 
+        Their servers run side by side, idle but for the one whose turn it is: turns follow one another within seconds.
         They need not have looked better than the one as written: that was measured first, at another time.
         """
         words, aim = self._options.words, self._options.aim
@@ -267,12 +280,23 @@ class GroupTuning:
         mark = hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
         turns = []
         left = words.rounds * len(names)
-        for number in range(words.rounds):
-            turn = {}
-            for name in names if number % 2 == 0 else reversed(names):
-                turn[name] = self._observed(TURN, f"{mark}:{number}:{name}", self._trials.settings[name], left)
-                left -= 1
-            turns.append(turn)
+        servers: dict[str, Callable[[], dict[str, Any]]] = {}
+        with ExitStack() as stack:
+
+            def measured(name: str, configs: Mapping[str, str]) -> dict[str, Any]:
+                if name not in servers:
+                    copies = ModelCopies(words.model_repository, self._loaded, self._root / name)
+                    server = running(self._options, copies, self._targets, self._loaded, configs)
+                    servers[name] = stack.enter_context(server)
+                return servers[name]()
+
+            for number in range(words.rounds):
+                turn = {}
+                for name in names if number % 2 == 0 else reversed(names):
+                    settings, record = self._trials.settings[name], f"{mark}:{number}:{name}"
+                    turn[name] = self._observed(TURN, record, settings, left, partial(measured, name))
+                    left -= 1
+                turns.append(turn)
         return turns
 
     # -- report --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ class Machine:
             "failed": failed, "began": "", "seconds": 1.0, "load_average": [0, 0],
         }  # fmt: skip
 
+    @contextmanager
+    def running(self, *words: Any) -> Iterator[Callable[[], dict[str, Any]]]:
+        yield lambda: self.measure(*words)
+
     def loaded(self, _options: TuneOptions, copies: ModelCopies, models: Sequence[str]) -> dict[str, ModelConfig]:
         self.starts += 1
         found = {}
@@ -86,6 +91,7 @@ def repository(tmp_path: Path) -> Path:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(lambda config: 10 * (config.instance_group[0].count if config.instance_group else 1))
     monkeypatch.setattr(tuning, "measure", made.measure)
+    monkeypatch.setattr(tuning, "running", made.running)
     monkeypatch.setattr(tuning, "loaded_configs", made.loaded)
     return made
 
