@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from charonia.operations.text.rendering import table
@@ -97,19 +98,31 @@ def _figures_row(observation: Observation, at: int) -> dict[str, Any]:
 
 def turn_columns(group: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Columns of `turn_rows`."""
-    rounds = [(f"round {number}", str(number)) for number in range(1, len(group["turns"]) + 1)]
-    return [("configuration", "name"), *rounds, ("", "note")]
+    judged = f"p{group['percentile']} ms"
+    return [
+        ("configuration", "name"),
+        ("infer/s", "rate"),
+        (judged, "latency"),
+        ("of each round", "rates"),
+        ("", "note"),
+    ]
 
 
 def turn_rows(group: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each configuration that was measured in turns: rate and latency of each round."""
-    rows = []
+    """A row for each configuration that was measured in turns: medians, and the rate of each round."""
+    rows, aim = [], aim_of(group)
     settings = {trial["name"]: trial["settings"] for trial in group["trials"]}
     for name in group["medians"]:
-        row = {"name": changed_text(settings[name], settings[group["base"]])}
-        for number, turn in enumerate(group["turns"], 1):
-            row[str(number)] = figures_text(turn[name], aim_of(group))
-        rows.append(row | {"note": "winner" if name == group["winner"] else ""})
+        row: dict[str, Any] = {"name": changed_text(settings[name], settings[group["base"]])}
+        seen = [turn[name] for turn in group["turns"]]
+        found = [verdict.figures(one, verdict.best_level(one, aim)) for one in seen if verdict.levels_of(one)]
+        if found:
+            row["rate"] = round(median(figures["rate"] for figures in found), 1)
+            row["latency"] = round(median(figures["latency_us"] for figures in found) / 1000, 1)
+        row["rates"] = " ".join(f"{figures['rate']:.1f}" for figures in found)
+        words = ["winner"] if name == group["winner"] else []
+        words += [f"failed {len(seen) - len(found)} times"] if len(found) < len(seen) else []
+        rows.append(row | {"note": ", ".join(words)})
     return rows
 
 

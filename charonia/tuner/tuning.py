@@ -354,9 +354,7 @@ class GroupTuning:
             return ["Measured in turns, none of the best configurations was better than the one as written."]
         several = len(self._tuned) > 1
         named = [(f"{model} {knob}" if several else knob, before, after) for model, knob, before, after in changes]
-        # of configurations that were measured in turns, the turn in the middle speaks for them
-        at = len(turns) // 2
-        seen = turns[at] if turns else self._trials.observations
+        seen = verdict.typical_turn(turns, self._base, winner, self._options.aim) or self._trials.observations
         return verdict.reasons(seen[self._base], seen[winner], named, self._options.aim)
 
     def _config_text(self, model: str, config: ModelConfig, changes: Sequence[tuple[str, str, str, str]]) -> str:
