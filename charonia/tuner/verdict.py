@@ -141,6 +141,18 @@ def confirmed(
     return (best if best == base or improves(scores[best], scores[base], gain) else base), scores
 
 
+def typical_turn(
+    turns: Sequence[Mapping[str, Observation]], base: str, winner: str, aim: Aim
+) -> Mapping[str, Observation] | None:
+    """The turn in which the rates of both had the median ratio; None without one in which both have figures."""
+    ratios = []
+    for turn in turns:
+        if all(score_of(turn[name], aim).rank > _FAILED for name in (base, winner)):
+            rates = [figures(turn[name], best_level(turn[name], aim))["rate"] for name in (base, winner)]
+            ratios.append((rates[1] / rates[0], turn))
+    return sorted(ratios, key=lambda found: found[0])[len(ratios) // 2][1] if ratios else None
+
+
 def reasons(base: Observation, winner: Observation, changed: Sequence[tuple[str, str, str]], aim: Aim) -> list[str]:
     """Sentences that say what the winner changes and what that did at the server; `changed` are (knob, from, to)."""
     if not changed:

@@ -18,6 +18,7 @@ from charonia.tuner.verdict import (
     ranked,
     reasons,
     score_of,
+    typical_turn,
 )
 
 MIB = 1 << 20
@@ -87,6 +88,13 @@ def test_the_median_of_turns_decides_and_the_written_one_stays_without_a_gain() 
     assert confirmed(failed, "base", Aim(), 0.03) == (
         "base", {"base": Score(2, 100), "lucky": Score(2, 91), "better": Score(0, 0.0)},
     )  # fmt: skip
+
+
+def test_the_typical_turn_has_the_median_ratio() -> None:
+    pairs = [(100, 300), (100, 120), (80, 88), (10, 0)]
+    turns = [{"base": seen(level(was, 5)), "new": seen(level(now, 5))} for was, now in pairs]
+    assert typical_turn(turns, "base", "new", Aim()) is turns[1]
+    assert typical_turn(turns[3:], "base", "new", Aim()) is None
 
 
 def test_reasons() -> None:
