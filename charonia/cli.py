@@ -29,8 +29,7 @@ _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, opt
 _OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
-_BENCH = "bench"
-_SIMULATE = "simulate"
+_BENCH, _SIMULATE, _TUNE = "bench", "simulate", "tune"
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -54,6 +53,7 @@ commands
   models      the models of a server; stats [MODEL] its statistics, health whether it is ready
   bench       measure how fast a model of a server is, with perf_analyzer's options and figures
   simulate    answer what-if questions from recorded requests with the real scheduler
+  tune        MODEL...: find the configuration that serves most within limits of latency and memory
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the
@@ -101,7 +101,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if command == "completion":
         print(_completion(), end="")
         return 0
-    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE):
+    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE, _TUNE):
         print(f"charonia: unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
         return 2
     if command in _ROLES and ("--help" in rest or "-h" in rest):
@@ -114,6 +114,8 @@ def _main(argv: Sequence[str] | None) -> int:
             return _bench(words)
         if command == _SIMULATE:
             return _simulate(words)
+        if command == _TUNE:
+            return _tune(words)
         return _run(command, rest) if command in _ROLES else _operate(words)
     except (StartupError, CharoniaError) as error:
         print(f"charonia: {error}", file=sys.stderr)
@@ -176,6 +178,15 @@ def _simulate(words: list[str]) -> int:
         return end.code if isinstance(end.code, int) else 2
 
 
+def _tune(words: list[str]) -> int:
+    from .tuner.tuning import run
+
+    try:
+        return run(words, os.environ)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+
+
 def _run(command: str, argv: list[str]) -> int:
     values = options.parse(command, argv, os.environ, {})
     if values["config"]:
@@ -217,6 +228,7 @@ def _completion() -> str:
     from .analyzer import bench_options
     from .operations import arguments
     from .simulation import simulate_options
+    from .tuner import tune_options
 
     def offer(choices: Sequence[str]) -> str:
         return f'COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word"))'
@@ -226,6 +238,7 @@ def _completion() -> str:
         cases.append(f"        {role}) {offer([f'--{option.name}' for option in options.options_of(role)])} ;;")
     words = arguments.words(arguments.parser()) | arguments.words(client_commands.parser())
     words |= arguments.words(bench_options.parser()) | arguments.words(simulate_options.parser())
+    words |= arguments.words(tune_options.parser())
     for command, actions in words.items():
         if "" in actions:
             cases.append(f"        {command}) {offer(actions[''])} ;;")
@@ -235,7 +248,7 @@ def _completion() -> str:
         cases += [f"            {action}) {offer(flags)} ;;" for action, flags in actions.items()]
         cases.append("            esac; fi ;;")
     return _COMPLETION % (
-        " ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE, "completion"]),
+        " ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE, _TUNE, "completion"]),
         "\n".join(cases),
     )
 

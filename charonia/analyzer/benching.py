@@ -58,21 +58,8 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
     """
     options = parsed(words, environment.get("CHARONIA_URL", ""))
     arguments = options.words
-    tls = Tls(arguments.ca_file, arguments.certificate_file, arguments.key_file)
-    with interrupted_by_signals(), ExitStack() as stack:
-        client = stack.enter_context(
-            Client(options.url, headers=dict(options.headers), retry=RetryPolicy(_ATTEMPTS), tls=tls)
-        )
-        view, has_binary = _view(client, options)
-        if not has_binary and not options.is_grpc:
-            arguments.input_tensor_format = arguments.output_tensor_format = "json"
-        plan = _plan(options, view, client, stack)
-        processes = processes_of(options, view)
-        setups = [_setup(options, view, plan, number, processes) for number in range(processes)]
-        began = datetime.now(UTC).isoformat(timespec="seconds")
-        described = Run(options, view, processes, began, [_load_average()])
-        workers = stack.enter_context(Workers(setups))
-        bench = Bench(described, workers, client)
+    with interrupted_by_signals(), opened(options) as bench:
+        described = bench.described
         results = []
         try:
             for result in bench.results():
@@ -83,8 +70,32 @@ def run(words: Sequence[str], environment: Mapping[str, str]) -> int:
             if not results:
                 raise
             _complain("interrupted: the figures are those of the levels before")
-        described.load_average.append(_load_average())
+        described.load_average.append(load_average())
     return _show(described, results)
+
+
+@contextmanager
+def opened(options: BenchOptions) -> Iterator[Bench]:
+    """Within it the model is known, its requests are built and the workers run: levels can be measured.
+
+    Raises `InvalidArgument` for options that do not fit the model, and what a server, or its absence, is.
+    """
+    arguments = options.words
+    tls = Tls(arguments.ca_file, arguments.certificate_file, arguments.key_file)
+    with ExitStack() as stack:
+        client = stack.enter_context(
+            Client(options.url, headers=dict(options.headers), retry=RetryPolicy(_ATTEMPTS), tls=tls)
+        )
+        view, has_binary = _view(client, options)
+        if not has_binary and not options.is_grpc:
+            arguments.input_tensor_format = arguments.output_tensor_format = "json"
+        plan = _plan(options, view, client, stack)
+        processes = processes_of(options, view)
+        setups = [_setup(options, view, plan, number, processes) for number in range(processes)]
+        began = datetime.now(UTC).isoformat(timespec="seconds")
+        described = Run(options, view, processes, began, [load_average()])
+        workers = stack.enter_context(Workers(setups))
+        yield Bench(described, workers, client)
 
 
 @contextmanager
@@ -280,6 +291,15 @@ class Bench:
         self._has_statistics = True
         self._has_metrics = self._words.collect_metrics
         self._patience_s = 0.0
+        self._level = 0.0
+        self._windows: list[WindowFigures] = []
+        self._before: Mapping[str, Any] = {}
+        self._is_stable = False
+
+    @property
+    def described(self) -> Run:
+        """What is measured."""
+        return self._run
 
     def results(self) -> Iterator[LevelResult]:
         """Each level that the search asks for, measured."""
@@ -304,30 +324,42 @@ class Bench:
 
     def measure(self, level: float) -> LevelResult:
         """One level: warm-up, then windows until three agree, at most `--max-trials`."""
-        words, percentile = self._words, self._options.percentile
+        self.begin(level)
+        while not self.take_window():
+            pass
+        return self.end()
+
+    def begin(self, level: float) -> None:
+        """Starts the load of a level and lets it warm up."""
+        self._level, self._windows, self._is_stable = level, [], False
         self._start(level)
-        if not words.request_count:
+        if not self._words.request_count:
             self._warm_up()
-        windows: list[WindowFigures] = []
-        before = self._statistics()
-        if not words.request_count:
+        self._before = self._statistics()
+        if not self._words.request_count:
             self._workers.ask({"do": "cut"})
-        is_stable = False
-        while len(windows) < words.max_trials and not is_stable:
-            window, before = self._window(before)
-            windows.append(window)
-            self._say(level, window)
-            if words.request_count:  # one window, which is whole unless the server stopped answering
-                is_stable = window.completed + window.errors.total() >= words.request_count
-                break
-            is_stable = stability.is_stable(windows, words.stability_percentage, percentile)
-            if not window.completed and window.errors:
-                break
+
+    def take_window(self) -> bool:
+        """Measures the next window; whether the level is done: stable, or given up."""
+        words = self._words
+        window, self._before = self._window(self._before)
+        self._windows.append(window)
+        self._say(self._level, window)
+        if words.request_count:  # one window, which is whole unless the server stopped answering
+            self._is_stable = window.completed + window.errors.total() >= words.request_count
+            return True
+        self._is_stable = stability.is_stable(self._windows, words.stability_percentage, self._options.percentile)
+        is_hopeless = not window.completed and bool(window.errors)
+        return self._is_stable or is_hopeless or len(self._windows) >= words.max_trials
+
+    def end(self) -> LevelResult:
+        """Stops the load; the level's figures."""
+        words, percentile = self._words, self._options.percentile
         self._workers.ask({"do": "stop"})
-        figures = joined(windows[-stability.AGREEING :])
+        figures = joined(self._windows[-stability.AGREEING :])
         within = not words.latency_threshold or figures.judged_ns(percentile) <= words.latency_threshold * 1e6
-        intended = level if self._options.is_open else 0.0
-        return LevelResult(level, is_stable, within, tuple(windows), figures, intended)
+        intended = self._level if self._options.is_open else 0.0
+        return LevelResult(self._level, self._is_stable, within, tuple(self._windows), figures, intended)
 
     def _start(self, level: float) -> None:
         count = len(self._workers)
@@ -430,7 +462,8 @@ class Bench:
             _complain(f"{self._run.shown(level)}: {window.rate:.1f} infer/s, {judged_us:.0f} us, {failed} failed")
 
 
-def _load_average() -> float:
+def load_average() -> float:
+    """The machine's load of the last minute, 0 where it is not known."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0
 
 

@@ -103,6 +103,7 @@ OVER_ONE_SERVER = {
         *(
             "observed_replies",
             "response_cache",
+            "tuner",
             "scheduling",
             "sequence_streams",
             "several_gateways",

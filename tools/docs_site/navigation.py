@@ -73,7 +73,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         f"{HOWTO}kubernetes-values.md",
         f"{HOWTO}upgrades.md",
     ),
-    "Measure": (f"{HOWTO}bench.md", f"{HOWTO}simulate.md", "docs/performance.md", "docs/benchmarks.md"),
+    "Measure": (f"{HOWTO}bench.md", f"{HOWTO}tune.md", f"{HOWTO}simulate.md", "docs/performance.md", "docs/benchmarks.md"),
     "Understand and change": (
         "docs/architecture.md",
         "docs/glossary.md",

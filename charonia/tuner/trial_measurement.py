@@ -1,0 +1,133 @@
+"""Measures one configuration: a server of its own, load on each model at the same time, figures as a document.
+
+The load, its warm-up and when it is stable are `charonia.analyzer.benching`'s. Of several models the windows lie beside
+each other, and count when all are stable: a model that has the machine to itself would look faster than it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from charonia.analyzer import bench_options
+from charonia.analyzer.bench_report import LevelResult, server_document
+from charonia.analyzer.benching import Bench, load_average, opened
+from charonia.errors import CharoniaError, InvalidArgument, Unavailable
+
+from .trial_server import ModelCopies, RunningServer, started
+from .tune_options import TuneOptions
+
+
+def measure(
+    options: TuneOptions, copies: ModelCopies, targets: Sequence[str], loaded: Sequence[str], configs: Mapping[str, str]
+) -> dict[str, Any]:
+    """The observation of a configuration, on a server for it alone; arguments and errors are those of `running`."""
+    began_s = time.monotonic()
+    with running(options, copies, targets, loaded, configs) as turn:
+        found = turn()
+    return found | {"seconds": time.monotonic() - began_s}
+
+
+@contextmanager
+def running(
+    options: TuneOptions, copies: ModelCopies, targets: Sequence[str], loaded: Sequence[str], configs: Mapping[str, str]
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Within it a server runs with a configuration, and each call of what it gives measures it once: an observation.
+
+    `configs` are the texts of `config.pbtxt`, `loaded` the models to load, `targets` those that get load. What a
+    configuration does to a server (it does not start, a request fails) is in the observation. Raises `InvalidArgument`
+    for a load that does not fit the models.
+    """
+    copies.write(configs)
+    server, benches, failed = None, list[Bench](), ""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(_server(options, copies, loaded))
+            benches = [stack.enter_context(opened(_bench_options(options, target, server))) for target in targets]
+        except InvalidArgument:
+            raise
+        except CharoniaError as error:  # Unavailable mostly
+            failed = str(error)
+        threads = stack.enter_context(ThreadPoolExecutor(len(benches))) if len(benches) > 1 else None
+
+        def turn() -> dict[str, Any]:
+            began_s, load = time.monotonic(), load_average()
+            found: dict[str, Any] = {"targets": {}, "failed": failed}
+            found["began"] = datetime.now(UTC).isoformat(timespec="seconds")
+            if server is not None and not failed:
+                try:
+                    found["targets"] = _levels(options, benches, threads)
+                    found["memory"] = server.memory()
+                except CharoniaError as error:  # it went away
+                    found["failed"] = str(error)
+            return found | {"seconds": time.monotonic() - began_s, "load_average": [load, load_average()]}
+
+        yield turn
+
+
+def loaded_configs(options: TuneOptions, copies: ModelCopies, models: Sequence[str]) -> dict[str, Any]:
+    """The configurations of models as written, as a server completes them. Raises `Unavailable` when it does not load
+    them: then there is nothing to begin from."""
+    try:
+        with _server(options, copies, models) as server:
+            return {model: server.config(model) for model in models}
+    except Unavailable as error:
+        raise Unavailable(f"as they are written the models do not load: {error}") from None
+
+
+def _server(options: TuneOptions, copies: ModelCopies, models: Sequence[str]) -> AbstractContextManager[RunningServer]:
+    flags = [f"--{text}" for text in options.words.serve]
+    return started(copies, models, flags, caches=_caches(options), within_s=options.words.start_timeout)
+
+
+def _caches(options: TuneOptions) -> bool:
+    named = any(text.startswith("cache-config=") for text in options.words.serve)
+    return bool(options.values.get("cache")) and options.values["cache"] != ["keep"] and not named
+
+
+def _levels(
+    options: TuneOptions, benches: Sequence[Bench], threads: ThreadPoolExecutor | None
+) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {bench.described.view.name: [] for bench in benches}
+    for level in options.levels:
+        for bench, result in zip(benches, _side_by_side(benches, level, threads), strict=True):
+            found[bench.described.view.name].append(_document(bench, result))
+    return found
+
+
+def _side_by_side(benches: Sequence[Bench], level: float, threads: ThreadPoolExecutor | None) -> list[LevelResult]:
+    if threads is None:
+        return [benches[0].measure(level)]
+    list(threads.map(lambda bench: bench.begin(level), benches))
+    while not all(list(threads.map(Bench.take_window, benches))):  # each one's, before the next round
+        pass
+    return [bench.end() for bench in benches]
+
+
+def _bench_options(options: TuneOptions, target: str, server: RunningServer) -> bench_options.BenchOptions:
+    url = server.grpc if options.words.protocol == "grpc" else server.http
+    return bench_options.parsed(options.bench_words(target, url))
+
+
+def _document(bench: Bench, result: LevelResult) -> dict[str, Any]:
+    """A model's figures of a level; times are microseconds."""
+    figures, percentile = result.figures, bench.described.options.percentile
+    latency = figures.latency
+    return {
+        "level": result.level,
+        "rate": figures.rate,
+        "requests": figures.completed,
+        "stable": result.is_stable,
+        "errors": dict(figures.errors),
+        "latency_us": {
+            "mean": latency.mean_ns / 1000,
+            "judged": figures.judged_ns(percentile) / 1000,
+            **{f"p{percent}": latency.percentile_ns(percent) / 1000 for percent in (50, 90, 95, 99)},
+        },
+        "server": {model: server_document(server) for model, server in figures.server.items()},
+        "generator": {"cores": figures.generator_share, "busiest": figures.busiest},
+    }
