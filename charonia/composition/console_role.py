@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from charonia.options.settings import GatewaySettings
 
 _SCRAPE_TIMEOUT_S = 2.0
+_NO_CACHE: Values = {"cache_config": (), "response_cache_byte_size": 0}
+"""The options of the response cache, whose server is checked with the log's, and which the console does not read."""
 _CLOSE_S = 1
 _BACKLOG = 64
 
@@ -44,6 +46,7 @@ _log = logging.getLogger(__name__)
 def run_console(values: Values) -> int:
     """Serve the console until a signal; the exit code. Raises `StartupError`."""
     configure_logging(values)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for each reading
     if not is_installed():
         raise StartupError(f"the console {INSTALL}")
     return asyncio.run(_run(values))
@@ -64,7 +67,7 @@ async def _run(values: Values) -> int:
         )
     metrics = values["metrics_url"] or ((f"http://{told['metrics']}/metrics",) if "metrics" in told else ())
     identify = identification(values)
-    await check_servers(values, url)
+    await check_servers({**_NO_CACHE, **values}, url)
     log = open_log(url)
     await open_blobs(log, values)
     await log.open()
