@@ -66,7 +66,9 @@ def main() -> int:
 
 def _take(package: Package, directory: Path, made: Path) -> bool:
     named = f"{package.name}@{package.version}"
-    packed = subprocess.run(["npm", "pack", "--silent", named], cwd=directory, check=True, capture_output=True, text=True)
+    packed = subprocess.run(
+        ["npm", "pack", "--silent", named], cwd=directory, check=True, capture_output=True, text=True
+    )
     archive = directory / packed.stdout.split()[-1]
     digest = f"sha512-{base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()}"
     if digest != package.integrity:

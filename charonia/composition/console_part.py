@@ -71,9 +71,7 @@ def is_installed() -> bool:
     return find_spec("jinja2") is not None
 
 
-async def _relay(
-    upstream: asyncio.StreamReader, writer: asyncio.StreamWriter, reader: asyncio.StreamReader
-) -> None:
+async def _relay(upstream: asyncio.StreamReader, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
     """Pass the answer on until it ends, or the viewer has left, which ends streams of events."""
     gone = asyncio.create_task(_until_closed(reader), name="console viewer")
     passing = asyncio.create_task(_pass_on(upstream, writer), name="console answer")

@@ -11,8 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 _SCRAPE_TIMEOUT_S = 2.0
 _NO_CACHE: Values = {"cache_config": (), "response_cache_byte_size": 0}
 """The options of the response cache, whose server is checked with the log's, and which the console does not read."""
-_CLOSE_S = 1
-_BACKLOG = 64
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +49,7 @@ def run_console(values: Values) -> int:
 
 
 async def _run(values: Values) -> int:
+    from charonia.console.page_server import Place, serve_pages
     from charonia.console.sampling import Sampler
     from charonia.console.web_app import ConsoleApp
     from charonia.eventlog.redis import open_log
@@ -74,7 +71,8 @@ async def _run(values: Values) -> int:
     sampler = Sampler(log, metrics_reader(metrics))
     try:
         app = ConsoleApp(log, sampler, read_statistics, identify)
-        await _serve(app.asgi, values)
+        place = Place(values["console_socket"], values["console_address"], values["console_port"])
+        await serve_pages(app.asgi, place, lambda where: _announce(values["report_fd"], where))
     finally:
         await sampler.close()
         await close_log(log)
@@ -110,9 +108,7 @@ def identification(values: Values) -> Identify | None:
     return identify
 
 
-def read_statistics(
-    name: str, version: int, counters: Mapping[str, int], memory: Mapping[str, int]
-) -> dict[str, Any]:
+def read_statistics(name: str, version: int, counters: Mapping[str, int], memory: Mapping[str, int]) -> dict[str, Any]:
     """Triton's statistics of a version, as the gateways report them."""
     from gateway.reports.model_statistics import model_statistics
 
@@ -144,40 +140,10 @@ async def _page(url: str) -> str:
     return answer.text if answer.status_code == 200 else ""
 
 
-async def _serve(app: Any, values: Values) -> None:
-    from uvicorn import Config, Server
-
-    listener, where = _listen(values)
-    server = Server(
-        Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_CLOSE_S, ws="none")
-    )
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it has ended
-        signal.signal(number, lambda *_: None)
-    if values["report_fd"] < 0:
+def _announce(report_fd: int, where: str) -> None:
+    """Say that it listens, to the supervisor or to the user."""
+    if report_fd < 0:
         print(f"console  {where}", flush=True)  # noqa: T201
+        return
     with contextlib.suppress(OSError):
-        if values["report_fd"] >= 0:  # connections wait in the backlog until the server takes them
-            os.write(values["report_fd"], json.dumps({"endpoints": {}, "ready": True}).encode() + b"\n")
-    await server.serve(sockets=[listener])
-
-
-def _listen(values: Values) -> tuple[socket.socket, str]:
-    """A socket that listens already, and its address for people. Raises `StartupError`."""
-    path = values["console_socket"]
-    where = path or f"{values['console_address']}:{values['console_port']}"
-    family = socket.AF_INET6 if ":" in values["console_address"] else socket.AF_INET
-    listener = socket.socket(socket.AF_UNIX if path else family, socket.SOCK_STREAM)
-    try:
-        if path:
-            Path(path).unlink(missing_ok=True)
-            listener.bind(path)
-        else:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((values["console_address"], values["console_port"]))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise StartupError(f"the console cannot listen on '{where}': {error.strerror or error}") from None
-    host = values["console_address"]
-    shown = f"[{host}]" if ":" in host else host
-    return listener, path or f"http://{shown}:{listener.getsockname()[1]}/console"
+        os.write(report_fd, json.dumps({"endpoints": {}, "ready": True}).encode() + b"\n")

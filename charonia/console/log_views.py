@@ -35,8 +35,8 @@ _JOURNAL_PAGES = 20
 _JOURNAL_BEFORE_US = 60_000_000
 """How far before a request's acceptance the journal is read for the requests that were before it."""
 
-ReadStatistics = Callable[[str, int, Mapping[str, int], Mapping[str, int]], Mapping[str, Any]]
-"""Makes Triton's statistics of a version (name, version, counters, memory); the gateways' own, passed by composition."""
+ReadStatistics = Callable[[str, int, Mapping[str, int], Mapping[str, int]], dict[str, Any]]
+"""Makes Triton's statistics of a version (name, version, counters, memory): the gateways' own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,13 @@ def _models(catalog: Catalog, queued: Mapping[str, Any]) -> list[dict[str, Any]]
     states: dict[str, list[dict[str, Any]]] = {}
     for row in catalog.index():
         states.setdefault(row.model, []).append({"version": row.version, "state": row.state, "reason": row.reason})
-    found = {name: {"model": name, "versions": versions, "requests": 0, "bytes": 0} for name, versions in states.items()}
+    found: dict[str, dict[str, Any]] = {
+        name: {"model": name, "versions": versions, "requests": 0, "bytes": 0} for name, versions in states.items()
+    }
     for total in queued["models"]:
-        row = found.setdefault(total["model"], {"model": total["model"], "versions": []})
-        row.update(total)
-        row["oldest_age_s"] = max(
+        listed = found.setdefault(total["model"], {"model": total["model"], "versions": []})
+        listed.update(total)
+        listed["oldest_age_s"] = max(
             (lane["oldest_age_s"] for lane in queued["queues"] if lane["model"] == total["model"]), default=None
         )
     return [found[name] for name in sorted(found)]
@@ -150,9 +152,7 @@ def _config(catalog: Catalog, model: str) -> dict[str, Any]:
     return to_json(served[max(served)].config) if served else {}
 
 
-async def _statistics(
-    log: EventLog, catalog: Catalog, model: str, read: ReadStatistics
-) -> list[Mapping[str, Any]]:
+async def _statistics(log: EventLog, catalog: Catalog, model: str, read: ReadStatistics) -> list[dict[str, Any]]:
     found = []
     for version, served in sorted(catalog.held(model).items()):
         counters = await log.statistics(keys.statistics(model, version, served.content_hash))
@@ -238,9 +238,7 @@ async def _journal(log: EventLog, model: str, job: JobRecord | None) -> tuple[li
     return found, True
 
 
-async def _accepted_us(
-    log: EventLog, model: str, request_id: bytes, journal: list[tuple[int, JournalFact]]
-) -> int:
+async def _accepted_us(log: EventLog, model: str, request_id: bytes, journal: list[tuple[int, JournalFact]]) -> int:
     for at_us, fact in journal:
         if fact.kind == "accepted" and request_id in fact.ids:
             return at_us
@@ -290,5 +288,3 @@ async def letter_page(log: EventLog, viewer: Viewer, model: str, text: str) -> d
     if not viewer.may_see(shown["tenant"]):
         raise NotFound(f"dead letter '{text}' is unknown to model '{model}'")
     return shown
-
-

@@ -17,7 +17,7 @@ Version = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One reading of the metrics. `time_s` is from a clock that never goes back; `families` is empty without metrics."""
+    """One reading of the metrics. `time_s` is a clock's that never goes back; without metrics `families` is empty."""
 
     time_s: float
     families: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)

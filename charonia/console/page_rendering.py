@@ -37,15 +37,16 @@ class PageRenderer:
             "pretty": pretty,
             "size": size,
             "short": short,
+            "ending": ending,
         }
 
     def page(self, name: str, **values: Any) -> str:
         """A whole page: `templates/<name>.html`."""
-        return self._environment.get_template(f"{name}.html").render(**values)
+        return str(self._environment.get_template(f"{name}.html").render(**values))
 
     def region(self, name: str, **values: Any) -> str:
         """A part of a page that is replaced while it is open: `templates/parts/<name>.html`."""
-        return self._environment.get_template(f"parts/{name}.html").render(**values)
+        return str(self._environment.get_template(f"parts/{name}.html").render(**values))
 
 
 def amount(value: float | None) -> str:
@@ -112,3 +113,8 @@ def pretty(value: Any) -> str:
 def short(text: str, length: int = 12) -> str:
     """The beginning of an id."""
     return text if len(text) <= length else f"{text[:length]}…"
+
+
+def ending(text: str, length: int = 12) -> str:
+    """The end of an id, of those that begin alike."""
+    return text if len(text) <= length else f"…{text[-length:]}"

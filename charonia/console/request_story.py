@@ -18,6 +18,12 @@ from charonia.facts.events import Fact, ProcessLeft, VersionHeld, VersionLoaded
 from charonia.facts.jobs import JobEvent
 from charonia.facts.journal import JournalFact
 
+_PLACES = {
+    "queue": "in the queue",
+    "executor": "in the executor, before an instance was free",
+    "run": "in the model",
+    "lost": "in an attempt without an outcome",
+}
 ENDS = frozenset({"succeeded", "failed", "cancelled", "expired"})
 _SLIGHT_US = 1_000
 """A wait below a millisecond needs no explanation."""
@@ -56,7 +62,9 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A piece of a request's time: `kind` is queue, executor or run. `reasons` say why it took that long."""
+    """A piece of a request's time. `kind` is queue, executor, run, or lost: a run without an outcome. `reasons` say why
+    it took that long.
+    """
 
     kind: str
     begin_us: int
@@ -254,9 +262,11 @@ def _stretches(
             text = "in the executor, behind what its instances still ran"
             found.append(Stretch("executor", run.begin_us, start_us, text))
         text = f"attempt {run.number} on {run.executor or 'an ensemble'}"
-        found.append(Stretch("run", max(run.begin_us, start_us), attempt.end_us, text, _of_run(attempt)))
+        kind = "lost" if attempt.outcome == "returned" else "run"
+        found.append(Stretch(kind, max(run.begin_us, start_us), attempt.end_us, text, _of_run(attempt)))
         begin_us, failed = attempt.end_us, attempt if attempt.outcome == "returned" else None
-    if not runs or (runs[-1].end_us and runs[-1].outcome == "returned"):
+    waits_again = bool(runs) and runs[-1].outcome == "returned" and not history.dead_letter
+    if not runs or waits_again:
         found.append(_queued(history, begin_us, until_us, failed, begun=False))
     return tuple(found)
 
@@ -343,9 +353,8 @@ def _verdict(history: History, stretches: Sequence[Stretch], attempts: Sequence[
     longest = max(stretches, key=lambda one: one.lasted_us)
     total_us = sum(one.lasted_us for one in stretches)
     share = f"{_duration(longest.lasted_us)} of {_duration(total_us)}"
-    place = {"queue": "in the queue", "executor": "in the executor, before an instance was free", "run": "in the model"}
     reasons = f": {'; '.join(longest.reasons)}" if longest.reasons else ""
-    sentence = f"Most of the time, {share}, was spent {place[longest.kind]}{reasons}."
+    sentence = f"Most of the time, {share}, was spent {_PLACES[longest.kind]}{reasons}."
     returned = sum(one.outcome == "returned" for one in attempts)
     if returned and longest.kind != "queue":
         sentence += f" {_counted(returned, 'attempt')} before came back without an outcome."
@@ -359,8 +368,8 @@ def _poison(history: History, attempts: Sequence[Attempt], state: str) -> str:
     batches = f"batches of {sizes} requests" if sizes else _counted(len(attempts), "batch", "batches")
     if history.dead_letter:
         return (
-            f"Poison: each attempt, in {batches}, took its instance down. It was given up and is a dead letter; the other "
-            "requests of its batches were tried again."
+            f"Poison: each attempt, in {batches}, took its instance down. It was given up and is a dead letter; "
+            "the other requests of its batches were tried again."
         )
     if died and state == "succeeded":
         lost_us = sum(one.end_us - one.begin_us for one in died)
@@ -387,4 +396,6 @@ def _duration(us: int) -> str:
     """A duration with three digits that count."""
     if us < 1_000:
         return f"{us} us"
-    return f"{us / 1_000:.3g} ms" if us < 999_500 else f"{us / 1_000_000:.3g} s" if us < 100_000_000 else f"{us // 1_000_000} s"
+    if us < 999_500:
+        return f"{us / 1_000:.3g} ms"
+    return f"{us / 1_000_000:.3g} s" if us < 100_000_000 else f"{us // 1_000_000} s"

@@ -21,7 +21,7 @@ PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """One model version, or all of them together. Times in milliseconds, rates per second; None: nothing to divide by."""
+    """One model version, or all of them together. Times in ms, rates per second; None: nothing to divide by."""
 
     model: str
     version: str

@@ -37,6 +37,12 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+_REGIONS = {
+    "overview": ("tiles", "models_table", "executors"),
+    "models": ("models_table",),
+    "model": ("model_tiles", "model_versions", "model_time", "model_batches", "model_queue"),
+}
+"""Of each page with live updates the templates that are rendered again, which are also the ids of their elements."""
 _HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -139,7 +145,7 @@ class ConsoleApp:
 
     async def _live(self, request: Request) -> Response:
         page, model = request.query_params.get("page", "overview"), request.query_params.get("model", "")
-        if page not in ("overview", "models", "model"):
+        if page not in _REGIONS:
             raise HTTPException(404, f"no page '{page}' has live updates")
         return StreamingResponse(
             self.live_events(page, model, self._viewer(request)),
@@ -163,11 +169,9 @@ class ConsoleApp:
     async def _regions(self, page: str, model: str, viewer: Viewer) -> dict[str, str]:
         if page == "model":
             values = await self._model_values(model, viewer)
-            names = ("model_tiles", "model_versions", "model_time", "model_batches", "model_queue")
         else:
             values = await self._overview_values()
-            names = ("tiles", "models_table", "executors") if page == "overview" else ("models_table",)
-        return {name: self._pages.region(name, root=ROOT, **values) for name in names}
+        return {name: self._pages.region(name, root=ROOT, **values) for name in _REGIONS[page]}
 
     async def _overview_values(self) -> dict[str, Any]:
         sample = await self._sampler.latest()
@@ -189,6 +193,9 @@ class ConsoleApp:
         sample: Sample = await self._sampler.latest()
         found = await log_views.model_page(self._log, model, viewer, self._read_statistics)
         numbers = [one for one in self._sampler.server().models if one.model == model]
+        for row in found["versions"]:
+            loaded_s = sample.scrape.of_model("nv_model_load_duration_secs", model, str(row["version"]))
+            row["load_s"] = row["load_s"] or loaded_s
         for counted in found["statistics"]:
             counts = [(str(batch["batch_size"]), batch["compute_infer"]["count"]) for batch in counted["batches"]]
             counted["bars"] = bars(counts)

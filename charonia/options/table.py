@@ -67,8 +67,8 @@ OPTIONS: tuple[Option, ...] = (
         _ALL | _C,
         "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the log; serve has its own",
     ),
-    Option("blob-url", "str", "", _ALL | _C, "URL of a server beside the log for large payloads of work at level memory"),
-    Option("blob-password-file", "str", "", _ALL | _C, "file that holds that server's password, instead of one in the URL"),
+    Option("blob-url", "str", "", _ALL | _C, "URL of a server beside the log for large payloads at level memory"),
+    Option("blob-password-file", "str", "", _ALL | _C, "file that holds that server's password, if not the URL"),
     Option(
         "shm-dir",
         "str",

@@ -16,7 +16,7 @@ from e2e_asking import until
 from e2e_models import python
 from e2e_server import Server, serving
 
-POISON, REFUSED = 666, 5
+POISON, REFUSED, SLOW = 666, 5, 900
 
 MOODY = f"""
 import ctypes, time
@@ -29,7 +29,7 @@ class TritonPythonModel:
         if {POISON} in deeds:
             print("last words of a batch of", len(requests), flush=True)
             ctypes.string_at(0)
-        time.sleep(0.01 + 0.003 * len(requests))
+        time.sleep(1 if {SLOW} in deeds else 0.01 + 0.003 * len(requests))
         return [
             pb_utils.InferenceResponse(error=pb_utils.TritonError("the model refuses a {REFUSED}"))
             if deed == {REFUSED} else pb_utils.InferenceResponse([pb_utils.Tensor("y", array * 2)])
@@ -120,7 +120,8 @@ def world(directory: Path) -> Iterator[World]:
 
 
 def _poison(server: Server) -> tuple[str, str]:
-    """A request that kills its instance, and one that was accepted beside it."""
+    """A request that kills its instance, and one of its batch: they gather while a slow request runs."""
+    submit(server, "moody", SLOW)
     jobs = [submit(server, "moody", value) for value in (1, 2, 3, POISON, 4, 6, 7, 8)]
     for job in jobs:
         ended(server, job)

@@ -24,6 +24,8 @@
 
   const number = (value, unit) => value == null ? "–" : `${+value.toPrecision(3)}${unit}`;
 
+  const utc = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
+
   function draw() {
     for (const plot of plots) plot.plot.destroy();
     plots = [];
@@ -39,17 +41,18 @@
         stroke: colour(at ? "--plot-second" : "--plot-first"),
         fill: at ? undefined : colour("--plot-fill"),
         width: 2,
-        points: { show: columns[0].length < 3 },
+        points: { show: false },
         value: (_plot, value) => number(value, unit),
       }));
       const options = {
         width: figure.clientWidth,
         height: 180,
         cursor: { y: false },
+        tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
         legend: { live: true },
         scales: { y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-        axes: [axis, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
-        series: [{ value: (_plot, value) => value == null ? "–" : new Date(value * 1000).toLocaleTimeString() }, ...series],
+        axes: [{ ...axis, values: (_plot, values) => values.map(utc) }, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
+        series: [{ value: (_plot, value) => value == null ? "–" : utc(value) }, ...series],
       };
       const plot = new uPlot(options, [columns[0], ...wanted.map((column) => columns[column])], figure);
       plots.push({ plot, figure, wanted });
