@@ -5,6 +5,6 @@ metrics (`metric_samples`, `server_figures`) and the log (`log_views`); `request
 style sheets and scripts lie in `templates` and `static`; `static/vendored` is written by `tools/vendor_console.py`.
 
 May import the operators' commands, the log, and what lies below; no service. Who may see what is decided by a function
-that composition passes. jinja2 is imported by `page_rendering` alone, web libraries by `web_app` and `page_server`. Begin
-reading at `web_app`.
+that composition passes. jinja2 is imported by `page_rendering` alone, web libraries by `web_app` and `page_server`.
+Begin reading at `web_app`.
 """
