@@ -89,6 +89,7 @@ OVER_ONE_SERVER = {
             "client_shm",
             "cloud_fronts",
             "clients",
+            "console",
             "hanging_models",
             "heartbeats",
             "hostile",
