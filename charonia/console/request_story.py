@@ -218,7 +218,7 @@ def _moments(
             text = f"from priority level {event.detail.get('from_level')} to {event.detail.get('level')}"
             found.append((event.time_us, "moved", text))
     for attempt in attempts:
-        text = f"attempt {attempt.number} in batch {attempt.batch_id or '?'}"
+        text = f"attempt {attempt.number}"
         if attempt.others is not None:
             text += f", with {_counted(len(attempt.others), 'other request')}" if attempt.others else ", alone"
         found.append((attempt.begin_us, "batched", f"{text}, dispatched to {attempt.executor or 'an ensemble'}"))
@@ -239,10 +239,11 @@ def _ending(history: History, at_us: int, state: str, detail: Mapping[str, Any])
         ran = f"the model took {_duration(int(detail.get('infer_us') or 0))} for {_counted(int(rows or 0), 'row')}"
         found.append((min(at_us, max(history.accepted_us, start_us)), "executed", ran))
     error = _text(detail, "error")
-    found.append((at_us, state, error or "settled: the first settlement decides"))
+    found.append((at_us, state, error or "settled"))
     if history.dead_letter:
         found.append((at_us, "dead letter", "it was given up; its inputs are kept"))
-    found.append((at_us, "delivered", "written with the settlement to whichever caller waits, and kept if it is a job"))
+    kept = "its result is kept with the job" if history.events else "the answer went to its gateway with the settlement"
+    found.append((at_us, "delivered", kept))
     return found
 
 
@@ -259,7 +260,9 @@ def _stretches(
             found.append(_queued(history, begin_us, max(begin_us, run.begin_us), failed, begun=True))
         start_us = run.start_us
         if start_us - run.begin_us >= _SLIGHT_US:
-            text = "in the executor, behind what its instances still ran"
+            text = "in the executor, until an instance was free"
+            if failed is not None:
+                text = "in the executor, until its instance had been started again"
             found.append(Stretch("executor", run.begin_us, start_us, text))
         text = f"attempt {run.number} on {run.executor or 'an ensemble'}"
         kind = "lost" if attempt.outcome == "returned" else "run"

@@ -60,6 +60,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "docs/stack.md",
         "docs/metrics.md",
         "docs/boards.md",
+        f"{HOWTO}console.md",
         f"{HOWTO}tracing.md",
         "docs/queue-tools.md",
         "docs/model-faults.md",

@@ -51,7 +51,7 @@
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
         legend: { live: true },
         scales: { y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
-        axes: [{ ...axis, values: (_plot, values) => values.map(utc) }, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
+        axes: [{ ...axis, size: 32, values: (_plot, values) => values.map(utc) }, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
         series: [{ value: (_plot, value) => value == null ? "–" : utc(value) }, ...series],
       };
       const plot = new uPlot(options, [columns[0], ...wanted.map((column) => columns[column])], figure);
