@@ -178,7 +178,7 @@ def _run(command: str, argv: list[str]) -> int:
     gc.set_threshold(20_000, 20, 50)  # what is made while a part starts stays: not worth looking at again and again
     try:
         if command == options.CONSOLE:
-            from .composition.console_role import run_console
+            from .composition.console.console_role import run_console
 
             return run_console(values)
         from .composition.roles import run_role

@@ -27,7 +27,7 @@ from charonia.tasks import Tasks
 from executors.repository.remote.store import is_remote, parse
 
 from .children import STABLE_S, Child, backoff_s, descendants
-from .console_part import ConsolePart
+from .console.console_part import ConsolePart
 from .gateways import share_ports, values_of_each
 from .metrics_page import MetricsUnion
 from .private_log import PrivateLog

@@ -2,7 +2,7 @@
 
 A Starlette application below `/console`. It takes only GET and HEAD, so no page can be made to change anything; each
 answer has a content security policy under which a page runs the console's own scripts and styles and nothing else. Who
-asks is decided by `identify`, as for the API (`charonia.composition.console_role`).
+asks is decided by `identify`, as for the API (`charonia.composition.console.console_role`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from charonia.facts.jobs import JobState
 from . import log_views
 from .log_views import ReadStatistics, Viewer
 from .page_rendering import HERE, PageRenderer
-from .sampling import Sample, Sampler
+from .readings import Sample, Sampler
 from .server_figures import ModelFigures, bars, quantiles_ms
 
 ROOT = "/console"

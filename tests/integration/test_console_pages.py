@@ -18,9 +18,9 @@ pytest.importorskip("jinja2")
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.composition.console_role import identification, metrics_reader, read_statistics
+from charonia.composition.console.console_role import identification, metrics_reader, read_statistics
 from charonia.console.log_views import EVERYTHING, Viewer
-from charonia.console.sampling import Sampler
+from charonia.console.readings import Sampler
 from charonia.console.web_app import POLICY, ConsoleApp
 from charonia.eventlog.port import EventLog, Limits
 from charonia.eventlog.redis import open_log

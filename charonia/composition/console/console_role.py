@@ -17,15 +17,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from charonia.composition.logs import configure_logging
+from charonia.composition.roles import check_servers, close_log, open_blobs
+from charonia.composition.state_directory import ENDPOINTS, default_state_dir
 from charonia.errors import StartupError
 from charonia.metrics.endpoint import scrape
 from charonia.metrics.exposition import merge
 from charonia.options.values import Values
 
 from .console_part import INSTALL, is_installed
-from .logs import configure_logging
-from .roles import check_servers, close_log, open_blobs
-from .state_directory import ENDPOINTS, default_state_dir
 
 if TYPE_CHECKING:
     from charonia.console.log_views import Viewer
@@ -50,7 +50,7 @@ def run_console(values: Values) -> int:
 
 async def _run(values: Values) -> int:
     from charonia.console.page_server import Place, serve_pages
-    from charonia.console.sampling import Sampler
+    from charonia.console.readings import Sampler
     from charonia.console.web_app import ConsoleApp
     from charonia.eventlog.redis import open_log
     from charonia.eventlog.redis.server.address import with_password

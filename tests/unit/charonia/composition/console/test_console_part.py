@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from charonia.composition import console_part
-from charonia.composition.console_part import INSTALL, ConsolePart
+from charonia.composition.console import console_part
+from charonia.composition.console.console_part import INSTALL, ConsolePart
 from charonia.metrics.endpoint import MetricsEndpoint
 
 
