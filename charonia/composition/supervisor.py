@@ -335,7 +335,7 @@ class Supervisor:
         The server may be serving already: readiness does not wait for the last of several executors, and the loss of
         one that was never up must not stop the others.
         """
-        if child.was_ready or self._started.is_set():
+        if child.was_ready or self._started.is_set() or child.role == CONSOLE:
             return False
         if any(other.was_ready for other in self._children if other.role == child.role):
             return False

@@ -5,6 +5,7 @@ Nothing is written. What a viewer with a tenant may see is decided here: its own
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import facts_of, folded_control
 from charonia.eventlog.port import START, EventLog
 from charonia.facts.events import Fact
-from charonia.facts.jobs import JobRecord, JobState, parse_public_id, public_id
+from charonia.facts.jobs import JobRecord, JobState, public_id
 from charonia.facts.journal import JournalFact, read_facts
 from charonia.models.json_form import to_json
 from charonia.operations import dead_letters, executors, queues
@@ -25,6 +26,7 @@ from charonia.operations.queued import find_queued
 
 from .request_story import History, explain
 
+_ID = re.compile(r"[0-9a-f]{32}")
 _SCANNED = 200
 """Requests of a lane that a page reads: their age is that of the first, totals are the log's counts."""
 _QUEUED_ROWS = 50
@@ -114,7 +116,9 @@ async def model_page(log: EventLog, model: str, viewer: Viewer, statistics: Read
     listed = await queues.list_queues(log, (model,), now_ns, _SCANNED)
     inspected = await queues.inspect_queue(log, model, now_ns, _QUEUED_ROWS)
     (total,) = listed["models"]
-    visible = [row for row in inspected["queue"] if viewer.may_see(row["tenant"])]
+    # only jobs have tenants in the log: whose a call is cannot be told
+    own = [row for row in inspected["queue"] if row["job"] is not None and viewer.may_see(row["tenant"])]
+    visible = own if viewer.scoped else inspected["queue"]
     tenants = {name: counts for name, counts in total["tenants"].items() if viewer.may_see(name)}
     return {
         "model": model,
@@ -177,10 +181,9 @@ async def job_list(log: EventLog, viewer: Viewer, model: str, state: str, after:
 
 async def request_page(log: EventLog, model: str, text: str, viewer: Viewer) -> dict[str, Any]:
     """The story of a job, or of a request that the journal or the queue has. Raises `NotFound`."""
-    parsed = parse_public_id(text if "." in text else f"{text}.{model}")
-    if parsed is None:
-        raise NotFound(f"'{text}' is no id of a request")
-    model, request_id = parsed
+    if not _ID.fullmatch(text):
+        raise NotFound(f"'{text}' is no id of a request: 32 hex digits")
+    request_id = bytes.fromhex(text)
     job = await log.job(model, request_id)
     if (job is not None and not viewer.may_see(job.tenant)) or (job is None and viewer.scoped):
         raise NotFound(f"request '{text}' is unknown to this log")

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia.errors import CharoniaError, NotFound, Unauthenticated
 from charonia.eventlog.port import EventLog
-from charonia.facts.jobs import JobState
+from charonia.facts.jobs import JobState, parse_public_id
 
 from . import log_views
 from .log_views import ReadStatistics, Viewer
@@ -115,13 +115,11 @@ class ConsoleApp:
     async def _find(self, request: Request) -> Response:
         """From an id in the search field to its page."""
         self._viewer(request)
-        text = request.query_params.get("id", "").strip()
-        digits, _, model = text.partition(".")
-        if not model:
-            model = request.query_params.get("model", "").strip()
-        if not digits or not model:
-            raise HTTPException(400, "give the id of a job, or an id of a request with the name of its model")
-        return RedirectResponse(f"{ROOT}/requests/{quote(model, safe='')}/{quote(digits, safe='')}", 303)
+        parsed = parse_public_id(request.query_params.get("id", "").strip())
+        if parsed is None:
+            raise HTTPException(400, "this is no id of a job: 32 hex digits, a dot, and the name of its model")
+        model, job_id = parsed
+        return RedirectResponse(f"{ROOT}/requests/{quote(model, safe='')}/{job_id.hex()}", 303)
 
     async def _request(self, request: Request) -> Response:
         model, text = request.path_params["model"], request.path_params["id"]

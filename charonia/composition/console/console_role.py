@@ -63,6 +63,9 @@ async def _run(values: Values) -> int:
             "'charonia serve'"
         )
     metrics = values["metrics_url"] or ((f"http://{told['metrics']}/metrics",) if "metrics" in told else ())
+    for address in metrics:
+        if not address.startswith(("http://", "https://", "unix:")):
+            raise StartupError(f"--metrics-url must begin with http://, https:// or unix:, got '{address}'")
     identify = identification(values)
     await check_servers({**_NO_CACHE, **values}, url)
     log = open_log(url)
