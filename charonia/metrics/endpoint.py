@@ -32,6 +32,8 @@ _MAX_HEAD_BYTES = 16_384
 _READ_TIMEOUT_S = 5.0
 _WRITE_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 64
+_MAX_FORWARDED = 32
+"""Of those, connections to the console: open pages must not keep scrapers out."""
 _SCRAPE_TIMEOUT_S = 2.0
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
 
@@ -39,6 +41,9 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 logger = logging.getLogger("charonia.metrics")
 
+
+Forward = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+"""Answers a request that is for another server behind this port: gets the request's head, reader and writer."""
 
 _TRITON_COUNTER = re.compile(rb"^((?:# (?:HELP|TYPE) )?nv_[a-z_]+?)_total(?=[ {])", re.MULTILINE)
 
@@ -92,8 +97,12 @@ class MetricsEndpoint:
         address: str = "127.0.0.1",
         port: int = 0,
         socket_path: str = "",
+        forwarded: Mapping[bytes, Forward] | None = None,
     ) -> None:
+        """`forwarded` answers what lies below other paths, by the path."""
         self._render = render
+        self._forwarded = forwarded or {}
+        self._forwarding = 0
         self._address = address
         self._requested_port = port
         self._socket_path = socket_path
@@ -159,6 +168,9 @@ class MetricsEndpoint:
         try:
             async with asyncio.timeout(_READ_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
+            if (forward := self._forward_for(head)) is not None:
+                await self._pass_on(forward, head, reader, writer)
+                return
             status, content_type, body = await self._answer(head)
             writer.write(
                 f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: {content_type}\r\n"
@@ -174,6 +186,24 @@ class MetricsEndpoint:
         finally:
             self._open.discard(task)
             writer.close()
+
+    def _forward_for(self, head: bytes) -> Forward | None:
+        target = head.split(b"\r\n", 1)[0].split(b" ")[1:2]
+        path = target[0].partition(b"?")[0] if target else b""
+        found = (forward for root, forward in self._forwarded.items() if path == root or path.startswith(root + b"/"))
+        return next(found, None)
+
+    async def _pass_on(
+        self, forward: Forward, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if self._forwarding >= _MAX_FORWARDED:
+            writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            return
+        self._forwarding += 1
+        try:
+            await forward(head, reader, writer)
+        finally:
+            self._forwarding -= 1
 
     async def _answer(self, head: bytes) -> tuple[int, str, bytes]:
         words = head.split(b"\r\n", 1)[0].split(b" ")

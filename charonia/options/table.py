@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 GATEWAY, BATCHER, EXECUTOR, WEBHOOKS, SERVE = "gateway", "batcher", "executor", "webhooks", "serve"
+CONSOLE = "console"
+"""Reads the log and the metrics, and is no part: it joins nothing."""
 _PARTS = frozenset({GATEWAY, BATCHER, EXECUTOR, WEBHOOKS})
 _ALL = _PARTS | {SERVE}
 _G = frozenset({GATEWAY, SERVE})
@@ -16,6 +18,7 @@ _E = frozenset({EXECUTOR, SERVE})
 _B = frozenset({BATCHER, EXECUTOR, SERVE})
 _W = frozenset({WEBHOOKS, SERVE})
 _S = frozenset({SERVE})
+_C = frozenset({CONSOLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,11 @@ OPTIONS: tuple[Option, ...] = (
         "log-url",
         "str",
         "",
-        _ALL,
+        _ALL | _C,
         "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster:// URL of the log; serve has its own",
     ),
-    Option("blob-url", "str", "", _ALL, "URL of a server beside the log for large payloads of work at level memory"),
-    Option("blob-password-file", "str", "", _ALL, "file that holds that server's password, instead of one in the URL"),
+    Option("blob-url", "str", "", _ALL | _C, "URL of a server beside the log for large payloads at level memory"),
+    Option("blob-password-file", "str", "", _ALL | _C, "file that holds that server's password, if not the URL"),
     Option(
         "shm-dir",
         "str",
@@ -73,19 +76,19 @@ OPTIONS: tuple[Option, ...] = (
         _G | _B,
         "directory on a memory file system for tensors over 32 KB, shared by the parts of a machine",
     ),
-    Option("log-password-file", "str", "", _ALL, "file that holds the log's password, instead of one in the URL"),
+    Option("log-password-file", "str", "", _ALL | _C, "file that holds the log's password, instead of one in the URL"),
     Option(
         "require-secure-log",
         "bool",
         False,
-        _ALL,
+        _ALL | _C,
         "refuse a log over the network without TLS, a verified certificate, a user of its own, or open to anybody",
     ),
     Option(
         "state-dir",
         "str",
         "",
-        _E,
+        _E | _C,
         "where serve keeps its log, sockets and process list, and an executor unpacked python environments",
     ),
     Option("log-server", "str", "", _S, "valkey-server or redis-server binary (>= 7.0) for the private log"),
@@ -98,7 +101,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("executors", "int", 1, _S, "executor processes to start"),
     Option("batcher", "str", "auto", _S, "auto, separate or colocated (inside the one executor process)"),
-    Option("config", "str", "", _ALL, "TOML file of option values"),
+    Option("config", "str", "", _ALL | _C, "TOML file of option values"),
     Option("pool", "str", "default", _E, "pool the executor joins"),
     Option("label", "str", (), _E, "<key>=<value> that models may require of an executor; repeatable", repeat=True),
     Option(
@@ -280,8 +283,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("journal-retention-secs", "int", 86_400, _G, "how long journal entries are kept, 0 for no bound"),
     Option("journal-retention-bytes", "int", 256 * 1024**2, _G, "journal kept of a model, 0 for no bound"),
     Option("dead-letter-retention-bytes", "int", 256 * 1024**2, _B, "dead letters kept of a model, 0 for no bound"),
-    Option("tenant-header", "str", "", _G, "header or metadata key in which a trusted proxy names the tenant"),
-    Option("api-keys", "str", "", _G, "TOML or JSON file of tenants and their keys; read again when it changes"),
+    Option("tenant-header", "str", "", _G | _C, "header or metadata key in which a trusted proxy names the tenant"),
+    Option("api-keys", "str", "", _G | _C, "TOML or JSON file of tenants and their keys; read again when it changes"),
     # response cache
     Option(
         "cache-config",
@@ -331,12 +334,24 @@ OPTIONS: tuple[Option, ...] = (
         "<setting>=<value>: counter_latencies, histogram_latencies, summary_latencies, summary_quantiles; repeatable",
         repeat=True,
     ),
-    Option("log-verbose", "int", 0, _ALL, "verbosity, 0 for none"),
-    Option("log-info", "bool", True, _ALL, "log information"),
-    Option("log-warning", "bool", True, _ALL, "log warnings"),
-    Option("log-error", "bool", True, _ALL, "log errors"),
-    Option("log-format", "str", "default", _ALL, "format of log lines: default or ISO8601"),
-    Option("log-file", "str", "", _ALL, "file that log lines are appended to (empty: standard error)"),
+    # console
+    Option("allow-console", "bool", True, _S, "show pages about the server under /console of the metrics port"),
+    Option("console-address", "str", "127.0.0.1", _C, "address of the console"),
+    Option("console-port", "int", 8004, _C, "port of the console, 0 for a free one"),
+    Option(
+        "metrics-url",
+        "str",
+        (),
+        _C,
+        "http://host:port/metrics of each part, or of serve; repeatable; that of --state-dir's server by default",
+        repeat=True,
+    ),
+    Option("log-verbose", "int", 0, _ALL | _C, "verbosity, 0 for none"),
+    Option("log-info", "bool", True, _ALL | _C, "log information"),
+    Option("log-warning", "bool", True, _ALL | _C, "log warnings"),
+    Option("log-error", "bool", True, _ALL | _C, "log errors"),
+    Option("log-format", "str", "default", _ALL | _C, "format of log lines: default or ISO8601"),
+    Option("log-file", "str", "", _ALL | _C, "file that log lines are appended to (empty: standard error)"),
     Option(
         "debug-stalls",
         "int",
@@ -346,8 +361,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     # internal: how serve controls its children
     Option("metrics-socket", "str", "", _PARTS, "unix socket of /metrics"),
+    Option("console-socket", "str", "", _C, "unix socket of the console, in place of its port"),
     Option("joint-metrics-socket", "str", "", frozenset({GATEWAY}), "unix socket of the whole server's /metrics"),
-    Option("report-fd", "int", -1, _PARTS, "descriptor that gets the ports and 'ready'"),
+    Option("report-fd", "int", -1, _PARTS | _C, "descriptor that gets the ports and 'ready'"),
     Option("fail-points", "str", "", _ALL, "directory in which a drill arms fail points (off when empty)"),
     Option("await-executors", "int", 0, frozenset({GATEWAY}), "listen once so many executors have loaded their models"),
     Option("with-batcher", "flag", False, frozenset({EXECUTOR}), "host the batcher in the executor process"),

@@ -13,10 +13,11 @@ from typing import Any
 from charonia.errors import StartupError
 
 from .cloud_options import vertex_ai_defaults
-from .table import ALIASES, ANY, BATCHER, EXECUTOR, GATEWAY, OPTIONS, RANGES, SERVE, WEBHOOKS, Option
+from .table import ALIASES, ANY, BATCHER, CONSOLE, EXECUTOR, GATEWAY, OPTIONS, RANGES, SERVE, WEBHOOKS, Option
 
 __all__ = [
     "BATCHER",
+    "CONSOLE",
     "EXECUTOR",
     "GATEWAY",
     "OPTIONS",

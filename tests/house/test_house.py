@@ -67,7 +67,8 @@ def test_a_wheel_holds_exactly_the_five_packages(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    for needed in ("charonia/eventlog/scripts/settle.lua", "charonia/py.typed", "protos/grpc_service.proto"):
+    console = ("charonia/console/templates/parts/tiles.html", "charonia/console/static/vendored/uplot/LICENSE")
+    for needed in ("charonia/eventlog/scripts/settle.lua", "charonia/py.typed", "protos/grpc_service.proto", *console):
         assert needed in names
     assert not [name for name in names if "test" in name.split("/")[0]]
 

@@ -60,6 +60,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "docs/stack.md",
         "docs/metrics.md",
         "docs/boards.md",
+        f"{HOWTO}console.md",
         f"{HOWTO}tracing.md",
         "docs/queue-tools.md",
         "docs/model-faults.md",
@@ -73,7 +74,13 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         f"{HOWTO}kubernetes-values.md",
         f"{HOWTO}upgrades.md",
     ),
-    "Measure": (f"{HOWTO}bench.md", f"{HOWTO}tune.md", f"{HOWTO}simulate.md", "docs/performance.md", "docs/benchmarks.md"),
+    "Measure": (
+        f"{HOWTO}bench.md",
+        f"{HOWTO}tune.md",
+        f"{HOWTO}simulate.md",
+        "docs/performance.md",
+        "docs/benchmarks.md",
+    ),
     "Understand and change": (
         "docs/architecture.md",
         "docs/glossary.md",

@@ -1,0 +1,106 @@
+"""The console of `serve`: passes requests below `/console` of the metrics port to a process that starts with the first.
+
+Most servers are never looked at, so the process costs nothing before. It is a child like the others from then on: the
+supervisor starts it again when it ends. What it does is `console_role`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+INSTALL = "needs jinja2: pip install 'charonia[console]'"
+_START_TIMEOUT_S = 60.0
+_CHUNK_BYTES = 65_536
+_PER_HOP = re.compile(rb"\r\n(?:connection|keep-alive|upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
+
+
+class ConsolePart:
+    """Starts the console's process and connects viewers to its socket."""
+
+    def __init__(self, socket_path: Path, start: Callable[[], None]) -> None:
+        """`start` starts the process, which listens at `socket_path`; it is called once."""
+        self._socket_path = socket_path
+        self._start = start
+        self._started = False
+        self._up = asyncio.Event()
+        self._reason = ""
+
+    def announced(self, where: str) -> str:
+        """What `serve` says about it as it starts."""
+        return f"http://{where}/console" if is_installed() else INSTALL
+
+    def is_up(self) -> None:
+        """The process listens."""
+        self._up.set()
+
+    def is_down(self, reason: str) -> None:
+        """The process ended; another is being started."""
+        self._up.clear()
+        self._reason = reason
+
+    async def forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Have the console answer a request; one for each connection, as the next may be for the metrics."""
+        if not is_installed():
+            await _refuse(writer, f"the console {INSTALL}")
+            return
+        if not self._started:
+            self._started = True
+            self._start()
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._up.wait()
+            upstream, to_console = await asyncio.open_unix_connection(str(self._socket_path))
+        except (OSError, TimeoutError):
+            await _refuse(writer, f"the console does not answer{f': {self._reason}' if self._reason else ''}")
+            return
+        try:
+            first, _, rest = _PER_HOP.sub(b"", head).partition(b"\r\n")
+            to_console.write(first + b"\r\nconnection: close\r\n" + rest)
+            await _relay(upstream, writer, reader)
+        finally:
+            to_console.close()
+
+
+def is_installed() -> bool:
+    """Whether what the console needs beyond the server is there."""
+    return find_spec("jinja2") is not None
+
+
+async def _relay(upstream: asyncio.StreamReader, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
+    """Pass the answer on until it ends, or the viewer has left, which ends streams of events."""
+    gone = asyncio.create_task(_until_closed(reader), name="console viewer")
+    passing = asyncio.create_task(_pass_on(upstream, writer), name="console answer")
+    try:
+        await asyncio.wait([gone, passing], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (gone, passing):
+            task.cancel()
+        for task in (gone, passing):
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await task
+
+
+async def _pass_on(upstream: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await upstream.read(_CHUNK_BYTES):
+        writer.write(data)
+        await writer.drain()
+
+
+async def _until_closed(reader: asyncio.StreamReader) -> None:
+    """Requests of the console have no bodies: bytes that come all the same are dropped."""
+    while await reader.read(_CHUNK_BYTES):
+        pass
+
+
+async def _refuse(writer: asyncio.StreamWriter, sentence: str) -> None:
+    body = f"{sentence}\n".encode()
+    writer.write(
+        b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n"
+        b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+    )
+    await writer.drain()

@@ -1,0 +1,152 @@
+"""Runs the console in this process (`charonia console`): finds the log and the metrics, and serves its pages.
+
+It joins nothing and writes nothing to the log, so it may come and go, and run on any machine that reaches the log.
+`serve` starts one behind its metrics port (`console_part`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from charonia.composition.logs import configure_logging
+from charonia.composition.roles import check_servers, close_log, open_blobs
+from charonia.composition.state_directory import ENDPOINTS, default_state_dir
+from charonia.errors import StartupError
+from charonia.metrics.endpoint import scrape
+from charonia.metrics.exposition import merge
+from charonia.options.values import Values
+
+from .console_part import INSTALL, is_installed
+
+if TYPE_CHECKING:
+    from charonia.console.log_views import Viewer
+    from charonia.console.web_app import Identify
+    from charonia.options.settings import GatewaySettings
+
+_SCRAPE_TIMEOUT_S = 2.0
+_NO_CACHE: Values = {"cache_config": (), "response_cache_byte_size": 0}
+"""The options of the response cache, whose server is checked with the log's, and which the console does not read."""
+
+_log = logging.getLogger(__name__)
+
+
+def run_console(values: Values) -> int:
+    """Serve the console until a signal; the exit code. Raises `StartupError`."""
+    configure_logging(values)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it has a line for each reading
+    if not is_installed():
+        raise StartupError(f"the console {INSTALL}")
+    return asyncio.run(_run(values))
+
+
+async def _run(values: Values) -> int:
+    from charonia.console.page_server import Place, serve_pages
+    from charonia.console.readings import Sampler
+    from charonia.console.web_app import ConsoleApp
+    from charonia.eventlog.redis import open_log
+    from charonia.eventlog.redis.server.address import with_password
+
+    told = _told(values)
+    url = with_password(values["log_url"] or told.get("log", ""), values["log_password_file"])
+    if not url:
+        raise StartupError(
+            "charonia console needs --log-url, the URL of the log, or --state-dir, the state directory of a running "
+            "'charonia serve'"
+        )
+    metrics = values["metrics_url"] or ((f"http://{told['metrics']}/metrics",) if "metrics" in told else ())
+    for address in metrics:
+        if not address.startswith(("http://", "https://", "unix:")):
+            raise StartupError(f"--metrics-url must begin with http://, https:// or unix:, got '{address}'")
+    identify = identification(values)
+    await check_servers({**_NO_CACHE, **values}, url)
+    log = open_log(url)
+    await open_blobs(log, values)
+    await log.open()
+    sampler = Sampler(log, metrics_reader(metrics))
+    try:
+        app = ConsoleApp(log, sampler, read_statistics, identify)
+        place = Place(values["console_socket"], values["console_address"], values["console_port"])
+        await serve_pages(app.asgi, place, lambda where: _announce(values["report_fd"], where))
+    finally:
+        await sampler.close()
+        await close_log(log)
+    return 0
+
+
+def _told(values: Values) -> Mapping[str, str]:
+    """What a running `serve` wrote into its state directory; nothing where the log is given."""
+    if values["log_url"]:
+        return {}
+    path = Path(values["state_dir"] or default_state_dir()).expanduser() / ENDPOINTS
+    try:
+        found: Mapping[str, str] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def identification(values: Values) -> Identify | None:
+    """Who asks, as the gateways decide it (`--api-keys`, `--tenant-header`); None without tenants."""
+    from charonia.console.log_views import Viewer
+    from gateway.access.tenants import Tenants
+
+    named = SimpleNamespace(tenant_header=values["tenant_header"], api_keys=values["api_keys"])
+    tenants = Tenants.of(cast("GatewaySettings", named))
+    if tenants is None:
+        return None
+
+    def identify(headers: Sequence[tuple[bytes, bytes]]) -> Viewer:
+        caller = tenants.identify(headers)
+        return Viewer(caller.tenant, caller.scoped)
+
+    return identify
+
+
+def read_statistics(name: str, version: int, counters: Mapping[str, int], memory: Mapping[str, int]) -> dict[str, Any]:
+    """Triton's statistics of a version, as the gateways report them."""
+    from gateway.reports.model_statistics import model_statistics
+
+    return asdict(model_statistics(name, version, counters, memory))
+
+
+def metrics_reader(urls: Sequence[str]) -> Callable[[], Awaitable[str]]:
+    """Reads the pages at all addresses and adds them up; those that do not answer are left out."""
+
+    async def read() -> str:
+        pages = await asyncio.gather(*(_page(url) for url in urls))
+        answered = [page for page in pages if page]
+        return answered[0] if len(answered) == 1 else merge(answered).decode() if answered else ""
+
+    return read
+
+
+async def _page(url: str) -> str:
+    if url.startswith("unix:"):
+        return await scrape(Path(url.removeprefix("unix:")))
+    import httpx2
+
+    try:
+        async with httpx2.AsyncClient(timeout=_SCRAPE_TIMEOUT_S, trust_env=False) as client:
+            answer = await client.get(url)
+    except httpx2.HTTPError as error:
+        _log.debug("no metrics from %s: %s", url, error)
+        return ""
+    return answer.text if answer.status_code == 200 else ""
+
+
+def _announce(report_fd: int, where: str) -> None:
+    """Say that it listens, to the supervisor or to the user."""
+    if report_fd < 0:
+        print(f"console  {where}", flush=True)  # noqa: T201
+        return
+    with contextlib.suppress(OSError):
+        os.write(report_fd, json.dumps({"endpoints": {}, "ready": True}).encode() + b"\n")

@@ -1,0 +1,293 @@
+"""Reads what pages show from the log, with the readers of `charonia.operations`: documents of plain values.
+
+Nothing is written. What a viewer with a tenant may see is decided here: its own jobs, queued requests and dead letters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from charonia import keys
+from charonia.catalog.catalog import Catalog, ExecutorView
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import InvalidRecord, NotFound
+from charonia.eventlog.control import facts_of, folded_control
+from charonia.eventlog.port import START, EventLog
+from charonia.facts.events import Fact
+from charonia.facts.jobs import JobRecord, JobState, public_id
+from charonia.facts.journal import JournalFact, read_facts
+from charonia.models.json_form import to_json
+from charonia.operations import dead_letters, executors, queues
+from charonia.operations import job_commands as jobs
+from charonia.operations.queued import find_queued
+
+from .request_story import History, explain
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_SCANNED = 200
+"""Requests of a lane that a page reads: their age is that of the first, totals are the log's counts."""
+_QUEUED_ROWS = 50
+_JOB_ROWS = 100
+_LETTER_ROWS = 100
+_PAGE = 1000
+_JOURNAL_PAGES = 20
+_JOURNAL_BEFORE_US = 60_000_000
+"""How far before a request's acceptance the journal is read for the requests that were before it."""
+
+ReadStatistics = Callable[[str, int, Mapping[str, int], Mapping[str, int]], dict[str, Any]]
+"""Makes Triton's statistics of a version (name, version, counters, memory): the gateways' own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who looks. `scoped`: only what is `tenant`'s may be shown."""
+
+    tenant: str = ""
+    scoped: bool = False
+
+    def may_see(self, tenant: str) -> bool:
+        return not self.scoped or tenant == self.tenant
+
+
+EVERYTHING = Viewer()
+
+
+async def overview(log: EventLog) -> dict[str, Any]:
+    """Executors with the versions they hold, models with their queues, and how the log is. The same for all viewers."""
+    before_ns = monotonic_ns()
+    used, most = await log.memory_bytes()
+    answer_ms = (monotonic_ns() - before_ns) / 1e6
+    catalog = await folded_control(log)
+    listed = await executors.list_executors(log)
+    queued = await queues.list_queues(log, (), wall_ns(), _SCANNED)
+    for row in listed["executors"]:
+        row["holds"] = _held(catalog.executors.get(row["executor"]))
+    return {
+        "executors": listed["executors"],
+        "models": _models(catalog, queued),
+        "queues": queued["queues"],
+        "log": {"used_bytes": used, "most_bytes": most, "answer_ms": answer_ms},
+        "lag_s": max((row["oldest_age_s"] for row in queued["queues"]), default=0.0),
+        "queued": sum(row["requests"] for row in queued["models"]),
+    }
+
+
+def _held(view: ExecutorView | None) -> list[dict[str, Any]]:
+    if view is None:
+        return []
+    return [
+        {
+            "model": model,
+            "version": version,
+            "state": "on demand" if entry.on_demand else entry.state,
+            "slots": entry.loaded.slots if entry.loaded is not None else 0,
+        }
+        for model, version, entry in sorted(view.versions, key=lambda one: one[:2])
+    ]
+
+
+def _models(catalog: Catalog, queued: Mapping[str, Any]) -> list[dict[str, Any]]:
+    states: dict[str, list[dict[str, Any]]] = {}
+    for row in catalog.index():
+        states.setdefault(row.model, []).append({"version": row.version, "state": row.state, "reason": row.reason})
+    found: dict[str, dict[str, Any]] = {
+        name: {"model": name, "versions": versions, "requests": 0, "bytes": 0} for name, versions in states.items()
+    }
+    for total in queued["models"]:
+        listed = found.setdefault(total["model"], {"model": total["model"], "versions": []})
+        listed.update(total)
+        listed["oldest_age_s"] = max(
+            (lane["oldest_age_s"] for lane in queued["queues"] if lane["model"] == total["model"]), default=None
+        )
+    return [found[name] for name in sorted(found)]
+
+
+# -- a model -----------------------------------------------------------------------------------------------------------
+
+
+async def model_page(log: EventLog, model: str, viewer: Viewer, statistics: ReadStatistics) -> dict[str, Any]:
+    """Versions, configuration, statistics, and the queue by level and tenant. Raises `NotFound`."""
+    catalog = await folded_control(log)
+    rows = [row for row in catalog.index() if row.model == model]
+    now_ns = wall_ns()
+    listed = await queues.list_queues(log, (model,), now_ns, _SCANNED)
+    inspected = await queues.inspect_queue(log, model, now_ns, _QUEUED_ROWS)
+    (total,) = listed["models"]
+    # only jobs have tenants in the log: whose a call is cannot be told
+    own = [row for row in inspected["queue"] if row["job"] is not None and viewer.may_see(row["tenant"])]
+    visible = own if viewer.scoped else inspected["queue"]
+    tenants = {name: counts for name, counts in total["tenants"].items() if viewer.may_see(name)}
+    return {
+        "model": model,
+        "versions": [
+            {"version": row.version, "state": row.state, "reason": row.reason, **_served(catalog, model, row.version)}
+            for row in rows
+        ],
+        "config": _config(catalog, model),
+        "statistics": await _statistics(log, catalog, model, statistics),
+        "queue": {**total, "tenants": tenants},
+        "lanes": listed["queues"],
+        "queued": visible,
+        "adaptive": inspected["adaptive"],
+        "excluded": {name: view.excluded[model] for name, view in catalog.executors.items() if model in view.excluded},
+    }
+
+
+def _served(catalog: Catalog, model: str, version: int) -> dict[str, Any]:
+    slots, places, load_s, memory = 0, [], 0.0, dict[str, int]()
+    for incarnation, view in catalog.executors.items():
+        entry = view.versions.get(model, version)
+        if entry is None or entry.loaded is None or view.lost:
+            continue
+        slots += entry.loaded.slots
+        places.append(incarnation)
+        load_s = max(load_s, entry.loaded.load_ns / 1e9)
+        for place, size in entry.loaded.memory.items():
+            memory[place] = memory.get(place, 0) + size
+    return {"slots": slots, "executors": places, "load_s": load_s, "memory": memory}
+
+
+def _config(catalog: Catalog, model: str) -> dict[str, Any]:
+    """The configuration of its newest version, as executors completed it; empty if none is loaded."""
+    served = catalog.held(model)
+    return to_json(served[max(served)].config) if served else {}
+
+
+async def _statistics(log: EventLog, catalog: Catalog, model: str, read: ReadStatistics) -> list[dict[str, Any]]:
+    found = []
+    for version, served in sorted(catalog.held(model).items()):
+        counters = await log.statistics(keys.statistics(model, version, served.content_hash))
+        found.append(read(model, version, counters, _served(catalog, model, version)["memory"]))
+    return found
+
+
+# -- jobs and requests -------------------------------------------------------------------------------------------------
+
+
+async def job_list(log: EventLog, viewer: Viewer, model: str, state: str, after: str) -> dict[str, Any]:
+    """Jobs, active ones first, of a model ("" for all) and in a state ("" for any)."""
+    wanted = jobs.Filter(
+        (model,) if model else (),
+        frozenset({JobState(state)}) if state in set(JobState) else frozenset(),
+        viewer.tenant if viewer.scoped else None,
+        0.0,
+        after,
+    )
+    return await jobs.list_jobs(log, wanted, wall_ns() // 1000, _JOB_ROWS)
+
+
+async def request_page(log: EventLog, model: str, text: str, viewer: Viewer) -> dict[str, Any]:
+    """The story of a job, or of a request that the journal or the queue has. Raises `NotFound`."""
+    if not _ID.fullmatch(text):
+        raise NotFound(f"'{text}' is no id of a request: 32 hex digits")
+    request_id = bytes.fromhex(text)
+    job = await log.job(model, request_id)
+    if (job is not None and not viewer.may_see(job.tenant)) or (job is None and viewer.scoped):
+        raise NotFound(f"request '{text}' is unknown to this log")
+    journal, cut = await _journal(log, model, job)
+    accepted_us = job.accepted_us if job is not None else await _accepted_us(log, model, request_id, journal)
+    if not accepted_us:
+        raise NotFound(f"request '{text}' is unknown to this log: it is neither queued, nor a job, nor in the journal")
+    catalog = await folded_control(log)
+    ended = job.events[-1].detail if job is not None and job.events else {}
+    history = History(
+        request_id,
+        accepted_us,
+        wall_ns() // 1000,
+        model,
+        job.events if job is not None else (),
+        journal,
+        await _control(log),
+        _batch_delay_us(catalog, model),
+        await log.paused(model),
+        cut,
+        ended.get("dead_letter") is True,
+    )
+    return {
+        "model": model,
+        "id": request_id.hex(),
+        "public_id": public_id(model, request_id),
+        "job": jobs.job_json(job, history.now_us) if job is not None else None,
+        "about": {name: jobs.plain(value) for name, value in job.about.items()} if job is not None else {},
+        "accepted_us": accepted_us,
+        "story": explain(history),
+        "dead_letter": history.dead_letter,
+    }
+
+
+async def _journal(log: EventLog, model: str, job: JobRecord | None) -> tuple[list[tuple[int, JournalFact]], bool]:
+    """The journal around a job's life, or from its beginning; and whether some of that was left unread."""
+    after, last_us = START, 0
+    if job is not None:
+        after = b"%d-0" % max(0, (job.accepted_us - _JOURNAL_BEFORE_US) // 1000)
+        last_us = job.ended_us + 1_000_000 if job.ended_us else 0
+    found: list[tuple[int, JournalFact]] = []
+    for _ in range(_JOURNAL_PAGES):
+        entries = await log.range(keys.journal(model), after, _PAGE)
+        if not entries:
+            return found, False
+        after = entries[-1].id
+        for entry in entries:
+            at_us = _entry_us(entry.id)
+            if last_us and at_us > last_us:
+                return found, False
+            try:
+                found += [(at_us, fact) for fact in read_facts(entry.fields)]
+            except InvalidRecord:
+                continue
+    return found, True
+
+
+async def _accepted_us(log: EventLog, model: str, request_id: bytes, journal: list[tuple[int, JournalFact]]) -> int:
+    for at_us, fact in journal:
+        if fact.kind == "accepted" and request_id in fact.ids:
+            return at_us
+    if await log.unsettled(model, [request_id]) == [-1]:
+        return 0
+    found = await find_queued(log, model, request_id, wall_ns() // 1000)
+    return found.record.accepted_ns // 1000 if found is not None else 0
+
+
+async def _control(log: EventLog) -> list[tuple[int, Fact]]:
+    """The control facts that are still in the log, each with its time."""
+    after, found = START, list[tuple[int, Fact]]()
+    while entries := await log.range(keys.CONTROL, after, _PAGE):
+        after = entries[-1].id
+        found += [(_entry_us(entry.id), fact) for entry in entries for fact in facts_of(entry)]
+    return found
+
+
+def _entry_us(entry_id: bytes) -> int:
+    """The time of an entry: its id begins with milliseconds."""
+    return int(entry_id.partition(b"-")[0]) * 1000
+
+
+def _batch_delay_us(catalog: Catalog, model: str) -> int | None:
+    served = catalog.held(model)
+    if not served:
+        return None
+    config = served[max(served)].config
+    if not config.HasField("dynamic_batching"):
+        return None
+    return int(config.dynamic_batching.max_queue_delay_microseconds)
+
+
+# -- dead letters ------------------------------------------------------------------------------------------------------
+
+
+async def letter_list(log: EventLog, viewer: Viewer, model: str) -> dict[str, Any]:
+    """Dead letters of a model, or of all ("")."""
+    listed = await dead_letters.list_letters(log, (model,) if model else (), wall_ns() // 1000, _LETTER_ROWS)
+    return {**listed, "letters": [row for row in listed["letters"] if viewer.may_see(row["tenant"])]}
+
+
+async def letter_page(log: EventLog, viewer: Viewer, model: str, text: str) -> dict[str, Any]:
+    """One dead letter with a preview of its inputs. Raises `NotFound`."""
+    (letter,) = await dead_letters.choose(log, model, (text,), every=False)
+    shown = await dead_letters.show_letter(log, letter, wall_ns() // 1000, None)
+    if not viewer.may_see(shown["tenant"]):
+        raise NotFound(f"dead letter '{text}' is unknown to model '{model}'")
+    return shown

@@ -1,0 +1,71 @@
+"""Reads a metrics page (Prometheus text 0.0.4) into numbers by family and labels. Pure.
+
+Pages are joined by `charonia.metrics.exposition`; what figures mean is `server_figures`' to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+Labels = tuple[tuple[str, str], ...]
+"""Sorted pairs of label and value."""
+
+Version = tuple[str, str]
+"""(model, version) as the labels have them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One reading of the metrics. `time_s` is a clock's that never goes back; without metrics `families` is empty."""
+
+    time_s: float
+    families: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+
+    def total(self, family: str) -> float:
+        """The sum over all series of a family, 0 without any."""
+        return sum(self.families.get(family, {}).values())
+
+    def largest(self, family: str) -> float | None:
+        """The largest value of a family, None without any."""
+        return max(self.families.get(family, {}).values(), default=None)
+
+    def of_model(self, family: str, model: str, version: str = "") -> float:
+        """The sum over the series of a model, or of one version."""
+        found = 0.0
+        for labels, value in self.families.get(family, {}).items():
+            named = dict(labels)
+            if named.get("model") == model and version in ("", named.get("version", "")):
+                found += value
+        return found
+
+    def series_of(self, family: str, model: str) -> Iterator[tuple[dict[str, str], float]]:
+        """Labels and value of each series of a model."""
+        for labels, value in self.families.get(family, {}).items():
+            named = dict(labels)
+            if named.get("model") == model:
+                yield named, value
+
+    def versions(self) -> list[Version]:
+        """Every model version that has statistics, by name."""
+        series = self.families.get("nv_inference_request_success", {})
+        pairs = {(dict(labels).get("model", ""), dict(labels).get("version", "")) for labels in series}
+        return sorted(pair for pair in pairs if pair[0])
+
+
+def read_page(text: str, time_s: float) -> Scrape:
+    """The numbers of a page. What no parser understands is left out, so that one bad family costs no page.
+
+    Counters have their names without `_total`, as Triton's families are called.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families: dict[str, dict[Labels, float]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                name = sample.name.removesuffix("_total")
+                families.setdefault(name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    except ValueError:
+        pass
+    return Scrape(time_s, families)

@@ -1,0 +1,127 @@
+"""Figures of a server and its models from two readings of its metrics: rates, means, and how full batches are. Pure.
+
+Rates are of the time between both readings. A counter that went back belongs to a server that was started again: then
+what it has now is what it counted since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .metric_samples import Scrape
+
+SUCCESS, FAILURE = "nv_inference_request_success", "nv_inference_request_failure"
+PENDING = "nv_inference_pending_request_count"
+_RUNNING = "charonia_batcher_running_requests"
+_SUMMARY = "nv_inference_request_summary_us"
+PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
+"""Where the time of a request goes, in order, as Triton's statistics name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """One model version, or all of them together. Times in ms, rates per second; None: nothing to divide by."""
+
+    model: str
+    version: str
+    rate: float
+    error_rate: float
+    latency_ms: float | None
+    phases_ms: Mapping[str, float | None]
+    rows_per_execution: float | None
+    pending: int
+    running: int
+
+    @property
+    def error_share(self) -> float:
+        """Failed requests of all, 0 to 1."""
+        every = self.rate + self.error_rate
+        return self.error_rate / every if every else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """The whole server, and each of its versions."""
+
+    whole: ModelFigures
+    models: tuple[ModelFigures, ...]
+    log_used_bytes: int | None
+    log_most_bytes: int | None
+
+
+def figures(before: Scrape, after: Scrape) -> ServerFigures:
+    """What happened between two readings."""
+    versions = tuple(_figures(before, after, model, version) for model, version in after.versions())
+    used, most = after.largest("charonia_log_memory_used_bytes"), after.largest("charonia_log_memory_max_bytes")
+    return ServerFigures(
+        _figures(before, after, "", ""),
+        versions,
+        None if used is None else int(used),
+        None if most is None else int(most),
+    )
+
+
+def model_figures(before: Scrape, after: Scrape, model: str) -> ModelFigures:
+    """One model, all its versions together."""
+    return _figures(before, after, model, "")
+
+
+def _figures(before: Scrape, after: Scrape, model: str, version: str) -> ModelFigures:
+    seconds = max(1e-9, after.time_s - before.time_s)
+
+    def value(scrape: Scrape, family: str) -> float:
+        return scrape.of_model(family, model, version) if model else scrape.total(family)
+
+    def grown(family: str) -> float:
+        return growth(value(before, family), value(after, family))
+
+    answered, failed = grown(SUCCESS), grown(FAILURE)
+    executions = grown("nv_inference_exec_count")
+
+    def mean_ms(family: str) -> float | None:
+        return grown(family) / answered / 1000 if answered else None
+
+    return ModelFigures(
+        model,
+        version,
+        answered / seconds,
+        failed / seconds,
+        mean_ms("nv_inference_request_duration_us"),
+        {phase: mean_ms(f"nv_inference_{phase}_duration_us") for phase in PHASES},
+        grown("nv_inference_count") / executions if executions else None,
+        int(value(after, PENDING)),
+        int(after.of_model(_RUNNING, model) if model else after.total(_RUNNING)),
+    )
+
+
+def growth(before: float, after: float) -> float:
+    """How far a counter came."""
+    return after - before if after >= before else after
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of a histogram: `label` says which values, `share` is of the highest bar, 0 to 1."""
+
+    label: str
+    count: int
+    share: float
+
+
+def bars(counts: Sequence[tuple[str, int]]) -> list[Bar]:
+    """Counts by label as bars."""
+    highest = max((count for _, count in counts), default=0)
+    return [Bar(label, count, count / highest if highest else 0.0) for label, count in counts]
+
+
+def quantiles_ms(scrape: Scrape, model: str) -> dict[str, float]:
+    """Quantiles of a model's latency in the last minute, of the version that is slowest; empty unless the server
+    measures them (`--metrics-config summary_latencies=true`).
+    """
+    found: dict[str, float] = {}
+    for labels, value in scrape.series_of(_SUMMARY, model):
+        quantile = labels.get("quantile")
+        if quantile is not None and value == value:
+            found[quantile] = max(found.get(quantile, 0.0), value / 1000)
+    return dict(sorted(found.items()))

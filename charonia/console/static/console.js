@@ -1,0 +1,106 @@
+// Live updates: regions are replaced by what the server renders, plots get a point for each reading.
+"use strict";
+(() => {
+  const $ = (selector) => document.querySelector(selector);
+
+  // -- theme
+  const dark = () => {
+    const chosen = document.documentElement.dataset.theme;
+    return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  };
+  $("#theme").addEventListener("click", () => {
+    const next = dark() ? "light" : "dark";
+    document.documentElement.dataset.theme = next;
+    try { localStorage.setItem("charonia-theme", next); } catch { /* storage is off */ }
+    draw();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+
+  // -- plots
+  const KEPT = 450;
+  let columns = null;
+  let plots = [];
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  const number = (value, unit) => value == null ? "–" : `${+value.toPrecision(3)}${unit}`;
+
+  const utc = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
+
+  function draw() {
+    for (const plot of plots) plot.plot.destroy();
+    plots = [];
+    if (!columns) return;
+    const grid = { stroke: colour("--plot-grid"), width: 1 };
+    const axis = { stroke: colour("--plot-text"), grid, ticks: grid, font: "11px system-ui, sans-serif" };
+    for (const figure of document.querySelectorAll("figure.chart")) {
+      const unit = figure.dataset.unit;
+      const wanted = figure.dataset.columns.split(",").map(Number);
+      const names = figure.dataset.names.split(",");
+      const series = wanted.map((_, at) => ({
+        label: names[at],
+        stroke: colour(at ? "--plot-second" : "--plot-first"),
+        fill: at ? undefined : colour("--plot-fill"),
+        width: 2,
+        points: { show: false },
+        value: (_plot, value) => number(value, unit),
+      }));
+      const options = {
+        width: figure.clientWidth,
+        height: 180,
+        cursor: { y: false },
+        tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
+        legend: { live: true },
+        scales: { y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
+        axes: [{ ...axis, size: 32, values: (_plot, values) => values.map(utc) }, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
+        series: [{ value: (_plot, value) => value == null ? "–" : utc(value) }, ...series],
+      };
+      const plot = new uPlot(options, [columns[0], ...wanted.map((column) => columns[column])], figure);
+      plots.push({ plot, figure, wanted });
+    }
+  }
+  addEventListener("resize", () => {
+    for (const { plot, figure } of plots) plot.setSize({ width: figure.clientWidth, height: 180 });
+  });
+
+  function add(point) {
+    columns.forEach((column, at) => {
+      column.push(point[at]);
+      if (column.length > KEPT) column.shift();
+    });
+    for (const { plot, wanted } of plots) plot.setData([columns[0], ...wanted.map((column) => columns[column])]);
+  }
+
+  // -- live updates
+  const live = $("#live");
+  if (!live || !window.EventSource) return;
+  const text = $("#live-text");
+  let held = false;
+  const say = (state, words) => { live.dataset.state = state; if (text.textContent !== words) text.textContent = words; };
+
+  function replace(id, html) {
+    const region = document.getElementById(id);
+    // what has the keyboard's focus, or is open, stays as it is
+    if (!region || region.contains(document.activeElement) || region.querySelector("details[open]")) return;
+    const scrolled = [...region.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    region.innerHTML = html;
+    region.querySelectorAll(".scroll").forEach((one, at) => { one.scrollLeft = scrolled[at] || 0; });
+  }
+
+  const query = new URLSearchParams({ page: live.dataset.page, model: live.dataset.model });
+  const source = new EventSource(`${location.pathname.split("/console")[0]}/console/live?${query}`);
+  source.addEventListener("update", (event) => {
+    const update = JSON.parse(event.data);
+    if (update.history) { columns = update.history; draw(); } else if (columns) add(update.point);
+    if (held) return;
+    for (const [id, html] of Object.entries(update.regions)) replace(id, html);
+    say("live", "live");
+  });
+  source.addEventListener("problem", (event) => say("bad", JSON.parse(event.data).text));
+  source.addEventListener("error", () => say("bad", source.readyState === EventSource.CLOSED ? "disconnected" : "reconnecting"));
+  $("#hold").addEventListener("click", (event) => {
+    held = !held;
+    event.target.setAttribute("aria-pressed", String(held));
+    event.target.textContent = held ? "Go on" : "Hold";
+    if (held) say("held", "held");
+  });
+})();

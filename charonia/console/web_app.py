@@ -1,0 +1,269 @@
+"""Answers the console's requests: pages, their live updates as server-sent events, and static files.
+
+A Starlette application below `/console`. It takes only GET and HEAD, so no page can be made to change anything; each
+answer has a content security policy under which a page runs the console's own scripts and styles and nothing else. Who
+asks is decided by `identify`, as for the API (`charonia.composition.console.console_role`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from charonia.errors import CharoniaError, NotFound, Unauthenticated
+from charonia.eventlog.port import EventLog
+from charonia.facts.jobs import JobState, parse_public_id
+
+from . import log_views
+from .log_views import ReadStatistics, Viewer
+from .page_rendering import HERE, PageRenderer
+from .readings import Sample, Sampler
+from .server_figures import ModelFigures, bars, quantiles_ms
+
+ROOT = "/console"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_REGIONS = {
+    "overview": ("tiles", "models_table", "executors"),
+    "models": ("models_table",),
+    "model": ("model_tiles", "model_versions", "model_time", "model_batches", "model_queue"),
+}
+"""Of each page with live updates the templates that are rendered again, which are also the ids of their elements."""
+_HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+Identify = Callable[[RawHeaders], Viewer]
+"""Who asks, by the headers of a request, names in lower case. Raises `Unauthenticated`."""
+
+
+class ConsoleApp:
+    """The pages of one server. `asgi` is the application."""
+
+    def __init__(
+        self, log: EventLog, sampler: Sampler, read_statistics: ReadStatistics, identify: Identify | None = None
+    ) -> None:
+        """Without `identify` every viewer sees everything."""
+        self._log = log
+        self._sampler = sampler
+        self._read_statistics = read_statistics
+        self._identify = identify
+        self._pages = PageRenderer()
+        pages = [
+            Route("/", self._overview),
+            Route("/live", self._live),
+            Route("/models", self._models),
+            Route("/models/{model}", self._model),
+            Route("/jobs", self._jobs),
+            Route("/find", self._find),
+            Route("/requests/{model}/{id}", self._request),
+            Route("/dead-letters", self._letters),
+            Route("/dead-letters/{model}/{id}", self._letter),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+        ]
+        handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
+            CharoniaError: self._failed,
+            HTTPException: self._refused,
+        }
+        routes = [Route("/", _to_console), Route(ROOT, _to_console), Mount(ROOT, routes=pages)]
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        self.asgi: ASGIApp = _Guarded(app)
+
+    # -- pages --------------------------------------------------------------------------------------------------------
+
+    async def _overview(self, request: Request) -> Response:
+        self._viewer(request)
+        await self._sampler.latest()
+        return self._page("overview", **await self._overview_values(), here="overview")
+
+    async def _models(self, request: Request) -> Response:
+        self._viewer(request)
+        await self._sampler.latest()
+        return self._page("models", **await self._overview_values(), here="models")
+
+    async def _model(self, request: Request) -> Response:
+        values = await self._model_values(request.path_params["model"], self._viewer(request))
+        return self._page("model", **values, here="models")
+
+    async def _jobs(self, request: Request) -> Response:
+        asked = request.query_params
+        model, state, after = (asked.get(name, "") for name in ("model", "state", "after"))
+        listed = await log_views.job_list(self._log, self._viewer(request), model, state, after)
+        states = [one.value for one in JobState]
+        return self._page("jobs", **listed, model=model, state=state, states=states, here="jobs")
+
+    async def _find(self, request: Request) -> Response:
+        """From an id in the search field to its page."""
+        self._viewer(request)
+        parsed = parse_public_id(request.query_params.get("id", "").strip())
+        if parsed is None:
+            raise HTTPException(400, "this is no id of a job: 32 hex digits, a dot, and the name of its model")
+        model, job_id = parsed
+        return RedirectResponse(f"{ROOT}/requests/{quote(model, safe='')}/{job_id.hex()}", 303)
+
+    async def _request(self, request: Request) -> Response:
+        model, text = request.path_params["model"], request.path_params["id"]
+        found = await log_views.request_page(self._log, model, text, self._viewer(request))
+        return self._page("request", **found, here="jobs")
+
+    async def _letters(self, request: Request) -> Response:
+        model = request.query_params.get("model", "")
+        listed = await log_views.letter_list(self._log, self._viewer(request), model)
+        return self._page("letters", **listed, model=model, here="letters")
+
+    async def _letter(self, request: Request) -> Response:
+        model, text = request.path_params["model"], request.path_params["id"]
+        shown = await log_views.letter_page(self._log, self._viewer(request), model, text)
+        return self._page("letter", letter=shown, here="letters")
+
+    def _page(self, name: str, **values: Any) -> Response:
+        return HTMLResponse(self._pages.page(name, root=ROOT, **values), headers={"cache-control": "no-store"})
+
+    # -- live ---------------------------------------------------------------------------------------------------------
+
+    async def _live(self, request: Request) -> Response:
+        page, model = request.query_params.get("page", "overview"), request.query_params.get("model", "")
+        if page not in _REGIONS:
+            raise HTTPException(404, f"no page '{page}' has live updates")
+        return StreamingResponse(
+            self.live_events(page, model, self._viewer(request)),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )
+
+    async def live_events(self, page: str, model: str, viewer: Viewer) -> AsyncIterator[bytes]:
+        """Events `update`: regions of the page as HTML, and a point, or at the beginning all points, for its plots."""
+        first = True
+        async for _ in self._sampler.follow():
+            try:
+                regions = await self._regions(page, model, viewer)
+            except CharoniaError as error:
+                yield _event("problem", {"text": error.message})
+                continue
+            points = {"history": self._sampler.history(model)} if first else {"point": self._sampler.point(model)}
+            first = False
+            yield _event("update", {"regions": regions, **points})
+
+    async def _regions(self, page: str, model: str, viewer: Viewer) -> dict[str, str]:
+        if page == "model":
+            values = await self._model_values(model, viewer)
+        else:
+            values = await self._overview_values()
+        return {name: self._pages.region(name, root=ROOT, **values) for name in _REGIONS[page]}
+
+    async def _overview_values(self) -> dict[str, Any]:
+        sample = await self._sampler.latest()
+        server = self._sampler.server()
+        view = sample.log or {"executors": [], "models": [], "log": None, "lag_s": None, "queued": None}
+        by_model: dict[str, list[ModelFigures]] = {}
+        for one in server.models:
+            by_model.setdefault(one.model, []).append(one)
+        return {
+            "server": server,
+            "figures": by_model,
+            "has_metrics": bool(sample.scrape.families),
+            "problem": sample.error,
+            "sampled_us": int(sample.wall_s * 1e6),
+            **view,
+        }
+
+    async def _model_values(self, model: str, viewer: Viewer) -> dict[str, Any]:
+        sample: Sample = await self._sampler.latest()
+        found = await log_views.model_page(self._log, model, viewer, self._read_statistics)
+        numbers = [one for one in self._sampler.server().models if one.model == model]
+        for row in found["versions"]:
+            loaded_s = sample.scrape.of_model("nv_model_load_duration_secs", model, str(row["version"]))
+            row["load_s"] = row["load_s"] or loaded_s
+        for counted in found["statistics"]:
+            counts = [(str(batch["batch_size"]), batch["compute_infer"]["count"]) for batch in counted["batches"]]
+            counted["bars"] = bars(counts)
+        return {
+            **found,
+            "figures": numbers,
+            "quantiles": quantiles_ms(sample.scrape, model),
+            "has_metrics": bool(sample.scrape.families),
+            "sampled_us": int(sample.wall_s * 1e6),
+        }
+
+    # -- who, and what went wrong -------------------------------------------------------------------------------------
+
+    def _viewer(self, request: Request) -> Viewer:
+        if self._identify is None:
+            return log_views.EVERYTHING
+        return self._identify([_with_key(header) for header in request.headers.raw])
+
+    async def _failed(self, _request: Request, error: CharoniaError) -> Response:
+        if isinstance(error, Unauthenticated):
+            page = self._problem(401, error.message)
+            page.headers["www-authenticate"] = 'Basic realm="charonia: any name, and an API key as the password"'
+            return page
+        return self._problem(404 if isinstance(error, NotFound) else 503, error.message)
+
+    async def _refused(self, _request: Request, error: HTTPException) -> Response:
+        return self._problem(error.status_code, error.detail)
+
+    def _problem(self, status: int, text: str) -> Response:
+        content = self._pages.page("problem", root=ROOT, status=status, text=text, here="")
+        return HTMLResponse(content, status, headers={"cache-control": "no-store"})
+
+
+def _with_key(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    """Browsers send what was typed into their dialogue as Basic; its password is the key."""
+    name, value = header
+    if name != b"authorization" or value[:6].lower() != b"basic ":
+        return name, value
+    try:
+        _, _, key = base64.b64decode(value[6:].strip(), validate=True).partition(b":")
+    except binascii.Error:
+        key = b""
+    return name, b"Bearer " + key
+
+
+def _event(name: str, document: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(document)}\n\n".encode()
+
+
+async def _to_console(_request: Request) -> Response:
+    return RedirectResponse(f"{ROOT}/", 308)
+
+
+class _Guarded:
+    """Adds the security headers to each answer, and lets no other method in."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            await send(message)
+
+        if scope["method"] not in ("GET", "HEAD"):
+            await Response("only GET and HEAD: the console changes nothing\n", 405)(scope, receive, guarded)
+            return
+        await self._app(scope, receive, guarded)

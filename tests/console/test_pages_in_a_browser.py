@@ -1,0 +1,133 @@
+"""The console in a headless Chromium: each page in both themes and at two widths, live updates, keyboard, policy.
+
+Run by `make test-console`, which leaves a picture of each page in build/console.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from console_world import World, load, world
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+PICTURES = Path(__file__).resolve().parents[2] / "build" / "console"
+WIDTHS = {1280: 860, 390: 844}
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with world(tmp_path_factory.mktemp("world")) as made, load(made.server):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def paths(seen: World) -> dict[str, str]:
+    def request(job: str) -> str:
+        digits, _, model = job.partition(".")
+        return f"/requests/{model}/{digits}"
+
+    return {
+        "overview": "/",
+        "models": "/models",
+        "model": "/models/moody",
+        "jobs": "/jobs",
+        "request-queued": request(seen.queued),
+        "request-cold": request(seen.cold),
+        "request-poison": request(seen.poison),
+        "request-innocent": request(seen.innocent),
+        "dead-letters": "/dead-letters",
+        "dead-letter": request(seen.poison).replace("requests", "dead-letters"),
+        "problem": "/models/nothing",
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page(seen: World, browser: object, width: int, scheme: str) -> None:
+    """No error, no refusal of the policy, nothing wider than the window; a picture of each."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    context = browser.new_context(viewport={"width": width, "height": WIDTHS[width]}, color_scheme=scheme)
+    complaints: list[str] = []
+    try:
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        for name, path in paths(seen).items():
+            page.goto(seen.console(path))
+            if name in ("overview", "models", "model"):
+                page.wait_for_selector("#live[data-state=live]", timeout=PATIENCE_MS)
+            if name in ("overview", "model"):
+                page.wait_for_selector("figure.chart canvas", timeout=PATIENCE_MS)
+            if name == "overview" and (width, scheme) == (1280, "light"):
+                page.wait_for_timeout(20_000)  # so that the plots of the pictures have something to show
+            wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+            assert wide <= 0, f"{name} is {wide} px wider than the window"
+            page.screenshot(path=PICTURES / f"{name}-{width}-{scheme}.png", full_page=True)
+            if name == "problem":
+                complaints = [text for text in complaints if "404" not in text]
+            assert not complaints, f"{name}: {complaints}"
+    finally:
+        context.close()
+
+
+def test_stories_are_told(seen: World, browser: object) -> None:
+    page = browser.new_page()
+    told = {}
+    for name, path in paths(seen).items():
+        if name.startswith("request-"):
+            page.goto(seen.console(path))
+            told[name] = page.inner_text("main")
+    page.close()
+    assert "accepted before it were served first" in told["request-queued"]
+    assert "cold load" in told["request-cold"]
+    assert "Poison" in told["request-poison"]
+    assert "it was tried again" in told["request-innocent"]
+
+
+def test_figures_move_and_can_be_held(seen: World, browser: object) -> None:
+    page = browser.new_page()
+    page.goto(seen.console("/models/moody"))
+    page.wait_for_selector("#live[data-state=live]", timeout=PATIENCE_MS)
+    answered = "#model_versions tbody td:nth-child(6)"
+    before = page.inner_text("#model_versions")
+    page.wait_for_function("(before) => document.querySelector('#model_versions').innerText != before", arg=before)
+    assert page.inner_text(answered)
+    page.click("#hold")
+    page.wait_for_selector("#live[data-state=held]")
+    page.close()
+
+
+def test_keyboard_and_theme(seen: World, browser: object) -> None:
+    page = browser.new_page()
+    page.goto(seen.console("/"))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#content")
+    page.focus("#theme")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.close()
+
+
+def test_a_job_is_found_by_its_id(seen: World, browser: object) -> None:
+    page = browser.new_page()
+    page.goto(seen.console("/"))
+    page.fill("input[name=id]", seen.cold)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/requests/cold/*")
+    assert "cold load" in page.inner_text("main")
+    page.close()

@@ -1,0 +1,49 @@
+"""The console as a user opens it: behind the metrics port of `serve`, and as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jinja2")
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def test_serve_and_a_process_of_its_own_show_the_same_server(
+    example_models: Path, tmp_path: Path, serve: Callable[..., Any]
+) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "identity").symlink_to(example_models / "identity")
+    server = serve(models)
+    assert not server.pids("console")
+    page = read(f"http://{server.metrics}/console/")
+    assert "<h1>Overview</h1>" in page
+    assert "Requests" in page  # of the metrics
+    (pid,) = server.pids("console")
+    with urllib.request.urlopen(f"http://{server.metrics}/console/live?page=overview", timeout=60) as live:
+        assert live.readline() == b"event: update\n"
+
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "charonia.cli", "console", f"--state-dir={server.state_dir}", "--console-port=0"]
+    with open(reader, "rb") as said, subprocess.Popen(command, stdout=writer) as console:
+        os.close(writer)
+        try:
+            where = said.readline().decode().split()[-1]
+            listed = read(f"{where}/models")
+        finally:
+            console.terminate()
+        assert console.wait(60) == 0
+    assert "/console/models/identity" in listed
+    assert server.pids("console") == [pid]

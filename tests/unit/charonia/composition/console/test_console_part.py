@@ -1,0 +1,108 @@
+"""Requests below `/console` of the metrics port reach the console, which starts with the first of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from charonia.composition.console import console_part
+from charonia.composition.console.console_part import INSTALL, ConsolePart
+from charonia.metrics.endpoint import MetricsEndpoint
+
+
+class Console:
+    """In the place of the console's process: answers with the head it got, or with a stream that does not end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.starts = 0
+        self.left = asyncio.Event()
+        self.part = ConsolePart(path, self.start)
+        self._server: asyncio.Server | None = None
+        self._starting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.starts += 1
+        self._starting = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_unix_server(self._answer, str(self.path))
+        self.part.is_up()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /console/live"):
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\nevent: update\n\n")
+            await reader.read()  # until the viewer has left
+            self.left.set()
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + head)
+        writer.close()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+@asynccontextmanager
+async def served(path: Path) -> AsyncIterator[tuple[Console, int]]:
+    """A metrics endpoint with a console behind it, and its port."""
+    console = Console(path)
+    endpoint = MetricsEndpoint(lambda: b"# metrics\n", forwarded={b"/console": console.part.forward})
+    await endpoint.start()
+    yield console, endpoint.port
+    await endpoint.close()
+    await console.close()
+
+
+async def ask(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_only_what_lies_below_its_path_is_passed_on(tmp_path: Path) -> None:
+    async with served(tmp_path / "console") as (console, port):
+        assert b"# metrics" in await ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert b" 404 " in await ask(port, b"GET /consoles HTTP/1.1\r\n\r\n")
+        assert console.starts == 0
+        for path in (b"/console", b"/console/models/a?b=c"):
+            answer = await ask(port, b"GET %b HTTP/1.1\r\nHost: here\r\nConnection: keep-alive, x\r\n\r\n" % path)
+            assert answer.endswith(b"GET %b HTTP/1.1\r\nconnection: close\r\nHost: here\r\n\r\n" % path)
+        assert console.starts == 1
+
+
+async def test_a_stream_ends_when_its_viewer_leaves(tmp_path: Path) -> None:
+    async with served(tmp_path / "console") as (console, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /console/live HTTP/1.1\r\n\r\n")
+        assert (await reader.readuntil(b"\n\n")).endswith(b"event: update\n\n")
+        writer.close()
+        async with asyncio.timeout(30):
+            await console.left.wait()
+
+
+async def test_a_console_that_ended_says_so(tmp_path: Path) -> None:
+    async with served(tmp_path / "console") as (console, port):
+        await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
+        await console.close()
+        (tmp_path / "console").unlink(missing_ok=True)
+        answer = await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert answer.endswith(b"the console does not answer\n")
+
+
+async def test_what_is_missing_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console_part, "find_spec", lambda _name: None)
+    async with served(tmp_path / "console") as (console, port):
+        answer = await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert INSTALL.encode() in answer
+        assert console.starts == 0
+        assert console.part.announced("here") == INSTALL
