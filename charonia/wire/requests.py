@@ -452,10 +452,9 @@ def _new_meta(packed: bytes) -> RequestMeta:
 def _unpack_request_meta(packed: bytes) -> RequestMeta:
     try:
         version, content_hash, inputs, outputs, parameters, *more = msgpack.unpackb(packed, use_list=False)
-        tenant = more[1] if len(more) > 1 else ""
+        tenant = more[1] if len(more) > 1 and type(more[1]) is str else ""
         if not (
-            type(tenant) is str
-            and type(version) is int
+            type(version) is int
             and type(content_hash) is str
             and type(outputs) is tuple
             and all(type(name) is str for name in outputs)

@@ -43,10 +43,7 @@ class UsageCounts:
         known = self._unwritten.setdefault(model, {})
         for tenant, amounts in by_tenant.items():
             self._metrics.used(model, version, tenant, amounts)
-            before = known.get(tenant)
-            known[tenant] = (
-                amounts if before is None else [one + more for one, more in zip(before, amounts, strict=True)]
-            )
+            known[tenant] = _sum(known.get(tenant), amounts)
 
     def add_batch(
         self,
@@ -62,10 +59,7 @@ class UsageCounts:
             if not won[index] if isinstance(won, Sequence) else not won.get(index, False):
                 continue
             tenant = records[index].meta.tenant
-            before = by_tenant.get(tenant)
-            by_tenant[tenant] = (
-                amounts if before is None else [one + more for one, more in zip(before, amounts, strict=True)]
-            )
+            by_tenant[tenant] = _sum(by_tenant.get(tenant), amounts)
         if by_tenant:
             self.add(model, version, by_tenant)
 
@@ -74,6 +68,10 @@ class UsageCounts:
         unwritten, self._unwritten = self._unwritten, {}
         day, hour = hour_of(now_ns)
         return [(model, day, keys.usage(model, day), increments(hour, used)) for model, used in unwritten.items()]
+
+
+def _sum(before: Amounts | None, amounts: Amounts) -> Amounts:
+    return amounts if before is None else [one + more for one, more in zip(before, amounts, strict=True)]
 
 
 def amounts_of(records: Sequence[RequestRecord], executed: Executed) -> dict[int, Amounts]:
