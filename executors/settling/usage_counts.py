@@ -33,17 +33,19 @@ class UsageCounts:
 
     def __init__(self, metrics: ExecutorMetrics) -> None:
         self._metrics = metrics
-        self._unwritten: dict[str, dict[str, Amounts]] = {}
+        self._fresh: dict[tuple[str, int], dict[str, Amounts]] = {}
+        """By model and version, then by tenant."""
         self.on_first: Callable[[], None] = lambda: None
 
-    def add(self, model: str, version: int, by_tenant: Mapping[str, Amounts]) -> None:
-        """Add what one version's requests have used."""
-        if not self._unwritten:
+    def add(self, model: str, version: int, by_tenant: dict[str, Amounts]) -> None:
+        """Add what one version's requests have used. The amounts are this object's from now on."""
+        if not self._fresh:
             self.on_first()
-        known = self._unwritten.setdefault(model, {})
-        for tenant, amounts in by_tenant.items():
-            self._metrics.used(model, version, tenant, amounts)
-            known[tenant] = _sum(known.get(tenant), amounts)
+        known = self._fresh.get((model, version))
+        if known is None:
+            self._fresh[model, version] = by_tenant
+        else:
+            _add(known, by_tenant)
 
     def add_batch(
         self,
@@ -56,22 +58,31 @@ class UsageCounts:
         """Add what the won requests of a batch have used."""
         by_tenant: dict[str, Amounts] = {}
         for index, amounts in amounts_of(records, executed).items():
-            if not won[index] if isinstance(won, Sequence) else not won.get(index, False):
-                continue
-            tenant = records[index].meta.tenant
-            by_tenant[tenant] = _sum(by_tenant.get(tenant), amounts)
+            if won[index] if isinstance(won, Sequence) else won.get(index, False):
+                _add(by_tenant, {records[index].meta.tenant: amounts})
         if by_tenant:
             self.add(model, version, by_tenant)
 
     def take(self, now_ns: int) -> list[tuple[str, int, bytes, dict[str, int]]]:
         """Model, day, key and increments of all that is unwritten, which is the caller's from now on."""
-        unwritten, self._unwritten = self._unwritten, {}
+        fresh, self._fresh = self._fresh, {}
         day, hour = hour_of(now_ns)
-        return [(model, day, keys.usage(model, day), increments(hour, used)) for model, used in unwritten.items()]
+        found = []
+        for (model, version), by_tenant in fresh.items():
+            for tenant, amounts in by_tenant.items():
+                self._metrics.used(model, version, tenant, amounts)
+            found.append((model, day, keys.usage(model, day), increments(hour, by_tenant)))
+        return found
 
 
-def _sum(before: Amounts | None, amounts: Amounts) -> Amounts:
-    return amounts if before is None else [one + more for one, more in zip(before, amounts, strict=True)]
+def _add(known: dict[str, Amounts], more: Mapping[str, Amounts]) -> None:
+    for tenant, amounts in more.items():
+        before = known.get(tenant)
+        if before is None:
+            known[tenant] = amounts
+        else:
+            for at, amount in enumerate(amounts):
+                before[at] += amount
 
 
 def amounts_of(records: Sequence[RequestRecord], executed: Executed) -> dict[int, Amounts]:

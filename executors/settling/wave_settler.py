@@ -91,7 +91,7 @@ class WaveCounts:
     """By rows of an execution: how many there were, and their input, infer and output times."""
     failures: dict[str, int] = field(default_factory=dict)
     used: dict[str, Amounts] = field(default_factory=dict)
-    """By tenant."""
+    """By tenant, since that was last written (`usage_counts`), which is less often."""
 
     def __bool__(self) -> bool:
         return bool(self.executions or self.failures)
@@ -230,6 +230,7 @@ class WaveSettler:
         self._counts: dict[LoadedVersion, WaveCounts] = {}
         self._unwritten: dict[bytes, dict[str, int]] = {}
         """By statistics key: the increments that are not in the log yet."""
+        self._unwritten_usage: dict[bytes, dict[str, int]] = {}
         metrics.before_collecting = self.count
         self._fold_timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Future[None]] = set()
@@ -326,7 +327,7 @@ class WaveSettler:
         self.count()
         unwritten, self._unwritten = self._unwritten, {}
         for key, increments in unwritten.items():
-            self._write(key, increments)
+            self._write(key, increments, self._unwritten)
         for stream, waves in ending.items():
             self._end(stream, waves, replies)
             replies = ()
@@ -424,12 +425,10 @@ class WaveSettler:
         for incarnation, counts in self._counts.items():
             if not counts:
                 continue
-            self._counts[incarnation] = WaveCounts()
+            self._counts[incarnation] = WaveCounts(used=counts.used)
             model, version, increments = incarnation.model, incarnation.version, counts.increments()
             self._metrics.executed_waves(model, version, counts.sizes, counts.failures.get("fail_count", 0))
             self._metrics.settled(model, version, increments)
-            if counts.used:
-                self._usage.add(model, version, counts.used)
             key = keys.statistics(model, version, incarnation.content_hash)
             merge(self._unwritten.setdefault(key, {}), increments)
 
@@ -441,29 +440,36 @@ class WaveSettler:
                 waited_ns = max(0, execution.start_ns - wave.accepted_ns)
                 self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
 
-    def _write(self, key: bytes, increments: dict[str, int]) -> None:
+    def _write(self, key: bytes, increments: dict[str, int], unwritten: dict[bytes, dict[str, int]]) -> None:
+        """Write statistics; those that cannot be written are added to `unwritten`, for the next time."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: CharoniaError | None) -> None:
             self._writing.discard(written)
             if error is not None:
-                self._keep(key, increments, error)
+                self._keep(key, increments, unwritten, error)
             if not written.done():
                 written.set_result(None)
 
         if self._log.waves.count(key, increments, done):
             self._writing.add(written)
         else:
-            self._keep(key, increments, LogUnavailable("the event log takes nothing now"))
+            self._keep(key, increments, unwritten, LogUnavailable("the event log takes nothing now"))
 
     def _write_usage(self) -> None:
         """Write what requests have used since the last time; with a model's first of a day, forget its oldest days."""
+        for incarnation, counts in self._counts.items():
+            if counts.used:
+                self._usage.add(incarnation.model, incarnation.version, counts.used)
+                counts.used = {}
         for model, day, key, increments in self._usage.take(wall_ns()):
-            if increments:
-                self._write(key, increments)
+            merge(self._unwritten_usage.setdefault(key, {}), increments)
             if self._days.get(model) != day:
                 self._days[model] = day
                 self._tasks.spawn(self._new_day(model, day))
+        unwritten, self._unwritten_usage = self._unwritten_usage, {}
+        for key, increments in unwritten.items():
+            self._write(key, increments, self._unwritten_usage)
 
     async def _new_day(self, model: str, day: int) -> None:
         with contextlib.suppress(CharoniaError):  # tomorrow, or by another executor
@@ -471,10 +477,12 @@ class WaveSettler:
             last = day - KEPT_DAYS
             await self._log.delete_keys([keys.usage(model, last - before) for before in range(_FORGOTTEN_DAYS)])
 
-    def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError) -> None:
+    def _keep(
+        self, key: bytes, increments: dict[str, int], unwritten: dict[bytes, dict[str, int]], error: CharoniaError
+    ) -> None:
         """Keep statistics that could not be written, to write them later."""
         _log.warning("statistics cannot be written, trying again: %s", error)
-        merge(self._unwritten.setdefault(key, {}), increments)
+        merge(unwritten.setdefault(key, {}), increments)
         self._arm()
 
     def _arm(self) -> None:
@@ -483,7 +491,7 @@ class WaveSettler:
 
     def _fold_soon(self) -> None:
         self._fold_timer = None
-        self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts}
+        self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts or counts.used}
         self._flush()
         self._write_usage()
 
