@@ -12,7 +12,6 @@ its socket at once goes through the gateway's stream of the log: no reply depend
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import threading
@@ -327,7 +326,7 @@ class WaveSettler:
         self.count()
         unwritten, self._unwritten = self._unwritten, {}
         for key, increments in unwritten.items():
-            self._write(key, increments, self._unwritten)
+            self._write(key, increments)
         for stream, waves in ending.items():
             self._end(stream, waves, replies)
             replies = ()
@@ -440,21 +439,20 @@ class WaveSettler:
                 waited_ns = max(0, execution.start_ns - wave.accepted_ns)
                 self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
 
-    def _write(self, key: bytes, increments: dict[str, int], unwritten: dict[bytes, dict[str, int]]) -> None:
-        """Write statistics; those that cannot be written are added to `unwritten`, for the next time."""
+    def _write(self, key: bytes, increments: dict[str, int], *, is_usage: bool = False) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: CharoniaError | None) -> None:
             self._writing.discard(written)
             if error is not None:
-                self._keep(key, increments, unwritten, error)
+                self._keep(key, increments, error, is_usage=is_usage)
             if not written.done():
                 written.set_result(None)
 
         if self._log.waves.count(key, increments, done):
             self._writing.add(written)
         else:
-            self._keep(key, increments, unwritten, LogUnavailable("the event log takes nothing now"))
+            self._keep(key, increments, LogUnavailable("the event log takes nothing now"), is_usage=is_usage)
 
     def _write_usage(self) -> None:
         """Write what requests have used since the last time; with a model's first of a day, forget its oldest days."""
@@ -469,20 +467,21 @@ class WaveSettler:
                 self._tasks.spawn(self._new_day(model, day))
         unwritten, self._unwritten_usage = self._unwritten_usage, {}
         for key, increments in unwritten.items():
-            self._write(key, increments, self._unwritten_usage)
+            self._write(key, increments, is_usage=True)
 
     async def _new_day(self, model: str, day: int) -> None:
-        with contextlib.suppress(CharoniaError):  # tomorrow, or by another executor
+        last = day - KEPT_DAYS
+        try:
             await self._log.set_times(keys.USED_MODELS, {model.encode(): wall_ns() // 1000})
-            last = day - KEPT_DAYS
             await self._log.delete_keys([keys.usage(model, last - before) for before in range(_FORGOTTEN_DAYS)])
+        except CharoniaError as error:
+            _log.warning("the usage of '%s' cannot be listed, trying again: %s", model, error)
+            self._days.pop(model, None)
 
-    def _keep(
-        self, key: bytes, increments: dict[str, int], unwritten: dict[bytes, dict[str, int]], error: CharoniaError
-    ) -> None:
+    def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError, *, is_usage: bool) -> None:
         """Keep statistics that could not be written, to write them later."""
         _log.warning("statistics cannot be written, trying again: %s", error)
-        merge(unwritten.setdefault(key, {}), increments)
+        merge((self._unwritten_usage if is_usage else self._unwritten).setdefault(key, {}), increments)
         self._arm()
 
     def _arm(self) -> None:
