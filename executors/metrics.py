@@ -44,13 +44,13 @@ _MAX_TENANTS = 256
 """Tenants with series of their own; the others share one."""
 OTHER_TENANTS = "(others)"
 _USAGE = (
-    (REQUESTS, "requests", "Requests that were answered", 1),
-    (FAILURES, "failures", "Requests that ended with an error", 1),
-    (INSTANCE_NS, "instance_seconds", "Shares of the time that instances spent on batches", 1e9),
-    (QUEUE_NS, "queue_seconds", "Time from acceptance to the start of the batch", 1e9),
-    (INPUT_BYTES, "input_bytes", "Tensor bytes of requests", 1),
-    (OUTPUT_BYTES, "output_bytes", "Tensor bytes of answers", 1),
-    (TOKENS, "tokens", "Tokens of prompts and answers", 1),
+    (REQUESTS, "charonia_usage_requests", "Requests that were answered", 1),
+    (FAILURES, "charonia_usage_failures", "Requests that ended with an error", 1),
+    (INSTANCE_NS, "charonia_usage_instance_seconds", "Shares of the time that instances spent on batches", 1e9),
+    (QUEUE_NS, "charonia_usage_queue_seconds", "Time from acceptance to the start of the batch", 1e9),
+    (INPUT_BYTES, "charonia_usage_input_bytes", "Tensor bytes of requests", 1),
+    (OUTPUT_BYTES, "charonia_usage_output_bytes", "Tensor bytes of answers", 1),
+    (TOKENS, "charonia_usage_tokens", "Tokens of prompts and answers", 1),
 )
 """Amount, name, help, and how many of the amount's units are one of the metric's."""
 _MAX_ADDED = 64
@@ -317,7 +317,7 @@ class ExecutorMetrics(Collector):
 
     def _used(self) -> Iterator[Metric]:
         for amount, name, what, unit in _USAGE:
-            family = CounterMetricFamily(f"charonia_usage_{name}", what, labels=(*_LABELS, "tenant"))
+            family = CounterMetricFamily(name, what, labels=(*_LABELS, "tenant"))
             for labels, amounts in self._usage.items():
                 family.add_metric(labels, amounts[amount] / unit)
             yield family

@@ -74,7 +74,7 @@ def increments(hour: int, by_tenant: Mapping[str, Amounts]) -> dict[str, int]:
 
 
 def rows_of(model: str, day: int, kept: Mapping[str, int]) -> list[UsageRow]:
-    """What the log has of one day. Names of a newer release, which nobody here knows, are skipped."""
+    """What the log has of one day. Names of a newer release, which are unknown here, are skipped."""
     found: dict[tuple[int, str], Amounts] = {}
     for name, amount in kept.items():
         hour, letter, tenant = name[:2], name[2:3], name[3:]
