@@ -26,7 +26,7 @@ from .errors import CharoniaError, StartupError
 from .options import values as options
 
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS, options.CONSOLE)
-_OPERATIONS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
+_OPERATIONS = ("audit", "usage", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
 _BENCH, _SIMULATE, _TUNE = "bench", "simulate", "tune"
@@ -41,6 +41,7 @@ commands
   webhooks    run one sender of webhooks against --log-url
   console     pages that show what a server does, and why a request was slow, for a browser
   audit       check the journal: one end for each request, nothing run after it
+  usage       what tenants have used of models: instance time, queue time, bytes, tokens
   queue       ls, inspect, pause, resume, cancel, move: what waits for a model
   jobs        ls, show, timeline, result, cancel, wait
   dlq         ls, show, replay, drop: dead letters

@@ -34,6 +34,9 @@ command or script ever names keys of two slots.
     wht:{m}                  sorted set of the webhooks to call, by time; the senders' own
     whs:{m}:<id>             how far a job's webhook has come (`gateway.webhooks`), gone with the job
     s:{m}:<version>:<hash>   statistics of one incarnation of a model version
+    us:{m}:<day>             what requests have used of a model on a day (since 1970, UTC), by hour and tenant
+                             (`charonia.facts.usage`)
+    usm                      set of the models that have `us` keys, by when
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint: a gateway incarnation, or an ensemble, whose steps answer there
     sl:{m}                   hash of live sequences: key -> where each is bound and how far it is
@@ -211,6 +214,13 @@ def sequence_states(model: str) -> bytes:
 @lru_cache(maxsize=_REMEMBERED)
 def statistics(model: str, version: int, content_hash: str) -> bytes:
     return f"s:{tag(model)}:{version}:{content_hash}".encode()
+
+
+def usage(model: str, day: int) -> bytes:
+    return f"us:{tag(model)}:{day}".encode()
+
+
+USED_MODELS = b"usm"
 
 
 def batches(executor: str) -> bytes:

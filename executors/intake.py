@@ -44,6 +44,7 @@ from .settling.progress_records import read_progress
 from .settling.response_writer import ResponseWriter
 from .settling.settlement import batch_died
 from .settling.settler import JournalledStarts, Outcome, OwnerReports, Settler
+from .settling.usage_counts import UsageCounts
 from .settling.wave_settler import ReplySockets, WaveSettler
 
 _log = logging.getLogger(__name__)
@@ -78,8 +79,9 @@ class Intake:
         self.stream = keys.batches(executor)
         self._starts = JournalledStarts(log, executor)
         self._reports = OwnerReports(log, link)
-        self._settler = Settler(log, executor, metrics, payloads, self._starts, self._reports)
-        self.waves = WaveSettler(log, executor, metrics, sockets, self._tasks, self._reports)
+        usage = UsageCounts(metrics)
+        self._settler = Settler(log, executor, metrics, payloads, self._starts, self._reports, usage)
+        self.waves = WaveSettler(log, executor, metrics, sockets, self._tasks, self._reports, usage)
         self._responses = ResponseWriter(log, executor, payloads, self._cancel, self._reports)
         if metrics.measures:
             self._responses.on_first = self._responded

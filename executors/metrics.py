@@ -16,6 +16,16 @@ from prometheus_client.registry import Collector
 
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
+from charonia.facts.usage import (
+    FAILURES,
+    INPUT_BYTES,
+    INSTANCE_NS,
+    OUTPUT_BYTES,
+    QUEUE_NS,
+    REQUESTS,
+    TOKENS,
+    Amounts,
+)
 from charonia.metrics.endpoint import log_epoch_changes, render, tagged
 from charonia.metrics.latencies import Latencies
 from charonia.metrics.triton_counters import DURATION, EXECUTED, FAILURE, SUCCESS
@@ -30,6 +40,19 @@ _BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LABELS = ("model", "version")
 
 _SETTLED = tuple(counter.sums for counter in EXECUTED)
+_MAX_TENANTS = 256
+"""Tenants with series of their own; the others share one."""
+OTHER_TENANTS = "(others)"
+_USAGE = (
+    (REQUESTS, "charonia_usage_requests", "Requests that were answered", 1),
+    (FAILURES, "charonia_usage_failures", "Requests that ended with an error", 1),
+    (INSTANCE_NS, "charonia_usage_instance_seconds", "Shares of the time that instances spent on batches", 1e9),
+    (QUEUE_NS, "charonia_usage_queue_seconds", "Time from acceptance to the start of the batch", 1e9),
+    (INPUT_BYTES, "charonia_usage_input_bytes", "Tensor bytes of requests", 1),
+    (OUTPUT_BYTES, "charonia_usage_output_bytes", "Tensor bytes of answers", 1),
+    (TOKENS, "charonia_usage_tokens", "Tokens of prompts and answers", 1),
+)
+"""Amount, name, help, and how many of the amount's units are one of the metric's."""
 _MAX_ADDED = 64
 """Increments of this many batches are summed at once: one by one, cold caches double the cost."""
 
@@ -74,6 +97,9 @@ class ExecutorMetrics(Collector):
         self._tags: dict[tuple[str, int], Mapping[str, str]] = {}
         self._totals: dict[tuple[str, str], _Totals] = {}
         self._loads: dict[tuple[str, str], tuple[int, int]] = {}
+        self._usage: dict[tuple[str, str, str], Amounts] = {}
+        """By model, version and tenant, since the executor's start."""
+        self._tenants: set[str] = set()
         self._invalid = 0
         self.log_epoch_changes: Callable[[], int] = lambda: 0
         self.before_collecting: Callable[[], None] = lambda: None
@@ -114,6 +140,16 @@ class ExecutorMetrics(Collector):
         totals.added.append(increments)
         if len(totals.added) >= _MAX_ADDED:
             totals.add_up()
+
+    def used(self, model: str, version: int, tenant: str, amounts: Amounts) -> None:
+        """Add what requests of a tenant have used (`charonia.facts.usage`)."""
+        if tenant not in self._tenants:
+            if len(self._tenants) >= _MAX_TENANTS:
+                tenant = OTHER_TENANTS
+            self._tenants.add(tenant)
+        key = (model, str(version), tenant)
+        before = self._usage.get(key)
+        self._usage[key] = list(amounts) if before is None else [a + b for a, b in zip(before, amounts, strict=True)]
 
     def observe(
         self, model: str, version: int, records: Sequence[RequestRecord], executed: Executed, won: Mapping[int, bool]
@@ -253,6 +289,7 @@ class ExecutorMetrics(Collector):
         for labels, totals in self._totals.items():
             fenced.add_metric(labels, totals.fenced)
         yield fenced
+        yield from self._used()
         yield log_epoch_changes(self.log_epoch_changes())
         yield CounterMetricFamily(
             "charonia_executor_invalid_entries", "Entries that held no readable batch", value=self._invalid
@@ -277,6 +314,13 @@ class ExecutorMetrics(Collector):
             for reason, count in sorted(totals.unawaited_failures.items()):
                 failure.add_metric((*labels, reason), count)
         yield from (success, failure, duration) if self._settings.counters else (success, failure)
+
+    def _used(self) -> Iterator[Metric]:
+        for amount, name, what, unit in _USAGE:
+            family = CounterMetricFamily(name, what, labels=(*_LABELS, "tenant"))
+            for labels, amounts in self._usage.items():
+                family.add_metric(labels, amounts[amount] / unit)
+            yield family
 
     def _of(self, model: str, version: int) -> _Totals:
         key = (model, str(version))

@@ -20,7 +20,7 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
 from charonia.eventlog.port import Limits, Work
 from charonia.inference import InferenceRequest
-from charonia.wire import Lineage, Reference, SequenceMark, pack_request, record_fields
+from charonia.wire import FLAG_TIMED, Lineage, Reference, SequenceMark, pack_request, record_fields
 
 from .admission import Admitted, sequence_mark
 from .waiters import OpenRequest
@@ -242,11 +242,16 @@ def request_record(
         sequence = sequence_mark(request, request_id, tenant)
     if tenant and lineage is None and admitted.passes_on:
         lineage = Lineage(tenant=tenant)
+    meta = admitted.meta
+    if tenant:
+        meta = meta.of_tenant(tenant)
+    if meta.wants_receipt:
+        flags |= FLAG_TIMED
     return pack_request(
         request_id,
         endpoint,
         request.id.encode() if request.id else b"",
-        admitted.meta,
+        meta,
         [t.data for t in request.inputs],
         rows=admitted.rows,
         signature=admitted.signature,

@@ -548,6 +548,10 @@ class SettlementLog(RequestLog, Statistics, Protocol):
     """Requests, and the counters of how they ended."""
 
 
+class WaveLog(Work, Notes, Protocol):
+    """Waves, and what is noted when they are settled."""
+
+
 class ControlLog(Streams, Leases, Protocol):
     """The processes' messages to each other, and which processes live."""
 

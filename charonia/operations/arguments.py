@@ -12,7 +12,7 @@ from charonia.facts.jobs import JobState
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS = ("audit", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
+COMMANDS = ("audit", "usage", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
 
 SOURCES = ("mlserver", "bentoml", "torchserve", "kserve")
 """Servers that `migrate` reads from."""
@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="charonia", allow_abbrev=False)
     commands = root.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _audit(commands)
+    _usage(commands)
     _queue(_actions(commands, "queue", "see, hold back and cancel what waits; talks to the log alone"))
     _jobs(_actions(commands, "jobs", "jobs as the log has them, without a gateway"))
     _dead_letters(_actions(commands, "dlq", "dead letters: requests that were given up"))
@@ -114,6 +115,19 @@ def _audit(commands: Commands) -> None:
     )
     command.add_argument("--max-findings", type=positive, default=1000, metavar="N", help="print so many (1000)")
     command.add_argument("--max-unfinished", type=positive, default=20, metavar="N", help="list so many a model (20)")
+
+
+def _usage(commands: Commands) -> None:
+    text = "what tenants have used of models: requests, seconds of instances, time in queues, bytes, tokens"
+    command = _add(commands, "usage", text)
+    command.add_argument("--model", action="append", default=[], help="only this model; repeatable")
+    command.add_argument("--tenant", action="append", default=[], help="only this tenant; repeatable")
+    command.add_argument(
+        "--since", type=since, default=("ago", 86_400.0), metavar="WHEN", help="a duration ago or a time (24h)"
+    )
+    command.add_argument("--until", type=since, default=("ago", 0.0), metavar="WHEN", help="likewise (now)")
+    command.add_argument("--by", choices=("all", "day", "hour"), default="all", help="a row for each (all)")
+    command.add_argument("--csv", action="store_true", help="print comma-separated values")
 
 
 def _queue(actions: Commands) -> None:

@@ -26,6 +26,7 @@ from . import trace_files as traces
 from .audit.model_audit import Scope, audit_models
 from .repositories import Check, cannot_check, check, migrated
 from .text import command_reports as reports
+from .usage_reports import Question, usage
 
 Answer = tuple[dict[str, Any], bool]
 """The document to print, and whether it reports no problem."""
@@ -130,8 +131,7 @@ async def perform(log: EventLog, options: argparse.Namespace) -> Answer:
 async def _audit(log: EventLog, options: argparse.Namespace) -> Answer:
     since_ms = 0
     if options.since is not None:
-        kind, seconds = options.since
-        since_ms = int((wall_ns() / 1e9 - seconds if kind == "ago" else seconds) * 1000)
+        since_ms = int(_when_s(options.since) * 1000)
     findings: list[dict[str, str]] = []
 
     def on_finding(finding: Any) -> None:
@@ -141,6 +141,17 @@ async def _audit(log: EventLog, options: argparse.Namespace) -> Answer:
     scope = Scope(max(0, since_ms), options.exact, not options.journal_only)
     document = await audit_models(log, options.model, scope, on_finding, options.max_unfinished)
     return {**document, "findings": findings}, document["clean"]
+
+
+def _when_s(when: tuple[str, float]) -> float:
+    """Unix time of what `arguments.since` has read."""
+    kind, seconds = when
+    return wall_ns() / 1e9 - seconds if kind == "ago" else seconds
+
+
+async def _usage(log: EventLog, options: argparse.Namespace) -> Answer:
+    question = Question(_when_s(options.since), _when_s(options.until), options.model, options.tenant, options.by)
+    return await usage(log, question, wall_ns()), True
 
 
 async def _queue_ls(log: EventLog, options: argparse.Namespace) -> Answer:
@@ -241,6 +252,7 @@ async def _executors_ls(log: EventLog, _options: argparse.Namespace) -> Answer:
 
 _HANDLERS = {
     ("audit", ""): _audit,
+    ("usage", ""): _usage,
     ("queue", "ls"): _queue_ls,
     ("queue", "inspect"): _queue_inspect,
     ("queue", "pause"): _queue_pause,
@@ -269,7 +281,9 @@ def _check(options: argparse.Namespace) -> None:
     """Dependencies between options. Exits with 2."""
     action = (options.command, getattr(options, "action", ""))
     problem = ""
-    if action == ("queue", "cancel") and bool(options.id) == options.all:
+    if action == ("usage", "") and options.csv and options.json:
+        problem = "--csv or --json, not both"
+    elif action == ("queue", "cancel") and bool(options.id) == options.all:
         problem = "name requests with --id, or cancel with --all what the other options let through"
     elif action == ("jobs", "cancel") and bool(options.id) == options.all:
         problem = "name jobs, or cancel with --all what the other options let through"

@@ -6,7 +6,7 @@ repeats from request to request, so packed and unpacked metas are cached by thei
 add up raise `InvalidRecord`: the reader logs such a record and drops it, and never crashes of it.
 
     request   header | endpoint | client id | sequence | lineage | trace context | meta [version, content hash, inputs,
-              outputs, parameters, route of a prompt] | tensor bytes
+              outputs, parameters, nothing, tenant, route of a prompt] | tensor bytes
     batch     header: msgpack of one dispatch; in the entry the request records follow as they are
     response  header | place | times | trace report | meta [model, version, outputs, parameters] or error text |
               tensor bytes
@@ -58,6 +58,7 @@ from .requests import (
     FLAG_TIMED,
     FLAG_TRACED,
     MAX_CLIENT_ID_BYTES,
+    RECEIPT,
     RequestMeta,
     RequestRecord,
     batch_signature,
@@ -79,9 +80,11 @@ from .responses import (
     report_response,
     response_data,
     response_id,
+    response_sizes,
     response_template,
     time_response,
     unpack_response,
+    with_parameters,
 )
 from .sequence_fields import MAX_CORRELATION_ID_BYTES, BatchPlaces, SequenceMark, SequencePlace
 from .waves import (
@@ -96,6 +99,7 @@ from .waves import (
     unpack_wave,
     unpack_wave_reply,
     wave_head,
+    wave_reply_bytes,
     work_in,
 )
 
@@ -123,6 +127,7 @@ __all__ = [
     "MAX_CORRELATION_ID_BYTES",
     "MAX_WAVE_REQUESTS",
     "PREFIX_BYTES",
+    "RECEIPT",
     "WAVE_BYTE",
     "WIRE_VERSION",
     "BatchHeader",
@@ -153,6 +158,7 @@ __all__ = [
     "requests_in",
     "response_data",
     "response_id",
+    "response_sizes",
     "response_template",
     "time_response",
     "unpack_request",
@@ -160,5 +166,7 @@ __all__ = [
     "unpack_wave",
     "unpack_wave_reply",
     "wave_head",
+    "wave_reply_bytes",
+    "with_parameters",
     "work_in",
 ]

@@ -1,6 +1,7 @@
 """Request records: header | endpoint | client id | sequence | lineage | trace context | window | meta | tensor bytes.
 
-Meta is [version, content hash, inputs, outputs, parameters], and for a prompt that was tokenised its route.
+Meta is [version, content hash, inputs, outputs, parameters], and for a prompt that was tokenised its route. Where the
+tenant is known, [None, tenant] come before the route.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ FLAG_TIMED = 32
 """The caller wants the duration of the execution (S56)."""
 FLAG_TRACED = 64
 """The record has a trace context: the request's events are reported (N1)."""
+RECEIPT = "charonia_receipt"
+"""The parameter with which a request asks for its receipt, and that of the answer that holds it (ADR 0055)."""
 FLAG_WINDOW = 128
 """The record has a response window: the reader of the responses asks for more of them (S55)."""
 
@@ -86,11 +89,22 @@ class RequestMeta:
     packed: bytes
     prompt: PromptRoute | None = None
     """Of this one request, for placement."""
+    tenant: str = ""
+    """On whose account it runs (`charonia.facts.usage`), "" for no tenant."""
     size_bytes: int = field(init=False)
     """Tensor bytes of one request."""
+    wants_receipt: bool = field(init=False)
+    """Whether the answer says what the request has used (ADR 0055)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size_bytes", total_size_bytes(self.inputs))
+        object.__setattr__(self, "wants_receipt", self.parameters.get(RECEIPT) is True)
+
+    def of_tenant(self, tenant: str) -> RequestMeta:
+        """The same meta of a tenant's requests. Equal metas are made once: decoding them again is a look-up."""
+        if not tenant or self.tenant:
+            return self
+        return meta_of(b"".join((_SEVEN, self.packed[1:], _NOTHING, msgpack.packb(tenant))))
 
 
 class RequestRecord(Struct, gc=False):
@@ -394,18 +408,24 @@ def meta_of(packed: bytes) -> RequestMeta:
     return _REQUEST_METAS.get(packed) or _new_meta(packed)
 
 
-_FIVE, _SIX = b"\x95", b"\x96"
+_FIVE, _SIX, _SEVEN, _EIGHT = b"\x95", b"\x96", b"\x97", b"\x98"
 """How an array of so many values begins in msgpack."""
+_ROUTED = {_SIX: _FIVE, _EIGHT: _SEVEN}
+"""The beginnings of metas whose last value is the route of a prompt: how they begin without it."""
+_WITH_ROUTE = {plain: routed for routed, plain in _ROUTED.items()}
+_NOTHING = b"\xc0"
 
 
 def _with_prompt(packed: bytes, prompt: PromptRoute) -> bytes:
     """The wire form of a meta with one more value: the route of its prompt, and before its end the size of that."""
     route = prompt.pack()
-    return b"".join((_SIX, packed[1:], msgpack.packb(route + _ROUTE_SIZE.pack(len(route) + _ROUTE_SIZE.size))))
+    return b"".join(
+        (_WITH_ROUTE[packed[:1]], packed[1:], msgpack.packb(route + _ROUTE_SIZE.pack(len(route) + _ROUTE_SIZE.size)))
+    )
 
 
 def _routed_meta(packed: bytes) -> RequestMeta | None:
-    """A meta with a prompt. Requests alike share the part before, which is cached; None for another sixth value."""
+    """A meta with a prompt. Requests alike share the part before, which is cached; None for another last value."""
     size = _ROUTE_SIZE.unpack_from(packed, len(packed) - _ROUTE_SIZE.size)[0]
     value = packed[-size:]
     extra = msgpack.packb(value)
@@ -414,12 +434,12 @@ def _routed_meta(packed: bytes) -> RequestMeta | None:
     prompt = PromptRoute.unpack(value[: -_ROUTE_SIZE.size])
     if prompt is None:
         return None
-    return replace(meta_of(_FIVE + packed[1 : -len(extra)]), prompt=prompt)
+    return replace(meta_of(_ROUTED[packed[:1]] + packed[1 : -len(extra)]), prompt=prompt)
 
 
 def _new_meta(packed: bytes) -> RequestMeta:
     """Decode a meta that is not cached."""
-    if packed[:1] == _SIX and len(packed) > _ROUTE_SIZE.size and (routed := _routed_meta(packed)) is not None:
+    if packed[:1] in _ROUTED and len(packed) > _ROUTE_SIZE.size and (routed := _routed_meta(packed)) is not None:
         return routed
     meta = _unpack_request_meta(packed)
     if len(packed) <= MAX_CACHED_META_BYTES:
@@ -431,7 +451,8 @@ def _new_meta(packed: bytes) -> RequestMeta:
 
 def _unpack_request_meta(packed: bytes) -> RequestMeta:
     try:
-        version, content_hash, inputs, outputs, parameters, *_ = msgpack.unpackb(packed, use_list=False)
+        version, content_hash, inputs, outputs, parameters, *more = msgpack.unpackb(packed, use_list=False)
+        tenant = more[1] if len(more) > 1 and type(more[1]) is str else ""
         if not (
             type(version) is int
             and type(content_hash) is str
@@ -439,7 +460,8 @@ def _unpack_request_meta(packed: bytes) -> RequestMeta:
             and all(type(name) is str for name in outputs)
         ):
             raise InvalidRecord("request meta has a field of another type")
-        return RequestMeta(version, content_hash, places_of(inputs), outputs, parameters_of(parameters), packed)
+        known = parameters_of(parameters)
+        return RequestMeta(version, content_hash, places_of(inputs), outputs, known, packed, None, tenant)
     except InvalidRecord:
         raise
     except Exception as error:

@@ -7,7 +7,7 @@ readers drop what they have seen, and never mix two attempts.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,9 @@ FLAG_TIMES = 16
 """The response holds the duration of its execution, because the caller asked for it (`FLAG_TIMED`)."""
 FLAG_REPORTED = 32
 """The response holds its request's trace report, preceded by its length (`FLAG_TRACED`)."""
+
+_MORE = FLAG_PLACED | FLAG_TIMES | FLAG_REPORTED
+"""Flags of parts between header and meta."""
 
 Times = tuple[int, int, int]
 """Compute input, infer and output durations in ns, of the whole execution (X3)."""
@@ -178,6 +181,41 @@ def _report_at(flags: int) -> int:
     if flags & FLAG_PLACED:
         size += _PLACE.size
     return size + _TIMES.size if flags & FLAG_TIMES else size
+
+
+def response_sizes(records: Iterable[Buffer]) -> list[int]:
+    """The tensor bytes of each response record, those out of band included; 0 for an empty record and for a failure.
+
+    Records come from this process: nothing is checked.
+    """
+    sizes: list[int] = []
+    for record in records:
+        if not record:
+            sizes.append(0)
+            continue
+        _, flags, _, meta_length, _ = _RESPONSE.unpack_from(record)
+        at = _RESPONSE.size if not flags & _MORE else _meta_at(memoryview(record), flags)
+        left = len(record) - at - meta_length
+        if flags & FLAG_REFERRED:
+            left = Reference.unpack(memoryview(record)[at + meta_length :]).size_bytes
+        sizes.append(left)
+    return sizes
+
+
+def with_parameters(record: Buffer, added: Parameters) -> bytes:
+    """The response with these parameters added. A failure has none, and stays as it is. Raises `InvalidRecord`."""
+    view = memoryview(record)
+    wire_version, flags, code, meta_length, request_id = _RESPONSE.unpack_from(view)
+    if flags & FLAG_ERROR:
+        return bytes(record)
+    at = _meta_at(view, flags)
+    try:
+        model, version, tensors, parameters, *more = msgpack.unpackb(bytes(view[at : at + meta_length]))
+    except Exception as error:
+        raise InvalidRecord(f"response meta cannot be read: {error}") from None
+    packed = bytes(msgpack.packb([model, version, tensors, {**(parameters or {}), **added}, *more]))
+    header = _RESPONSE.pack(wire_version, flags, code, len(packed), request_id)
+    return b"".join((header, view[_RESPONSE.size : at], packed, view[at + meta_length :]))
 
 
 def response_id(record: Buffer) -> bytes:

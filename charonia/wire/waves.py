@@ -172,7 +172,8 @@ class Wave(Struct, gc=False):
             Tensor(place.name, place.datatype, place.shape, bytes(size))
             for place, size in zip(meta.inputs, sizes, strict=True)
         ]
-        return request_meta(meta.version, meta.content_hash, tensors, meta.outputs, meta.parameters)
+        own = request_meta(meta.version, meta.content_hash, tensors, meta.outputs, meta.parameters)
+        return own.of_tenant(meta.tenant)
 
 
 def wave_head(
@@ -374,6 +375,13 @@ def pack_wave_reply(
         return b"".join((_REPLY.pack(WIRE_VERSION, 0, count, len(meta), infer_ns, prefix), meta, *columns))
     head = _REPLY.pack(WIRE_VERSION, _REPLY_REFERENCE, count, len(meta), infer_ns, prefix)
     return b"".join((head, meta, reference.pack()))
+
+
+def wave_reply_bytes(record: bytes) -> int:
+    """The tensor bytes of a wave's answers, of all its requests together."""
+    _, flags, _, meta_length, _, _ = _REPLY.unpack_from(record)
+    at = _REPLY.size + meta_length
+    return Reference.unpack(record[at:]).size_bytes if flags & _REPLY_REFERENCE else len(record) - at
 
 
 def unpack_wave_reply(record: Buffer) -> WaveReply:

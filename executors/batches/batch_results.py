@@ -80,6 +80,10 @@ class Executed:
     """By request: the increments for its single responses, where they are counted."""
     cancelled: set[int] = field(default_factory=set)
     """Requests that were cancelled while they ran. They are settled elsewhere, but their responses are counted."""
+    tokens: dict[int, int] = field(default_factory=dict)
+    """By request: its tokens, of prompt and answer, where its model tells them."""
+    sent_bytes: dict[int, int] = field(default_factory=dict)
+    """By request: the tensor bytes of its responses before the last one."""
 
 
 def count_response(

@@ -77,6 +77,8 @@ class RequestProgress:
         "record",
         "request",
         "response_index",
+        "sent_bytes",
+        "tokens",
         "window",
     )
 
@@ -86,6 +88,9 @@ class RequestProgress:
         self.record = record
         self.attempt = attempt
         self.response_index = self.first = response_index
+        self.tokens = 0
+        self.sent_bytes = 0
+        """The tensor bytes of its responses before the final one."""
         self.last_response_ns = 0
         """When it was passed to the instance, or had its last response (monotonic)."""
         self.window = record.window
@@ -320,7 +325,9 @@ class StreamedBatch:
                 self._end_request(one, b"")
             return final
         if response is not None:
-            self.tokens += max(0, int(response.tokens))  # a plug-in's may be of another type
+            tokens = max(0, int(response.tokens))  # a plug-in's may be of another type
+            self.tokens += tokens
+            one.tokens += tokens
             one.error = response.error
             if self.on_first is not None and one.response_index == 0 and not one.accepted:
                 self.on_first(one.record)
@@ -367,6 +374,8 @@ class StreamedBatch:
         if response.error is not None:
             return self._failure(one, response.error, final=final)
         tensors = request_outputs(interface, one.plan, response.outputs)
+        if not final:
+            one.sent_bytes += sum([len(tensor.data) for tensor in tensors])
         return pack_response(
             record.id,
             interface.name,
@@ -506,6 +515,9 @@ class StreamedBatch:
         part.cancelled = executed.cancelled & ended.keys()
         counted = [index for index in executed.responses if index in finals or index in part.cancelled]
         part.responses = {index: executed.responses.pop(index) for index in counted}
+        for index in finals.keys() & self._requests.keys():
+            progress = self._requests[index]
+            part.tokens[index], part.sent_bytes[index] = progress.tokens, progress.sent_bytes
         return part
 
     def set_freed(self) -> None:

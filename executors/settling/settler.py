@@ -42,6 +42,7 @@ from .settlement import (
     with_durations,
     with_reports,
 )
+from .usage_counts import UsageCounts, with_receipts
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Settler:
         payloads: Payloads,
         starts: JournalledStarts,
         reports: OwnerReports,
+        usage: UsageCounts,
     ) -> None:
         self._log = log
         self._starts = starts
@@ -74,6 +76,7 @@ class Settler:
         self._executor = executor
         self._metrics = metrics
         self._reports = reports
+        self._usage = usage
 
     async def settle(
         self,
@@ -92,6 +95,8 @@ class Settler:
         """
         header, records = batch.header, batch.records
         assert header is not None
+        if batch.flags & FLAG_TIMED:  # jobs keep what they are answered, receipts included
+            executed.answers = with_receipts(self._executor, header, records, executed)
         ending = settlement(self._executor, header, records, executed, batch.flags)
         key = keys.statistics(loaded.model, loaded.version, loaded.content_hash)
         counted = increments(records, executed)
@@ -211,6 +216,7 @@ class Settler:
     ) -> None:
         """Update this process's metrics. `counted` are the increments that were added to the statistics."""
         self._metrics.settled(loaded.model, loaded.version, counted)
+        self._usage.add_batch(loaded.model, loaded.version, batch.records, executed, won)
         if self._metrics.measures:
             by_index = dict(enumerate(won)) if isinstance(won, list) else won
             self._metrics.observe(loaded.model, loaded.version, batch.records, executed, by_index)

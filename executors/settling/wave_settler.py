@@ -3,6 +3,7 @@
 The replies of a wave are written first, to its gateway's socket or stream; then its entry is deleted, which settles it.
 Deletions of answered waves are gathered for a moment, and their statistics are written with them: a process that is
 killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written (`fold`).
+What requests have used (`usage_counts`), those outside waves included, is written once a second and by `fold`.
 
 A gateway that shares the payload directory listens in its part of it (docs/adr/0016). A reply that cannot be sent to
 its socket at once goes through the gateway's stream of the log: no reply depends on a socket.
@@ -19,13 +20,27 @@ from dataclasses import dataclass, field
 from struct import Struct
 
 from charonia import failpoints, keys
-from charonia.clock import monotonic_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.payloads import PayloadDirectory
-from charonia.eventlog.port import Reply, Work
+from charonia.eventlog.port import Reply, WaveLog
 from charonia.facts.events import FIELD_FACT, RequestsEnded, pack_fact
+from charonia.facts.usage import (
+    FAILURES,
+    INPUT_BYTES,
+    INSTANCE_NS,
+    KEPT_DAYS,
+    OUTPUT_BYTES,
+    PPM,
+    QUEUE_NS,
+    REQUESTS,
+    ROWS,
+    SHARE_PPM,
+    Amounts,
+    nothing,
+)
 from charonia.tasks import Tasks, insist
-from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields
+from charonia.wire import FIELD_WAVE, BatchHeader, Wave, record_fields, response_sizes, wave_reply_bytes
 from executors.batches.batch_results import Execution, Failure
 from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import ExecutorMetrics
@@ -34,6 +49,7 @@ from executors.running.submitted_batch import SubmittedBatch
 
 from .settlement import batch_died, batch_finished
 from .settler import OwnerReports, batch_finished_here
+from .usage_counts import UsageCounts
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +60,8 @@ _GATHER_S = 0.01
 """Waves answered within this time are settled together: one by one would cost the log server as much as accepting
 them. Waves that were answered but not settled run again if this process dies; those answers find no caller."""
 _FOLD_S = 1.0
+_FORGOTTEN_DAYS = 31
+"""So many days are deleted at once: those on which this model's executors may not have run."""
 _RETRY_S = 0.2
 _UNCOUNTED_S = 0.001
 
@@ -71,6 +89,8 @@ class WaveCounts:
     sizes: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     """By rows of an execution: how many there were, and their input, infer and output times."""
     failures: dict[str, int] = field(default_factory=dict)
+    used: dict[str, Amounts] = field(default_factory=dict)
+    """By tenant, since that was last written (`usage_counts`), which is less often."""
 
     def __bool__(self) -> bool:
         return bool(self.executions or self.failures)
@@ -84,6 +104,9 @@ class WaveCounts:
         """
         start, end = execution.start_ns, execution.end_ns
         total = 0
+        all_rows = execution.rows or 1
+        spent_ns = execution.input_ns + execution.infer_ns + execution.output_ns
+        used: Amounts | None
         for index in execution.indices:
             wave = waves[index]
             if share is not None:
@@ -91,10 +114,19 @@ class WaveCounts:
             else:
                 count = wave.count - failed.get(index, 0) if failed else wave.count
             total += count
-            self.rows += count * wave.rows
+            rows = count * wave.rows
+            self.rows += rows
             accepted = wave.accepted_ns
+            used = self.used.get(wave.meta.tenant)
+            if used is None:
+                used = self.used[wave.meta.tenant] = nothing()
+            used[REQUESTS] += count
+            used[ROWS] += rows
+            used[SHARE_PPM] += rows * PPM // all_rows
+            used[INSTANCE_NS] += rows * spent_ns // all_rows
             if accepted < start:  # clocks of two machines may differ
                 self.queued_ns += count * (start - accepted)
+                used[QUEUE_NS] += count * (start - accepted)
             if accepted < end:
                 self.whole_ns += count * (end - accepted)
         self.count += total
@@ -111,9 +143,26 @@ class WaveCounts:
         """Count failed requests. A failure's index is that of its wave."""
         counts = self.failures
         for failure in failures:
-            waited_ns = max(0, failure.end_ns - waves[failure.index].accepted_ns)
+            wave = waves[failure.index]
+            waited_ns = max(0, failure.end_ns - wave.accepted_ns)
+            used = self.used.setdefault(wave.meta.tenant, nothing())
+            used[FAILURES] += 1
+            used[QUEUE_NS] += waited_ns
             for name, amount in (("fail_count", 1), ("fail_ns", waited_ns), (failure.reason, 1)):
                 counts[name] = counts.get(name, 0) + amount
+
+    def moved(self, waves: Sequence[Wave], executed: ExecutedWaves) -> None:
+        """Count the tensor bytes of executed waves and of their answers."""
+        for index, wave in enumerate(waves):
+            answer = executed.answers[index]
+            singly = executed.singly.get(index)
+            if not answer and singly is None:
+                continue  # its instance died: it runs again
+            used = self.used.get(wave.meta.tenant)
+            if used is None:
+                used = self.used[wave.meta.tenant] = nothing()
+            used[INPUT_BYTES] += sum(map(sum, wave.sizes)) if wave.sizes else wave.count * wave.meta.size_bytes
+            used[OUTPUT_BYTES] += wave_reply_bytes(answer) if answer else sum(response_sizes(singly or ()))
 
     def increments(self) -> dict[str, int]:
         """What all of it adds to the statistics."""
@@ -155,14 +204,19 @@ class WaveSettler:
 
     def __init__(
         self,
-        log: Work,
+        log: WaveLog,
         executor: str,
         metrics: ExecutorMetrics,
         sockets: ReplySockets,
         tasks: Tasks,
         reports: OwnerReports,
+        usage: UsageCounts,
     ) -> None:
         self._log = log
+        self._usage = usage
+        usage.on_first = self._arm
+        self._days: dict[str, int] = {}
+        """By model: the last day whose usage was written."""
         self._executor = executor
         self._metrics = metrics
         self._sockets = sockets
@@ -175,6 +229,7 @@ class WaveSettler:
         self._counts: dict[LoadedVersion, WaveCounts] = {}
         self._unwritten: dict[bytes, dict[str, int]] = {}
         """By statistics key: the increments that are not in the log yet."""
+        self._unwritten_usage: dict[bytes, dict[str, int]] = {}
         metrics.before_collecting = self.count
         self._fold_timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Future[None]] = set()
@@ -357,6 +412,7 @@ class WaveSettler:
             counts = self._counts[incarnation] = WaveCounts()
         for place, execution in enumerate(executed.executions):
             counts.executed(execution, job.waves, executed.failed, executed.shares.get(place))
+        counts.moved(job.waves, executed)
         if executed.failures:
             counts.failed(executed.failures, job.waves)
         if self._metrics.measures:
@@ -368,7 +424,7 @@ class WaveSettler:
         for incarnation, counts in self._counts.items():
             if not counts:
                 continue
-            self._counts[incarnation] = WaveCounts()
+            self._counts[incarnation] = WaveCounts(used=counts.used)
             model, version, increments = incarnation.model, incarnation.version, counts.increments()
             self._metrics.executed_waves(model, version, counts.sizes, counts.failures.get("fail_count", 0))
             self._metrics.settled(model, version, increments)
@@ -383,25 +439,49 @@ class WaveSettler:
                 waited_ns = max(0, execution.start_ns - wave.accepted_ns)
                 self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
 
-    def _write(self, key: bytes, increments: dict[str, int]) -> None:
+    def _write(self, key: bytes, increments: dict[str, int], *, is_usage: bool = False) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: CharoniaError | None) -> None:
             self._writing.discard(written)
             if error is not None:
-                self._keep(key, increments, error)
+                self._keep(key, increments, error, is_usage=is_usage)
             if not written.done():
                 written.set_result(None)
 
         if self._log.waves.count(key, increments, done):
             self._writing.add(written)
         else:
-            self._keep(key, increments, LogUnavailable("the event log takes nothing now"))
+            self._keep(key, increments, LogUnavailable("the event log takes nothing now"), is_usage=is_usage)
 
-    def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError) -> None:
+    def _write_usage(self) -> None:
+        """Write what requests have used since the last time; with a model's first of a day, forget its oldest days."""
+        for incarnation, counts in self._counts.items():
+            if counts.used:
+                self._usage.add(incarnation.model, incarnation.version, counts.used)
+                counts.used = {}
+        for model, day, key, increments in self._usage.take(wall_ns()):
+            merge(self._unwritten_usage.setdefault(key, {}), increments)
+            if self._days.get(model) != day:
+                self._days[model] = day
+                self._tasks.spawn(self._new_day(model, day))
+        unwritten, self._unwritten_usage = self._unwritten_usage, {}
+        for key, increments in unwritten.items():
+            self._write(key, increments, is_usage=True)
+
+    async def _new_day(self, model: str, day: int) -> None:
+        last = day - KEPT_DAYS
+        try:
+            await self._log.set_times(keys.USED_MODELS, {model.encode(): wall_ns() // 1000})
+            await self._log.delete_keys([keys.usage(model, last - before) for before in range(_FORGOTTEN_DAYS)])
+        except CharoniaError as error:
+            _log.warning("the usage of '%s' cannot be listed, trying again: %s", model, error)
+            self._days.pop(model, None)
+
+    def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError, *, is_usage: bool) -> None:
         """Keep statistics that could not be written, to write them later."""
         _log.warning("statistics cannot be written, trying again: %s", error)
-        merge(self._unwritten.setdefault(key, {}), increments)
+        merge((self._unwritten_usage if is_usage else self._unwritten).setdefault(key, {}), increments)
         self._arm()
 
     def _arm(self) -> None:
@@ -410,8 +490,9 @@ class WaveSettler:
 
     def _fold_soon(self) -> None:
         self._fold_timer = None
-        self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts}
+        self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts or counts.used}
         self._flush()
+        self._write_usage()
 
     async def fold(self) -> None:
         """Write the statistics of all answered waves; returns when the log has them, or is unavailable."""
@@ -420,6 +501,7 @@ class WaveSettler:
             await asyncio.sleep(_UNCOUNTED_S)
         self._uncounted.difference_update([job for job in answered if job.abandoned])
         self._flush()
+        self._write_usage()
         if self._writing:
             await asyncio.wait(self._writing)
 

@@ -17,6 +17,7 @@ from charonia.datatypes import CONTENTS_FIELDS, DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters, RegionPart, RegionUse
 from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
+from charonia.wire import RECEIPT
 from gateway.requests.classification import classified
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
@@ -213,6 +214,8 @@ def _parameters(request: InferenceRequest, parameters: Any) -> None:
                 continue  # `job_calls` reads them
             case _ if key == EMPTY_FINAL:
                 _typed_parameter(key, kind, value, "bool_param")
+            case _ if key == RECEIPT:
+                request.parameters[key] = _typed_parameter(key, kind, value, "bool_param")
             case _:
                 check_parameter_name(key)
                 if kind not in ("int64_param", "bool_param", "string_param", "double_param"):

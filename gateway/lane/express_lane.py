@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from charonia import keys
 from charonia.calls.admission import Admitted
@@ -147,13 +148,14 @@ class ExpressLane:
     ) -> Awaited | None:
         """The waves for a tenant's admitted requests like this one; None if each must be an entry of its own.
 
-        A wave does not name its tenant: it goes to the queue lane that the tenant shares with few others. So requests
-        of a tenant with bounds, and those for models that call others in its name, do not use waves.
+        All requests of a wave are of one tenant, on whose account they run (ADR 0055). Requests of a tenant with bounds
+        are counted one by one, so they do not use waves; nor do those for models that call others in its name, and
+        those that ask for a receipt.
         """
         meta = admitted.meta
         if not served.takes_waves or self._is_closed or admitted.sequential:
             return None
-        if not meta.size_bytes:
+        if not meta.size_bytes or meta.wants_receipt:
             return None
         terms = self._terms.shared(tenant)
         if terms is None or (tenant and admitted.passes_on):
@@ -166,13 +168,15 @@ class ExpressLane:
             alike: tuple[object, ...] = (inputs, meta.outputs, repr(meta.parameters))
         else:
             alike = (meta.packed,)
-        key = (served.model, served.version, level, terms.lane, timeout_us, *alike)
+        key = (served.model, served.version, level, tenant, timeout_us, *alike)
         way = self._ways.get(key)
         if way is not None and way.door.served is served:
             return way
         stream = keys.queue(served.model, level, terms.lane)
         if (served.model, level, terms.lane) not in self._dataplane.counts.lanes:
             return None
+        if tenant:
+            admitted = replace(admitted, meta=meta.of_tenant(tenant))
         return self._open(key, stream, served, counts, admitted, level, timeout_us, is_large=is_large)
 
     def _sends_in_slots(self, served: ServedVersion, size_bytes: int) -> bool:

@@ -6,7 +6,7 @@ Each protocol's codec checks the types of parameters (H20, G20); `admission` che
 from __future__ import annotations
 
 from charonia.errors import DEADLINE_EXCEEDED, DeadlineExceeded, InvalidArgument
-from charonia.wire import MAX_CLIENT_ID_BYTES
+from charonia.wire import MAX_CLIENT_ID_BYTES, RECEIPT
 
 MAX_DIMENSIONS = 64
 """No array library takes more; the bound keeps the product of a hostile shape cheap."""
@@ -44,7 +44,7 @@ def check_parameter_name(key: str) -> None:
         raise InvalidArgument(
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
         )
-    if key.startswith("charonia_"):
+    if key.startswith("charonia_") and key != RECEIPT:
         raise InvalidArgument(f"unknown parameter '{key[:64]}': names starting with 'charonia_' are reserved")
     if key == "headers":
         raise InvalidArgument("parameter 'headers' is reserved for Triton usage and should not be specified.")

@@ -181,8 +181,8 @@ ABOUT = SequenceAbout(b"3:n", ID, 3, "abc", "e-1", 1, 2, 3, 4, 5)
 STATE = SequenceState(ID, 4, (OUTPUT,))
 
 
-def request(endpoint: bytes, client_id: bytes = b"", **more: Any) -> bytes:
-    meta = request_meta(3, "abc", INPUTS, ("y",), PARAMETERS)
+def request(endpoint: bytes, client_id: bytes = b"", tenant: str = "", **more: Any) -> bytes:
+    meta = request_meta(3, "abc", INPUTS, ("y",), PARAMETERS).of_tenant(tenant)
     data = () if "reference" in more else [t.data for t in INPUTS]
     values = {"rows": 2, "signature": 1, "level": 0, "accepted_ns": 11} | more
     return pack_request(ID, endpoint, client_id, meta, data, **values)
@@ -229,6 +229,8 @@ def written() -> dict[str, bytes]:
         "wire/v1-request-traced.hex": request(b"g-1", **traced),
         "wire/v1-request-windowed.hex": request(b"ensemble.e", **traced, window=70000),
         "wire/v1-request-of-prompt.hex": request(b"g-1", prompt=PROMPT),
+        "wire/v1-request-of-tenant.hex": request(b"g-1", tenant="north wind"),
+        "wire/v1-request-of-prompt-of-tenant.hex": request(b"g-1", tenant="north wind", prompt=PROMPT),
         "wire/v1-response-reported.hex": report_response(
             time_response(pack_response(ID, "m", 3, [OUTPUT], {}, place=(2, 7)), (11, 2**40, 13)), REPORT
         ),
@@ -284,6 +286,14 @@ def test_a_request_of_a_prompt_is_read() -> None:
     record, plain = unpack_request(kept("wire/v1-request-of-prompt.hex")), unpack_request(kept("wire/v1-request.hex"))
     assert (record.meta.prompt, record.meta.packed, record.inputs()) == (PROMPT, plain.meta.packed, INPUTS)
     assert plain.meta.prompt is None
+
+
+def test_a_request_of_a_tenant_is_read() -> None:
+    record = unpack_request(kept("wire/v1-request-of-tenant.hex"))
+    assert (record.meta.tenant, record.meta.prompt, record.inputs()) == ("north wind", None, INPUTS)
+    prompted = unpack_request(kept("wire/v1-request-of-prompt-of-tenant.hex"))
+    assert (prompted.meta.tenant, prompted.meta.prompt, prompted.inputs()) == ("north wind", PROMPT, INPUTS)
+    assert unpack_request(kept("wire/v1-request.hex")).meta.tenant == ""
 
 
 def test_a_request_of_a_call_is_read() -> None:

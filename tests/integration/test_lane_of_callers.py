@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lane_clients import GrpcClient, HttpClient
-from lane_pair import LanePair, passed
+from http_calls import read_reply
+from lane_clients import MODEL, GrpcClient, HttpClient
+from lane_pair import LanePair, http_request, passed
 
 from charonia import keys
+from charonia.clock import wall_ns
 from charonia.keys import lane_of
+from charonia.operations.usage_reports import Question, usage
 
 pytestmark = pytest.mark.integration
 
@@ -284,3 +288,66 @@ def test_forwarded_metadata_rides_and_each_model_call_sees_its_own(tmp_path: Pat
         pair.run(ask())
         client.close()
         pair.run(pair.settled())
+
+
+def test_each_tenant_has_what_it_used_with_waves_and_without(pair: LanePair) -> None:
+    acme, wind, bounded = (client_of(pair, "http", key) for key in ("acme-key", "wind-key", "bounded-key"))
+    sent = {"acme": 0, "north wind": 0, "bounded": 0}
+
+    async def ask() -> None:
+        for name, client in (("acme", acme), ("north wind", wind)):
+            before = pair.ridden()
+            async with asyncio.timeout(30):
+                while pair.ridden() < before + 10:
+                    assert await client.ask(1) == 2
+                    sent[name] += 1
+        for _ in range(5):
+            assert await bounded.ask(1) == 2
+            sent["bounded"] += 1
+
+    async def used() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        async with asyncio.timeout(60):
+            while {name: row["requests"] for name, row in found.items()} != sent:
+                await asyncio.sleep(0.05)
+                now_ns = wall_ns()
+                document = await usage(pair.log, Question(0, now_ns / 1e9 + 60), now_ns)
+                found = {row["tenant"]: row for row in document["usage"]}
+        return found
+
+    pair.run(ask())
+    for name, row in pair.run(used(), 90).items():
+        assert (row["failures"], row["rows"]) == (0, sent[name])
+        assert (row["input_bytes"], row["output_bytes"]) == (8 * sent[name], 8 * sent[name])
+        assert row["instance_s"] > 0
+        assert 0 < row["batch_share"] <= 1
+    for client in (acme, wind, bounded):
+        client.close()
+    pair.run(pair.settled())
+
+
+def test_a_request_that_asks_for_its_receipt_goes_by_itself(pair: LanePair) -> None:
+    acme = client_of(pair, "http", "acme-key")
+
+    async def ask() -> list[dict[str, Any]]:
+        await learn(pair, acme)
+        before = pair.ridden()
+        reader, writer = await asyncio.open_connection("127.0.0.1", pair.http_port(pair.with_lane))
+        more = {"parameters": {"binary_data_output": True, "charonia_receipt": True}}
+        found = []
+        for _ in range(3):
+            writer.write(http_request(MODEL, 1, head="x-api-key: acme-key\r\n", more=more))
+            status, headers, body = await read_reply(reader)
+            assert status == 200
+            found.append(json.loads(body[: int(headers["inference-header-content-length"])])["parameters"])
+        writer.close()
+        assert pair.ridden() == before
+        return found
+
+    for parameters in pair.run(ask()):
+        receipt = json.loads(parameters["charonia_receipt"])
+        assert (receipt["tenant"], receipt["rows"], receipt["batch_rows"], receipt["batch_share"]) == ("acme", 1, 1, 1)
+        assert (receipt["input_bytes"], receipt["output_bytes"], receipt["attempt"]) == (8, 8, 1)
+        assert receipt["instance_s"] > 0
+    acme.close()
+    pair.run(pair.settled())

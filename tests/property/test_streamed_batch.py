@@ -160,3 +160,25 @@ def check(streamed: StreamedBatch, writer: Kept, records: list[RequestRecord], *
     done = counted.get("success_count", 0) + counted.get("fail_count", 0)
     assert done == len(wanted), "each that is wanted counts once"
     assert counted.get("execution_count", 0) == (1 if counted.get("success_count") else 0)
+
+
+def test_tokens_and_earlier_responses_are_counted_for_their_own_request() -> None:
+    async def scenario() -> None:
+        interface = ModelInterface.of(normalise(parse(CONFIG % "true")))
+        batch = Batch(Planner(interface), 1, [record(0), record(1)], set())
+        streamed = StreamedBatch(batch, [1, 1], set(), FlowControl(), Kept())
+        (planned,) = groups(interface, batch.planned)
+        run = streamed.run_of(planned)
+        run.begin([0, 1], [ModelRequest("", 0, [], (), {}) for _ in range(2)])
+        output = Tensor.of("y", np.ones((1, 1), np.int32))
+        for at, tokens, final in ((0, 30, False), (1, 7, False), (0, 2, False), (0, 1, True)):
+            run.send(at, ModelResponse([output], tokens=tokens), final=final)
+        ended = {0: b"last"}
+        part = streamed.part(ended)
+        assert (part.tokens, part.sent_bytes) == ({0: 33}, {0: 8})
+        assert [one.indices for one in part.executions] == [(0,)]
+        run.send(1, None, final=True)
+        part = streamed.part({1: b"last"})
+        assert (part.tokens, part.sent_bytes) == ({1: 7}, {1: 4})
+
+    once(scenario)

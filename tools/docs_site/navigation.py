@@ -66,6 +66,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "docs/model-faults.md",
         "docs/durability.md",
         "docs/tenants.md",
+        f"{HOWTO}usage.md",
         f"{HOWTO}isolation.md",
         f"{HOWTO}many-models.md",
         f"{HOWTO}pools.md",

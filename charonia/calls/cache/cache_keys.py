@@ -16,6 +16,7 @@ from charonia.errors import ConfigError
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules, caching_rules
 from charonia.tensors import Buffer
+from charonia.wire import RECEIPT
 
 _LENGTH = struct.Struct("<Q")
 
@@ -29,7 +30,9 @@ def rules_of(served: ServedVersion) -> CachingRules | None:
 
 
 def is_cachable(request: InferenceRequest) -> bool:
-    """False for steps of sequences."""
+    """False for steps of sequences, and for requests that ask what they have used themselves (ADR 0055)."""
+    if request.parameters and RECEIPT in request.parameters:
+        return False
     return not (request.sequence_id or request.sequence_start or request.sequence_end)
 
 

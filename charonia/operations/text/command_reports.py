@@ -9,6 +9,7 @@ from typing import Any
 
 from charonia.operations.audit.journal_audit import Finding
 
+from . import usage_tables
 from .rendering import age, detail, moment, one_line, pairs, size, table
 
 _JOB_COLUMNS = (
@@ -58,6 +59,8 @@ _JOB_NAMES = (
 def text(options: argparse.Namespace, document: dict[str, Any]) -> str:
     """What a command prints without --json."""
     lines = _REPORTS[(options.command, getattr(options, "action", ""))](document)
+    if getattr(options, "csv", False):
+        lines = usage_tables.as_csv(document)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -377,6 +380,7 @@ def _migrate(document: dict[str, Any]) -> list[str]:
 
 _REPORTS: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
     ("audit", ""): _audit,
+    ("usage", ""): usage_tables.as_table,
     ("check", ""): _check,
     ("migrate", ""): _migrate,
     ("queue", "ls"): _queue_ls,

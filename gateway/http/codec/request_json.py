@@ -12,6 +12,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import Parameters, ParameterValue, RegionPart, RegionUse
 from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes, shape_text
+from charonia.wire import RECEIPT
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
     MAX_DEADLINE_NS,
@@ -132,6 +133,8 @@ def _delivery_parameter(key: str, value: Any) -> ParameterValue:
 
 def _custom_parameter(key: str, value: Any) -> str | int | bool | float:
     check_parameter_name(key)
+    if key == RECEIPT and type(value) is not bool:
+        raise InvalidArgument(f"parameter '{key}' must be a boolean")
     if isinstance(value, (str, bool, float)) or (isinstance(value, int) and _INT64_MIN <= value <= MAX_ELEMENTS):
         return value
     raise InvalidArgument(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")

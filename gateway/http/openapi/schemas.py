@@ -109,6 +109,7 @@ def _inference() -> dict[str, Schema]:
                         "timeout": COUNT | {"description": "microseconds in the queue"},
                         "binary_data_output": FLAG,
                         "charonia_deadline_us": COUNT | {"description": "Unix time by which an answer is of use"},
+                        "charonia_receipt": FLAG | {"description": "the answer says what the request has used"},
                     },
                     "parameters with a meaning; any other goes to the model",
                 ),

@@ -37,6 +37,7 @@ from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
 from executors.running.submitted_batch import SubmittedBatch
 from executors.settling.settler import JournalledStarts, Outcome, OwnerReports, Settler
+from executors.settling.usage_counts import UsageCounts
 
 REQUEST_ID = b"r" * 16
 
@@ -95,7 +96,8 @@ async def settle(
     incarnation = cast(LoadedVersion, SimpleNamespace(model="m", version=1, content_hash="h"))
     starts = JournalledStarts(log, "executor-1")
     reports = OwnerReports(log, link)
-    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), starts, reports)
+    usage = UsageCounts(ExecutorMetrics())
+    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), starts, reports, usage)
     outcomes: list[Outcome | None] = []
     if flags & FLAG_JOURNALLED:
         starts.watch(job)

@@ -241,6 +241,8 @@ class TestParameters:
             ("charonia_deadline_us", {"int64_param": -1}, "'charonia_deadline_us' must be a whole number of 0 or more"),
             ("triton_enable_empty_final_response", {"int64_param": 1},
              "invalid value type for 'triton_enable_empty_final_response' parameter, expected bool_param."),
+            ("charonia_receipt", {"string_param": "true"},
+             "invalid value type for 'charonia_receipt' parameter, expected bool_param."),
             ("own", {"uint64_param": 1},
              "invalid value type for 'own' parameter, expected int64_param, bool_param, or string_param."),
             ("own", {}, "invalid value type for 'own' parameter, expected int64_param, bool_param, or string_param."),

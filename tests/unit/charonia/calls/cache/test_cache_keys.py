@@ -41,6 +41,7 @@ def key(asked: InferenceRequest | None = None, of: ServedVersion | None = None, 
     [
         ({}, True),
         ({"parameters": {"p": 1}, "priority": 2, "timeout_us": 3, "deadline_ns": 4}, True),
+        ({"parameters": {"charonia_receipt": True}}, False),
         ({"sequence_id": 1}, False),
         ({"sequence_id": "s"}, False),
         ({"sequence_start": True}, False),

@@ -165,6 +165,10 @@ def test_json_and_type_errors_are_internal(decode: Decode, document: Any, text: 
             {"inputs": [], "parameters": {"triton_x": 1}},
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified.",
         ),
+        (
+            {"inputs": [], "parameters": {"charonia_receipt": 1}},
+            "parameter 'charonia_receipt' must be a boolean",
+        ),
         ({"inputs": [], "outputs": [{"name": "O"}, {"name": "O"}]}, "output 'O' already exists in request"),
         (
             {

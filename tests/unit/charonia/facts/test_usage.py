@@ -1,0 +1,82 @@
+"""Amounts by hour: their names in the log, their sums, and receipts."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from charonia.facts.usage import (
+    AMOUNTS,
+    DAY_S,
+    FAILURES,
+    HOUR_S,
+    HOURS,
+    INSTANCE_NS,
+    REQUESTS,
+    SHARE_PPM,
+    as_document,
+    hour_of,
+    increments,
+    nothing,
+    receipt,
+    rows_of,
+    total,
+)
+
+TENANTS = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=12)
+AMOUNT = st.integers(0, 2**62)
+BY_TENANT = st.dictionaries(TENANTS, st.lists(AMOUNT, min_size=len(AMOUNTS), max_size=len(AMOUNTS)), max_size=4)
+
+
+@given(st.integers(0, HOURS - 1), st.integers(0, 30_000), BY_TENANT)
+def test_what_is_written_is_read_again(hour: int, day: int, by_tenant: dict[str, list[int]]) -> None:
+    rows = rows_of("m", day, increments(hour, by_tenant))
+    assert {row.tenant: list(row.amounts) for row in rows} == {
+        tenant: amounts for tenant, amounts in by_tenant.items() if any(amounts)
+    }
+    assert all(row.start_s == day * DAY_S + hour * HOUR_S for row in rows)
+
+
+def test_hours_and_tenants_are_kept_apart() -> None:
+    kept = increments(7, {"": [1] * 9, "07nacme": [2] * 9}) | increments(23, {"": [3] * 9})
+    found = [(row.start_s // HOUR_S, row.tenant, row.amounts[REQUESTS]) for row in rows_of("m", 0, kept)]
+    assert found == [(7, "", 1), (7, "07nacme", 2), (23, "", 3)]
+
+
+def test_names_of_a_newer_release_are_skipped() -> None:
+    assert rows_of("m", 0, {"07zacme": 1, "24n": 1, "n": 1, "": 1, "xxn": 1, "٠٧n": 1}) == []
+
+
+def test_an_hour_ends_where_the_next_begins() -> None:
+    assert hour_of((3 * DAY_S + 2 * HOUR_S) * 10**9 - 1) == (3, 1)
+    assert hour_of((3 * DAY_S + 2 * HOUR_S) * 10**9) == (3, 2)
+
+
+def test_amounts_as_a_document() -> None:
+    amounts = nothing()
+    assert as_document(amounts)["batch_share"] is None
+    amounts[REQUESTS], amounts[SHARE_PPM], amounts[INSTANCE_NS], amounts[FAILURES] = 4, 1_000_000, 1_500_000_000, 2
+    document = as_document(amounts)
+    assert (document["batch_share"], document["instance_s"], document["failures"]) == (0.25, 1.5, 2)
+    assert total([]) == nothing()
+
+
+def test_a_receipt() -> None:
+    amounts = [1, 0, 2, 250_000, 3_000_000, 1_000_000, 128, 64, 9]
+    assert json.loads(receipt(amounts, 8, "acme", "e-1", "b-1", 2)) == {
+        "rows": 2,
+        "instance_s": 0.003,
+        "queue_s": 0.001,
+        "input_bytes": 128,
+        "output_bytes": 64,
+        "tokens": 9,
+        "batch_share": 0.25,
+        "batch_rows": 8,
+        "executor": "e-1",
+        "batch": "b-1",
+        "attempt": 2,
+        "tenant": "acme",
+    }
+    assert "tenant" not in json.loads(receipt(amounts, 8, "", "e-1", "b-1", 2))
