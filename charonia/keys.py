@@ -34,6 +34,8 @@ command or script ever names keys of two slots.
     wht:{m}                  sorted set of the webhooks to call, by time; the senders' own
     whs:{m}:<id>             how far a job's webhook has come (`gateway.webhooks`), gone with the job
     s:{m}:<version>:<hash>   statistics of one incarnation of a model version
+    sh:{m}:<version>         how answers of a shadow version compare (`gateway.releases.shadow_requests`)
+    n:{release.<m>}          `owner` and `token`: the gateway that judges a model's candidate, as a model's owner
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint: a gateway incarnation, or an ensemble, whose steps answer there
     sl:{m}                   hash of live sequences: key -> where each is bound and how far it is
@@ -211,6 +213,15 @@ def sequence_states(model: str) -> bytes:
 @lru_cache(maxsize=_REMEMBERED)
 def statistics(model: str, version: int, content_hash: str) -> bytes:
     return f"s:{tag(model)}:{version}:{content_hash}".encode()
+
+
+def shadow_counts(model: str, version: int) -> bytes:
+    return f"sh:{tag(model)}:{version}".encode()
+
+
+def release_owner(model: str) -> str:
+    """The name in place of a model's under which the judgement of its candidate is owned."""
+    return f"release.{model}"
 
 
 def batches(executor: str) -> bytes:

@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from charonia import keys
 from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.response_cache import ResponseCache
 from charonia.calls.model_control import ModelControl
 from charonia.calls.payload_transfer import Payloads
+from charonia.calls.route_control import RouteControl
 from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
@@ -29,6 +30,7 @@ from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
 from charonia.offload.pool import Offload
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
+from charonia.releases.route_rule import RouteRule
 from charonia.tensors import Buffer
 from charonia.wire import ResponseRecord
 
@@ -48,6 +50,7 @@ from .lane.express_lane import Awaited, ExpressLane
 from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
+from .releases.release_watch import ReleaseWatch, release_metrics
 from .reports.metadata import metadata_of
 from .reports.model_statistics import model_statistics
 from .reports.readiness import Readiness
@@ -108,6 +111,7 @@ class GatewayService:
         self.job_events, self.cancel_job, self.cancel_jobs = jobs.queries.events, jobs.cancel, jobs.cancel_all
         self.trace_settings, self.update_trace_settings = self.tracer.settings, self.tracer.update
         self._model_control = ModelControl(control)
+        self._route_control = RouteControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False
         self._next_check: asyncio.TimerHandle | None = None
@@ -129,6 +133,9 @@ class GatewayService:
             )
             self.metrics.cache = self._cache.store
         self._entrances = Entrances(self._catalog, self.metrics, self._unsent, caches=self._cache is not None)
+        self.routes = self._entrances.choice.rules
+        self._releases = ReleaseWatch(log, control, settings.incarnation)
+        self.metrics.more.append(lambda: release_metrics(self._entrances.choice, self._releases))
         self.lane = ExpressLane(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
@@ -148,6 +155,7 @@ class GatewayService:
         if self.payloads is not None:
             await self.lane.replies.start(self.payloads.socket_path)
         self.jobs.start()
+        self._releases.start()
         if self._cache is not None:
             self._cache.start()
         if self._tenants is not None:
@@ -184,6 +192,7 @@ class GatewayService:
         if self._cache is not None:
             self._cache.store.forget()
         self.jobs.begin_anew()
+        self._releases.begin_anew()
         self._control.begin_anew()
         self.tracer.begin_anew()
 
@@ -208,6 +217,7 @@ class GatewayService:
             await self._unsent.flush()
         if self._cache is not None:
             await self._cache.close()
+        await self._releases.close()
         await self.jobs.close()
         await self.lane.close()
         await self._dataplane.close()
@@ -261,6 +271,9 @@ class GatewayService:
         counts = entrance.counts
         try:
             record = await self._send(entrance, one)
+            if record.error is not None and one.fallback is not None:
+                entrance, one, record = await self._run_again(entrance, one, record)
+                counts = entrance.counts
             if in_regions is not None:
                 record = await self._counted_open(in_regions.write(record))
         except CharoniaError as error:
@@ -286,6 +299,26 @@ class GatewayService:
         counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
         return InferenceResponse(one.served.interface.name, record.version, outputs, request.id, record.parameters)
+
+    async def _run_again(
+        self, entrance: Entrance, one: AdmittedRequest, record: ResponseRecord
+    ) -> tuple[Entrance, AdmittedRequest, ResponseRecord]:
+        """A candidate has failed a request: ask the version that its rule would have chosen otherwise (ADR 0058)."""
+        error, fallback = record.error, one.fallback
+        assert error is not None
+        assert fallback is not None
+        if not self._entrances.choice.runs_again(one.served.model, error):
+            return entrance, one, record
+        entrance.counts.failed(error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
+        again = self._entrances.admit_again(one.request, fallback, monotonic_ns(), one.options, one.min_interval_s)
+        return *again, await self._send(*again)
+
+    async def _answered(self, entrance: Entrance, one: AdmittedRequest) -> ResponseRecord:
+        """The answer of `_send`, or of the present version if a candidate has failed the request."""
+        record = await self._send(entrance, one)
+        if record.error is not None and one.fallback is not None:
+            record = (await self._run_again(entrance, one, record))[-1]
+        return record
 
     def _send(self, entrance: Entrance, one: AdmittedRequest) -> Awaitable[ResponseRecord]:
         """Send an admitted request; returns its one answer, to be awaited."""
@@ -348,7 +381,7 @@ class GatewayService:
             in_regions = await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         if not one.served.interface.decoupled:
-            records = _only(self._send(entrance, one))
+            records = _only(self._send(entrance, one) if one.fallback is None else self._answered(entrance, one))
         elif one.options is AS_USUAL or not is_job(one.options):
             records = self._dataplane.stream(one)
         else:
@@ -468,6 +501,13 @@ class GatewayService:
     async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         self._refuse_when_draining()
         await self._model_control.unload(name, unload_dependents=unload_dependents)
+
+    def route(self, name: str) -> RouteRule | None:
+        return self._catalog.routes.rules.get(self._catalog.resolve(name))
+
+    async def change_route(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
+        self._refuse_when_draining()
+        return await self._route_control.change(name, wanted)
 
     def registered_models(self) -> dict[str, str]:
         return self._catalog.registered()

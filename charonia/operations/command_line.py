@@ -19,7 +19,7 @@ from charonia.errors import CharoniaError, InvalidRecord, StartupError
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import JobState
 
-from . import arguments, dead_letters, executors, moving, queues
+from . import arguments, dead_letters, executors, moving, queues, routes
 from . import job_commands as jobs
 from . import state_commands as states
 from . import trace_files as traces
@@ -42,8 +42,8 @@ def run(
     `check_repository` is the executors' check, which this package may not import.
     """
     options = arguments.parser().parse_args(list(words))
-    _check(options)
     try:
+        _check(options)
         if options.command == "trace":
             document, well = traces.summarise(options.file, options.model), True
         elif options.command == "check":
@@ -239,6 +239,16 @@ async def _executors_ls(log: EventLog, _options: argparse.Namespace) -> Answer:
     return await executors.list_executors(log), True
 
 
+# -- releases ----------------------------------------------------------------------------------------------------------
+
+
+async def _route(log: EventLog, options: argparse.Namespace) -> Answer:
+    wanted = None if options.clear else routes.wanted_of(options)
+    if options.clear or wanted:
+        return await routes.change_route(log, options.model, wanted), True
+    return await routes.show_routes(log, options.model), True
+
+
 _HANDLERS = {
     ("audit", ""): _audit,
     ("queue", "ls"): _queue_ls,
@@ -258,6 +268,7 @@ _HANDLERS = {
     ("dlq", "replay"): _dlq_replay,
     ("dlq", "drop"): _dlq_drop,
     ("executors", "ls"): _executors_ls,
+    ("route", ""): _route,
 }
 
 
@@ -278,6 +289,14 @@ def _check(options: argparse.Namespace) -> None:
             problem = "--all takes no ids, only a model"
         elif not options.all and not options.what:
             problem = "name dead letters, or take all with --all"
+    elif options.command == "route":
+        wanted = routes.wanted_of(options)
+        if options.clear and wanted:
+            problem = "--clear takes the rule away and goes with no other option"
+        elif options.show and (options.clear or wanted):
+            problem = "show goes with no option that changes the rule"
+        elif not options.model and (options.clear or wanted):
+            problem = "name the model whose rule is to change"
     if problem:
-        sys.stderr.write(f"charonia {' '.join(action)}: {problem}\n")
+        sys.stderr.write(f"charonia {' '.join(filter(None, action))}: {problem}\n")
         raise SystemExit(2)
