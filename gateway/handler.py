@@ -306,8 +306,9 @@ class Handler(Protocol):
 
     @property
     def routes(self) -> Mapping[str, RouteRule]:
-        """The routing rules of models by key, changed in place. While there are any, fronts pass the headers of requests
-        that name no version (`InferenceRequest.headers`)."""
+        """The routing rules of models by key, changed in place. While there are any, fronts pass the headers of
+        requests that name no version (`InferenceRequest.headers`).
+        """
 
     def route(self, name: str) -> RouteRule | None:
         """The routing rule of a model; None without one. Raises `InvalidArgument` for an ambiguous name."""

@@ -35,10 +35,11 @@ class RouteControl:
         self._max_wait_s = max_wait_s
 
     async def change(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
-        """Change a model's rule by what is `wanted` (`changed_rule`), None to take it away; returns the rule that counts.
+        """Change a model's rule by what is `wanted` (`changed_rule`), None to take it away; returns the rule that
+        counts.
 
-        If another writer is first, the change is made to that one's rule. Raises `NotFound` for a model that no executor
-        has, `InvalidArgument`, and `LogUnavailable` when the change is not read back in time.
+        If another writer is first, the change is made to that one's rule. Raises `NotFound` for a model that no
+        executor has, `InvalidArgument`, and `LogUnavailable` when the change is not read back in time.
         """
         catalog = self._control.catalog
         model = catalog.resolve(name)

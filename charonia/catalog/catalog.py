@@ -326,8 +326,8 @@ class Catalog:
         return any(reason != UNLOADED for _, _, reason in self._states(key))
 
     def find(self, model: str, version: int) -> ServedVersion:
-        """The version for an inference: `version` -1 is the highest (I1), or the present one of the model's routing rule
-        while that is served. `model` is a name or a key.
+        """The version for an inference: `version` -1 is the highest (I1), or the present one of the model's routing
+        rule while that is served. `model` is a name or a key.
 
         Raises E5's `NotFound` or `Unavailable`, and `InvalidArgument` for a name that several models have (R2). Until
         an executor has finished its start-up load, any model may still come: `Unavailable` then says what is loading.
@@ -347,8 +347,8 @@ class Catalog:
         raise not_served(model, version, self._states(model))
 
     def is_ready(self, model: str, version: int) -> bool:
-        """H3: whether that version (-1: the one that `find` returns) has an executor that would run it now and reports it
-        healthy.
+        """H3: whether that version (-1: the one that `find` returns) has an executor that would run it now and reports
+        it healthy.
         """
         try:
             model = self.resolve(model)

@@ -457,9 +457,9 @@ class TraceSettingChanged:
 class RouteChanged:
     """Which version requests to a model that name none go to (`charonia.releases.route_rule`).
 
-    `rule` is the whole rule as a JSON object, "" for none any more. Of several facts of a model the one with the largest
-    `revision` counts, of equal ones the first: so of two writers that have read the same rule one has no effect. Written
-    by gateways and by `charonia route`.
+    `rule` is the whole rule as a JSON object, "" for none any more. Of several facts of a model the one with the
+    largest `revision` counts, of equal ones the first: so of two writers that have read the same rule one has no
+    effect. Written by gateways and by `charonia route`.
     """
 
     kind: ClassVar[str] = "route_changed"

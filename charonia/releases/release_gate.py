@@ -1,7 +1,8 @@
 """Decides whether a candidate gets more requests, none, or goes on as it is. Pure.
 
-A decision compares what the candidate and the present version did in one window. `route_rule` has the limits (`Gate`) and
-what a decision makes of a rule; the gateway that owns a release (`gateway.releases.release_watch`) measures and writes.
+A decision compares what the candidate and the present version did in one window. `route_rule` has the limits (`Gate`)
+and what a decision makes of a rule; the gateway that owns a release (`gateway.releases.release_watch`) measures and
+writes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Verdict:
 def judge(gate: Gate, step: int, present: VersionCounts, candidate: VersionCounts, elapsed_s: float) -> Verdict:
     """Judge a window that has lasted `elapsed_s` so far; `step` is the share that would follow, 0 for none.
 
-    A candidate is rolled back as soon as it has had `min_requests`, before the window ends; it advances only at its end.
+    A candidate is rolled back as soon as it has had `min_requests`, before the window ends; it advances only at its
+    end.
     """
     if candidate.requests < gate.min_requests:
         return Verdict(WAIT, f"{candidate.requests} of {gate.min_requests} requests")

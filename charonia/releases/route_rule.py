@@ -1,8 +1,8 @@
 """The routing rule of a model: which version a request gets that names none. Pure.
 
 A rule names the *present* version, which gets all requests that nothing else sends elsewhere, and it may name a
-*candidate* with a share of the requests, or with headers and tenants whose requests it gets. The catalog folds the rules
-of the log (`RouteChanged`), gateways apply them at admission, and `release_gate` decides when the share changes.
+*candidate* with a share of the requests, or with headers and tenants whose requests it gets. The catalog folds the
+rules of the log (`RouteChanged`), gateways apply them at admission, and `release_gate` decides when the share changes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ ROLLED_BACK = "rolled back"
 RELEASED = "released"
 PINNED = "pinned"
 STAGES = (CANARY, ROLLED_BACK, RELEASED, PINNED)
-"""What became of the candidate: it gets requests, it gets none any more, it is the present version now; PINNED is a rule
-that has no candidate."""
+"""What became of the candidate: it gets requests, it gets none any more, it is the present version now; PINNED is a
+rule that has no candidate.
+"""
 
 CORRELATION_ID = "correlation-id"
 """`sticky` by the correlation id of sequences; any other word is the name of a header."""
@@ -41,9 +42,10 @@ _STRIDE = 6181
 class Gate:
     """What a candidate has to keep to. Rates are in percent, and the latency is a mean over the window.
 
-    In a window of `window_s` seconds with at least `min_requests` requests of the candidate, its failures may exceed the
-    present version's by `max_error_percent` points, and its mean latency may be `max_latency_ratio` times the present
-    version's plus `latency_slack_ms`. `steps` are the shares that follow one another while it does; none: the share stays.
+    In a window of `window_s` seconds with at least `min_requests` requests of the candidate, its failures may exceed
+    the present version's by `max_error_percent` points, and its mean latency may be `max_latency_ratio` times the
+    present version's plus `latency_slack_ms`. `steps` are the shares that follow one another while it does; none: the
+    share stays.
     """
 
     rollback: bool = True
@@ -67,11 +69,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RouteRule:
-    """The rule of one model. `share` is the candidate's, of `WHOLE`. `shadow` is a version that gets copies, 0 for none.
+    """The rule of one model. `share` is the candidate's, of `WHOLE`. `shadow` is a version that gets copies, 0 for
+    none.
 
     `headers` are (name in lower case, value) and `tenants` names; a request with any of them goes to the candidate.
-    `sticky` keeps requests with an equal key together (`CORRELATION_ID` or a header's name). `tolerances` are by name of
-    the output, "" for all others: how far a shadow's numbers may differ.
+    `sticky` keeps requests with an equal key together (`CORRELATION_ID` or a header's name). `tolerances` are by name
+    of the output, "" for all others: how far a shadow's numbers may differ.
     """
 
     present: int
@@ -98,8 +101,8 @@ _GATE_FIELDS = frozenset(found.name for found in fields(Gate))
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What a rule may ask of a request. Header names are in lower case. `is_bound`: once its version has failed it cannot
-    be run again on another one without its caller seeing it, as a job, a stream, or a request of a sequence.
+    """What a rule may ask of a request. Header names are in lower case. `is_bound`: once its version has failed it
+    cannot be run again on another one without its caller seeing it, as a job, a stream, or a request of a sequence.
     """
 
     headers: Iterable[tuple[bytes, bytes]] = ()
@@ -111,7 +114,8 @@ class RequestFacts:
 def chosen(rule: RouteRule, facts: RequestFacts, draw: int) -> int:
     """The version for a request; `draw` is its place in 0..`WHOLE` - 1, from `sticky_draw` or `spread_draw`.
 
-    Bound requests go to the candidate only if a header or the tenant names them, or if the rule keeps sequences together.
+    Bound requests go to the candidate only if a header or the tenant names them, or if the rule keeps sequences
+    together.
     """
     if not rule.tests_candidate:
         return rule.present
@@ -167,7 +171,10 @@ def advanced(rule: RouteRule, share: int, reason: str, at_us: int) -> RouteRule:
         return decided(rule, Decision(at_us, "gate", what, reason), share=share)
     what = f"released version {rule.candidate}: it gets all requests"
     done = Decision(at_us, "gate", what, reason)
-    return decided(rule, done, present=rule.candidate, candidate=0, share=0, stage=RELEASED)
+    ended: dict[str, Any] = {"candidate": 0, "share": 0, "headers": (), "tenants": (), "stage": RELEASED}
+    if rule.shadow == rule.candidate:
+        ended["shadow"] = 0
+    return decided(rule, done, present=rule.candidate, **ended)
 
 
 def next_step(rule: RouteRule) -> int:

@@ -1,7 +1,8 @@
 """Judges the candidates of releases: measures, decides by `charonia.releases.release_gate`, and writes the new rule.
 
-One gateway judges a model's candidate at a time, by a token of the log as a model belongs to a batcher; when it is lost,
-another one takes over and begins a new window. The figures are the statistics in the log, so they are of all gateways.
+One gateway judges a model's candidate at a time, by a token of the log as a model belongs to a batcher; when it is
+lost, another one takes over and begins a new window. The figures are the statistics in the log, so they are of all
+gateways.
 """
 
 from __future__ import annotations
