@@ -19,7 +19,7 @@ from e2e_models import python
 from e2e_server import serving
 
 MODEL = "adding"
-SOURCE = '''
+SOURCE = """
 import time
 import triton_python_backend_utils as pb_utils
 
@@ -33,7 +33,7 @@ class TritonPythonModel:
             )
             for request in requests
         ]
-'''
+"""
 VERSIONS = {
     1: "pass",
     2: "time.sleep(0.3)",
