@@ -61,9 +61,10 @@ class Entrances:
         if self.is_draining:
             raise Unavailable(SERVER_EXITING)
         served = request.served or self._catalog.find(request.model, request.version)
-        fallback = None
+        fallback = shadow = None
         if request.headers is not None and request.version < 0 and served.model in self._rules:
             served, fallback = self.choice.choose(request, options or AS_USUAL, served)
+            shadow = self.choice.shadow_of(request, options or AS_USUAL, served)
             request.served = served
         if isinstance(request.trace, Trace):
             request.trace.begins(served.interface.name, served.version, request.id)
@@ -77,8 +78,8 @@ class Entrances:
             admitted = admission.admit(request)
             level = admission.level(request.priority)
             one = AdmittedRequest(request, served, admitted, level, options or AS_USUAL, min_interval_s)
-            if fallback is not None:
-                one.fallback = fallback
+            if fallback is not None or shadow is not None:
+                one.fallback, one.shadow = fallback, shadow
             return known, one
         except CharoniaError as error:
             reason = failure_reason(error, executed=False)

@@ -51,6 +51,7 @@ from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
 from .releases.release_watch import ReleaseWatch, release_metrics
+from .releases.shadow_requests import ShadowRequests
 from .reports.metadata import metadata_of
 from .reports.model_statistics import model_statistics
 from .reports.readiness import Readiness
@@ -135,7 +136,8 @@ class GatewayService:
         self._entrances = Entrances(self._catalog, self.metrics, self._unsent, caches=self._cache is not None)
         self.routes = self._entrances.choice.rules
         self._releases = ReleaseWatch(log, control, settings.incarnation)
-        self.metrics.more.append(lambda: release_metrics(self._entrances.choice, self._releases))
+        self._shadows = ShadowRequests(log, self._ask_shadow)
+        self.metrics.more.append(lambda: release_metrics(self._entrances.choice, self._releases, self._shadows))
         self.lane = ExpressLane(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
@@ -218,6 +220,7 @@ class GatewayService:
         if self._cache is not None:
             await self._cache.close()
         await self._releases.close()
+        await self._shadows.close()
         await self.jobs.close()
         await self.lane.close()
         await self._dataplane.close()
@@ -298,6 +301,8 @@ class GatewayService:
                 del record  # otherwise a cycle with the error's traceback would keep the request's bytes
         counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
+        if one.shadow is not None and (rule := self.routes.get(one.served.model)) is not None:
+            self._shadows.copy(request, one.shadow, rule, outputs)
         return InferenceResponse(one.served.interface.name, record.version, outputs, request.id, record.parameters)
 
     async def _run_again(
@@ -312,6 +317,10 @@ class GatewayService:
         entrance.counts.failed(error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
         again = self._entrances.admit_again(one.request, fallback, monotonic_ns(), one.options, one.min_interval_s)
         return *again, await self._send(*again)
+
+    async def _ask_shadow(self, request: InferenceRequest) -> ResponseRecord:
+        """The answer of a shadow to a copy of a request."""
+        return await self._dataplane.infer(self._entrances.admit(request, monotonic_ns())[1])
 
     async def _answered(self, entrance: Entrance, one: AdmittedRequest) -> ResponseRecord:
         """The answer of `_send`, or of the present version if a candidate has failed the request."""

@@ -24,6 +24,7 @@ from charonia.facts.events import RouteChanged
 from charonia.releases.release_gate import ADVANCE, BEGIN, ROLL_BACK, VersionCounts, counts_of, judge
 from charonia.releases.route_rule import Gate, RouteRule, advanced, next_step, rolled_back, route_fact
 
+from .shadow_requests import ShadowRequests
 from .version_choice import VersionChoice
 
 _CHECK_S = 1.0
@@ -185,7 +186,7 @@ class ReleaseWatch:
         return counts_of(await self._log.statistics(keys.statistics(served.model, served.version, served.content_hash)))
 
 
-def release_metrics(choice: VersionChoice, watch: ReleaseWatch) -> Iterator[Metric]:
+def release_metrics(choice: VersionChoice, watch: ReleaseWatch, shadows: ShadowRequests) -> Iterator[Metric]:
     """The families of releases."""
     family = CounterMetricFamily(
         "charonia_release_reruns",
@@ -200,6 +201,12 @@ def release_metrics(choice: VersionChoice, watch: ReleaseWatch) -> Iterator[Metr
     )
     for (model, action), count in watch.decisions.items():
         family.add_metric([model, action.replace(" ", "_")], count)
+    yield family
+    family = CounterMetricFamily(
+        "charonia_shadow_requests", "Copies of requests for a shadow version, by result", labels=["model", "result"]
+    )
+    for (model, result), count in shadows.counts.items():
+        family.add_metric([model, result], count)
     yield family
 
 

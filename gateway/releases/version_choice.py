@@ -28,6 +28,17 @@ class VersionChoice:
         self.reruns: dict[str, int] = {}
         """By model: requests that a candidate failed, and that the present version was asked to answer."""
 
+    def shadow_of(
+        self, request: InferenceRequest, options: DeliveryOptions, chosen: ServedVersion
+    ) -> ServedVersion | None:
+        """The version that gets a copy, None for none: so for sequences, streams, jobs and inputs in shared memory."""
+        version = self.rules[chosen.model].shadow
+        if not version or version == chosen.version or request.sequence_id or request.regions is not None:
+            return None
+        if chosen.interface.decoupled or is_job(options) or options.respond_async:
+            return None
+        return self._catalog.served(chosen.model).get(version)
+
     def choose(
         self, request: InferenceRequest, options: DeliveryOptions, found: ServedVersion
     ) -> tuple[ServedVersion, ServedVersion | None]:

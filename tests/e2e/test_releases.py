@@ -117,6 +117,28 @@ def ended(server: Any) -> Any:
     return until("the candidate is judged", lambda: (rule := rule_of(server))["stage"] != "canary" and rule)
 
 
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_headers_choose_on_both_roads(kind: str, server: Any) -> None:
+    """Requests alike in their bytes are recognised by the express lane, but not while a rule chooses their version."""
+    values = np.arange(4, dtype=np.int32)[None]
+
+    def version(asking: Any, **more: Any) -> str:
+        answer = asking.infer(MODEL, inputs(kind, IN=values), **more).get_response()
+        return str(answer["model_version"] if kind == "http" else answer.model_version)
+
+    with client(kind, server) as asking:
+        assert {version(asking) for _ in range(40)} == {"4"}, "the highest"
+        route(server, "--present=1", "--canary=4", "--match=X-New=yes", "--no-rollback")
+        try:
+            for _ in range(40):
+                assert version(asking) == "1"
+                assert version(asking, headers={"x-new": "yes"}) == "4"
+                assert version(asking, model_version="4") == "4"
+        finally:
+            route(server, "--clear")
+        assert {version(asking) for _ in range(40)} == {"4"}
+
+
 def test_candidates_are_judged_and_no_call_fails(server: Any) -> None:
     route(server, "--present=1")
     with Clients(server).asking() as clients:
@@ -133,6 +155,8 @@ def test_candidates_are_judged_and_no_call_fails(server: Any) -> None:
         route(server, "--canary=4:50%", "--advance=100%", "--max-latency=10", "--latency-slack=1000", "--window=1s")
         good = ended(server)
         until("the new version answers", lambda: clients.versions["4"] > 100)
+        route(server, "--shadow=3")
+        until("copies are counted", lambda: route(server)["shadow"].get("failed", 0) > 5)
     assert clients.failures == []
     assert clients.versions["3"] == 0, "what it failed was answered by the present version"
     assert (slow["stage"], slow["present"], slow["share"]) == ("rolled back", 1, 0)

@@ -8,12 +8,19 @@ from memory_log.log import MemoryLog
 from charonia import keys
 from charonia.eventlog.control import ControlPlane
 from charonia.facts.events import FIELD_FACT, Fact, pack_fact
+from charonia.inference import InferenceRequest
 from charonia.releases.route_rule import CANARY, RELEASED, ROLLED_BACK, Gate, RouteRule, route_fact
+from charonia.wire import ResponseRecord
 from gateway.releases.release_watch import ReleaseWatch, release_metrics
+from gateway.releases.shadow_requests import ShadowRequests
 from gateway.releases.version_choice import VersionChoice
 
 GATE = Gate(window_s=1e-9, min_requests=10, steps=(5000, 10_000))
 RULE = RouteRule(1, 2, 1000, stage=CANARY, gate=GATE)
+
+
+async def never(_request: InferenceRequest) -> ResponseRecord:
+    raise AssertionError("nothing is copied here")
 
 
 class Watched:
@@ -65,7 +72,10 @@ async def test_a_candidate_that_errs_is_rolled_back() -> None:
     assert rule.history[-1].reason.startswith("20.0% of 10 requests in ")
     await watch.look()
     assert await world.log.owner(keys.release_owner("m")) == ("", 1), "there is nothing to judge any more"
-    families = {metric.name: metric for metric in release_metrics(VersionChoice(control.catalog), watch)}
+    families = {
+        metric.name: metric
+        for metric in release_metrics(VersionChoice(control.catalog), watch, ShadowRequests(world.log, never))
+    }
     (sample,) = families["charonia_release_decisions"].samples
     assert (sample.labels, sample.value) == ({"model": "m", "decision": "roll_back"}, 1)
     await world.close()
