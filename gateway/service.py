@@ -24,7 +24,7 @@ from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unav
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
-from charonia.facts.events import LanesWeighed
+from charonia.facts.events import LanesWeighed, RouteChanged
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version, wanted_outputs
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
@@ -136,6 +136,7 @@ class GatewayService:
         self._entrances = Entrances(self._catalog, self.metrics, self._unsent, caches=self._cache is not None)
         self.routes = self._entrances.choice.rules
         self._releases = ReleaseWatch(log, control, settings.incarnation)
+        self._routes_before: list[RouteChanged] = []
         self._shadows = ShadowRequests(log, self._ask_shadow)
         self.metrics.more.append(lambda: release_metrics(self._entrances.choice, self._releases, self._shadows))
         self.lane = ExpressLane(
@@ -172,6 +173,13 @@ class GatewayService:
             if weights != self._catalog.lane_weights:
                 await self._control.announce(LanesWeighed({str(lane): weight for lane, weight in weights.items()}))
 
+    async def publish_routes(self) -> None:
+        """Publish the routing rules of a log that was replaced, unless the new one has them. Raises `LogUnavailable`."""
+        for fact in self._routes_before:
+            if self._catalog.routes.revisions.get(fact.model, 0) < fact.revision:
+                await self._control.announce(fact)
+        self._routes_before = []
+
     def _check_tenants(self) -> None:
         """Check the tenants' file from time to time: requests in the lane do not identify their caller."""
         assert self._tenants is not None
@@ -194,6 +202,7 @@ class GatewayService:
         if self._cache is not None:
             self._cache.store.forget()
         self.jobs.begin_anew()
+        self._routes_before = self._catalog.routes.facts()
         self._releases.begin_anew()
         self._control.begin_anew()
         self.tracer.begin_anew()

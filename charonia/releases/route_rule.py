@@ -370,6 +370,10 @@ class Routes:
             self.rules[fact.model] = rule
         return True
 
+    def facts(self) -> list[RouteChanged]:
+        """Facts that make an empty fold this one."""
+        return [route_fact(model, revision, self.rules.get(model)) for model, revision in self.revisions.items()]
+
     def clear(self) -> None:
         self.rules.clear()
         self.revisions.clear()

@@ -70,6 +70,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         f"{HOWTO}pools.md",
         f"{HOWTO}clouds.md",
         f"{HOWTO}upgrades.md",
+        f"{HOWTO}release.md",
     ),
     "Measure": (f"{HOWTO}bench.md", "docs/performance.md", "docs/benchmarks.md"),
     "Understand and change": (

@@ -129,6 +129,9 @@ def test_the_largest_revision_counts_and_the_first_of_equal_ones() -> None:
     assert routes.apply(route_fact("m", 1, RULE))
     assert not routes.apply(route_fact("m", 1, None)), "another writer was first"
     assert routes.rules == {"m": RULE}
+    again = Routes()
+    assert [again.apply(fact) for fact in routes.facts()] == [True]
+    assert again == routes
     assert routes.apply(route_fact("m", 2, None))
     assert not routes.apply(route_fact("m", 1, RULE))
     assert routes.rules == {}
