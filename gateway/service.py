@@ -174,7 +174,7 @@ class GatewayService:
                 await self._control.announce(LanesWeighed({str(lane): weight for lane, weight in weights.items()}))
 
     async def publish_routes(self) -> None:
-        """Publish the routing rules of a log that was replaced, unless the new one has them. Raises `LogUnavailable`."""
+        """Publish the rules of a log that was replaced, unless the new one has them. Raises `LogUnavailable`."""
         for fact in self._routes_before:
             if self._catalog.routes.revisions.get(fact.model, 0) < fact.revision:
                 await self._control.announce(fact)

@@ -19,8 +19,9 @@ from charonia.errors import CharoniaError, InvalidRecord, StartupError
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import JobState
 
-from . import arguments, dead_letters, executors, moving, queues, routes
+from . import arguments, dead_letters, executors, moving, queues
 from . import job_commands as jobs
+from . import route_commands as routes
 from . import state_commands as states
 from . import trace_files as traces
 from .audit.model_audit import Scope, audit_models
