@@ -26,7 +26,7 @@ from .errors import CharoniaError, StartupError
 from .options import values as options
 
 _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, options.WEBHOOKS, options.CONSOLE)
-_OPERATIONS = ("audit", "usage", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
+_OPERATIONS = ("audit", "usage", "queue", "jobs", "dlq", "executors", "route", "state", "trace", "check", "migrate")
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
 _BENCH, _SIMULATE, _TUNE = "bench", "simulate", "tune"
@@ -46,6 +46,7 @@ commands
   jobs        ls, show, timeline, result, cancel, wait
   dlq         ls, show, replay, drop: dead letters
   executors   ls: who executes, with what, and how much of it is in use
+  route       which version requests get that name none: canaries, matches, shadows; shows and changes the rule
   state       show, export, import: what a log holds, as a file for another server program or machine
   trace       summary: where the time of traced requests went, from trace files
   check       REPOSITORY: find every fault of its models without a server, and mend what is safe to mend (--fix)

@@ -7,7 +7,7 @@ through the log is `charonia.wire`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,9 @@ class InferenceRequest:
     """The `ServedVersion` that a front read it for, None where it was not looked up."""
     regions: RegionUse | None = None
     """What of it lies in its client's shared memory; such inputs are empty until the gateway has read them."""
+    headers: Iterable[tuple[bytes, bytes]] | None = None
+    """The headers of its call, names in lower case, where a front lets routing rules choose its version; None: the
+    present version is its version."""
     prompt: PromptRoute | None = None
     """For a model that generates text, where a front has tokenised the prompt."""
 

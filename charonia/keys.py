@@ -37,6 +37,8 @@ command or script ever names keys of two slots.
     us:{m}:<day>             what requests have used of a model on a day (since 1970, UTC), by hour and tenant
                              (`charonia.facts.usage`)
     usm                      set of the models that have `us` keys, by when
+    sh:{m}:<version>         how answers of a shadow version compare (`gateway.releases.shadow_requests`)
+    n:{release.<m>}          `owner` and `token`: the gateway that judges a model's candidate, as a model's owner
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint: a gateway incarnation, or an ensemble, whose steps answer there
     sl:{m}                   hash of live sequences: key -> where each is bound and how far it is
@@ -221,6 +223,15 @@ def usage(model: str, day: int) -> bytes:
 
 
 USED_MODELS = b"usm"
+
+
+def shadow_counts(model: str, version: int) -> bytes:
+    return f"sh:{tag(model)}:{version}".encode()
+
+
+def release_owner(model: str) -> str:
+    """The name in place of a model's under which the judgement of its candidate is owned."""
+    return f"release.{model}"
 
 
 def batches(executor: str) -> bytes:

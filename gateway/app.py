@@ -153,6 +153,7 @@ class GatewayApp:
         self._control.catalog.process_listeners.append(self.membership.hear)
         self.membership.on_beat.append(self._control.on_beat)
         self.membership.say_again.append(self.service.publish_weights)
+        self.membership.say_again.append(self.service.publish_routes)
         if self.service.payloads is not None:
             self.membership.say_again.append(self.service.payloads.renew)
             self.service.payloads.leased = self.membership.is_leased

@@ -60,6 +60,10 @@ class AdmittedRequest:
     level: int
     options: DeliveryOptions = AS_USUAL
     min_interval_s: float = 0.0
+    fallback: ServedVersion | None = None
+    """The version to run it again on when this one, a candidate of a release, fails it."""
+    shadow: ServedVersion | None = None
+    """The version that gets a copy of it."""
 
 
 _AT_ONCE: AbstractAsyncContextManager[None] = nullcontext()

@@ -19,6 +19,7 @@ from charonia.inference import InferenceRequest
 
 from .dataplane import AdmittedRequest
 from .metrics import GatewayMetrics, RequestCounts
+from .releases.version_choice import VersionChoice
 from .requests.delivery import AS_USUAL, DeliveryOptions
 from .requests.request_rules import check_deadline
 from .tracing.trace import Trace, failed
@@ -44,6 +45,8 @@ class Entrances:
         self._unsent = unsent
         self._caches = caches
         self._known: dict[tuple[str, int], Entrance] = {}
+        self.choice = VersionChoice(catalog)
+        self._rules = self.choice.rules
         self.is_draining = False
         """All requests are refused."""
 
@@ -58,6 +61,11 @@ class Entrances:
         if self.is_draining:
             raise Unavailable(SERVER_EXITING)
         served = request.served or self._catalog.find(request.model, request.version)
+        fallback = shadow = None
+        if request.headers is not None and request.version < 0 and served.model in self._rules:
+            served, fallback = self.choice.choose(request, options or AS_USUAL, served)
+            shadow = self.choice.shadow_of(request, options or AS_USUAL, served)
+            request.served = served
         if isinstance(request.trace, Trace):
             tenant = options.caller.tenant if options is not None else ""
             request.trace.begins(served.interface.name, served.version, request.id, tenant)
@@ -70,14 +78,31 @@ class Entrances:
                 check_deadline(request.deadline_ns, wall_ns())
             admitted = admission.admit(request)
             level = admission.level(request.priority)
-            return known, AdmittedRequest(request, served, admitted, level, options or AS_USUAL, min_interval_s)
+            one = AdmittedRequest(request, served, admitted, level, options or AS_USUAL, min_interval_s)
+            if fallback is not None or shadow is not None:
+                one.fallback, one.shadow = fallback, shadow
+            return known, one
         except CharoniaError as error:
             reason = failure_reason(error, executed=False)
             known.counts.failures[reason] += 1
             self._unsent.count(served, monotonic_ns() - started_ns, reason)
-            if request.trace is not None:
-                failed(request.trace, error)
-            raise
+            if fallback is None or not self.choice.runs_again(served.model, error):
+                if request.trace is not None:
+                    failed(request.trace, error)
+                raise
+        return self.admit_again(request, fallback, started_ns, options, min_interval_s)
+
+    def admit_again(
+        self,
+        request: InferenceRequest,
+        fallback: ServedVersion,
+        started_ns: int,
+        options: DeliveryOptions | None = None,
+        min_interval_s: float = 0.0,
+    ) -> tuple[Entrance, AdmittedRequest]:
+        """Admit a request that a candidate has failed to the version that its rule would have chosen otherwise."""
+        request.served, request.headers = fallback, None
+        return self.admit(request, started_ns, options, min_interval_s)
 
     def of(self, served: ServedVersion) -> Entrance:
         """The entrance of a version."""

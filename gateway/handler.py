@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from charonia.catalog.served import ServedVersion
 from charonia.facts.jobs import JobEvent
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.offload.pool import Offload
+from charonia.releases.route_rule import RouteRule
 from charonia.tensors import Buffer
 
 from .access.restrictions import RawHeaders
@@ -302,6 +303,21 @@ class Handler(Protocol):
 
     async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         """Begin to unload a model, and return (H42)."""
+
+    @property
+    def routes(self) -> Mapping[str, RouteRule]:
+        """The routing rules of models by key, changed in place. While there are any, fronts pass the headers of
+        requests that name no version (`InferenceRequest.headers`).
+        """
+
+    def route(self, name: str) -> RouteRule | None:
+        """The routing rule of a model; None without one. Raises `InvalidArgument` for an ambiguous name."""
+
+    async def change_route(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
+        """Change a model's routing rule for all gateways, or take it away with None; returns when this one applies it.
+
+        Raises `InvalidArgument` for a rule that cannot be, and `NotFound` for an unknown model.
+        """
 
     def registered_models(self) -> dict[str, str]:
         """The keys of models that `register_model` loaded and that are not unloaded, by alias.

@@ -9,13 +9,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from charonia import keys
 from charonia.calls.cache.cache_keys import is_cachable
 from charonia.calls.cache.response_cache import ResponseCache
 from charonia.calls.model_control import ModelControl
 from charonia.calls.payload_transfer import Payloads
+from charonia.calls.route_control import RouteControl
 from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import monotonic_ns
@@ -23,12 +24,13 @@ from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unav
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
-from charonia.facts.events import LanesWeighed
+from charonia.facts.events import LanesWeighed, RouteChanged
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version, wanted_outputs
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
 from charonia.offload.pool import Offload
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
+from charonia.releases.route_rule import RouteRule
 from charonia.tensors import Buffer
 from charonia.wire import ResponseRecord
 
@@ -48,6 +50,8 @@ from .lane.express_lane import Awaited, ExpressLane
 from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
+from .releases.release_watch import ReleaseWatch, release_metrics
+from .releases.shadow_requests import ShadowRequests
 from .reports.metadata import metadata_of
 from .reports.model_statistics import model_statistics
 from .reports.readiness import Readiness
@@ -108,6 +112,7 @@ class GatewayService:
         self.job_events, self.cancel_job, self.cancel_jobs = jobs.queries.events, jobs.cancel, jobs.cancel_all
         self.trace_settings, self.update_trace_settings = self.tracer.settings, self.tracer.update
         self._model_control = ModelControl(control)
+        self._route_control = RouteControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False
         self._next_check: asyncio.TimerHandle | None = None
@@ -129,6 +134,11 @@ class GatewayService:
             )
             self.metrics.cache = self._cache.store
         self._entrances = Entrances(self._catalog, self.metrics, self._unsent, caches=self._cache is not None)
+        self.routes = self._entrances.choice.rules
+        self._releases = ReleaseWatch(log, control, settings.incarnation)
+        self._routes_before: list[RouteChanged] = []
+        self._shadows = ShadowRequests(log, self._ask_shadow)
+        self.metrics.more.append(lambda: release_metrics(self._entrances.choice, self._releases, self._shadows))
         self.lane = ExpressLane(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
@@ -148,6 +158,7 @@ class GatewayService:
         if self.payloads is not None:
             await self.lane.replies.start(self.payloads.socket_path)
         self.jobs.start()
+        self._releases.start()
         if self._cache is not None:
             self._cache.start()
         if self._tenants is not None:
@@ -161,6 +172,13 @@ class GatewayService:
             weights = self._tenants.lane_weights()
             if weights != self._catalog.lane_weights:
                 await self._control.announce(LanesWeighed({str(lane): weight for lane, weight in weights.items()}))
+
+    async def publish_routes(self) -> None:
+        """Publish the rules of a log that was replaced, unless the new one has them. Raises `LogUnavailable`."""
+        for fact in self._routes_before:
+            if self._catalog.routes.revisions.get(fact.model, 0) < fact.revision:
+                await self._control.announce(fact)
+        self._routes_before = []
 
     def _check_tenants(self) -> None:
         """Check the tenants' file from time to time: requests in the lane do not identify their caller."""
@@ -184,6 +202,8 @@ class GatewayService:
         if self._cache is not None:
             self._cache.store.forget()
         self.jobs.begin_anew()
+        self._routes_before = self._catalog.routes.facts()
+        self._releases.begin_anew()
         self._control.begin_anew()
         self.tracer.begin_anew()
 
@@ -208,6 +228,8 @@ class GatewayService:
             await self._unsent.flush()
         if self._cache is not None:
             await self._cache.close()
+        await self._releases.close()
+        await self._shadows.close()
         await self.jobs.close()
         await self.lane.close()
         await self._dataplane.close()
@@ -261,6 +283,9 @@ class GatewayService:
         counts = entrance.counts
         try:
             record = await self._send(entrance, one)
+            if record.error is not None and one.fallback is not None:
+                entrance, one, record = await self._run_again(entrance, one, record)
+                counts = entrance.counts
             if in_regions is not None:
                 record = await self._counted_open(in_regions.write(record))
         except CharoniaError as error:
@@ -285,7 +310,33 @@ class GatewayService:
                 del record  # otherwise a cycle with the error's traceback would keep the request's bytes
         counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
+        if one.shadow is not None and (rule := self.routes.get(one.served.model)) is not None:
+            self._shadows.copy(request, one.shadow, rule, outputs)
         return InferenceResponse(one.served.interface.name, record.version, outputs, request.id, record.parameters)
+
+    async def _run_again(
+        self, entrance: Entrance, one: AdmittedRequest, record: ResponseRecord
+    ) -> tuple[Entrance, AdmittedRequest, ResponseRecord]:
+        """A candidate has failed a request: ask the version that its rule would have chosen otherwise (ADR 0058)."""
+        error, fallback = record.error, one.fallback
+        assert error is not None
+        assert fallback is not None
+        if not self._entrances.choice.runs_again(one.served.model, error):
+            return entrance, one, record
+        entrance.counts.failed(error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
+        again = self._entrances.admit_again(one.request, fallback, monotonic_ns(), one.options, one.min_interval_s)
+        return *again, await self._send(*again)
+
+    async def _ask_shadow(self, request: InferenceRequest) -> ResponseRecord:
+        """The answer of a shadow to a copy of a request."""
+        return await self._dataplane.infer(self._entrances.admit(request, monotonic_ns())[1])
+
+    async def _answered(self, entrance: Entrance, one: AdmittedRequest) -> ResponseRecord:
+        """The answer of `_send`, or of the present version if a candidate has failed the request."""
+        record = await self._send(entrance, one)
+        if record.error is not None and one.fallback is not None:
+            record = (await self._run_again(entrance, one, record))[-1]
+        return record
 
     def _send(self, entrance: Entrance, one: AdmittedRequest) -> Awaitable[ResponseRecord]:
         """Send an admitted request; returns its one answer, to be awaited."""
@@ -348,7 +399,7 @@ class GatewayService:
             in_regions = await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         if not one.served.interface.decoupled:
-            records = _only(self._send(entrance, one))
+            records = _only(self._send(entrance, one) if one.fallback is None else self._answered(entrance, one))
         elif one.options is AS_USUAL or not is_job(one.options):
             records = self._dataplane.stream(one)
         else:
@@ -468,6 +519,13 @@ class GatewayService:
     async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         self._refuse_when_draining()
         await self._model_control.unload(name, unload_dependents=unload_dependents)
+
+    def route(self, name: str) -> RouteRule | None:
+        return self._catalog.routes.rules.get(self._catalog.resolve(name))
+
+    async def change_route(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
+        self._refuse_when_draining()
+        return await self._route_control.change(name, wanted)
 
     def registered_models(self) -> dict[str, str]:
         return self._catalog.registered()

@@ -21,6 +21,7 @@ from charonia.facts.events import (
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
+    RouteChanged,
     TraceSettingChanged,
     VersionAnnounced,
     VersionFailed,
@@ -57,6 +58,8 @@ class _Survey:
     last_said: dict[tuple[str, str], int] = field(default_factory=dict)
     last_weights: int = -1
     last_traced: dict[str, int] = field(default_factory=dict)
+    routed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of each model with a routing rule: the revision that counts, and the fact that has it."""
     telling: set[str] = field(default_factory=set)
 
 
@@ -132,6 +135,9 @@ def _versions(facts: Sequence[Fact], survey: _Survey) -> None:
             survey.last_weights = at
         elif isinstance(fact, TraceSettingChanged):
             survey.last_traced[fact.model] = at
+        elif isinstance(fact, RouteChanged):
+            if fact.revision > survey.routed.get(fact.model, (0, 0))[0]:
+                survey.routed[fact.model] = fact.revision, at
         elif isinstance(fact, ExecutorDescribed | ModelExcluded):
             survey.last_said[_about(fact)] = at
     for at in survey.newest.values():
@@ -149,6 +155,9 @@ def _is_needless(at: int, fact: Fact, survey: _Survey) -> bool:
             return at < survey.last_weights
         case TraceSettingChanged():
             return at < survey.last_traced[fact.model]
+        case RouteChanged():
+            # one that lost against the fact that counts has to go before that fact does
+            return at < survey.routed.get(fact.model, (0, -1))[1]
         case ProcessJoined() | ProcessLeft():
             process = fact.incarnation
             is_executor = fact.role == "executor"

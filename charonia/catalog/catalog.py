@@ -20,6 +20,7 @@ from charonia.facts.events import (
     ProcessJoined,
     ProcessLeft,
     RepositoryScanned,
+    RouteChanged,
     TraceSettingChanged,
     VersionAnnounced,
     VersionFailed,
@@ -31,6 +32,7 @@ from charonia.facts.events import (
 )
 from charonia.models.interface import ModelInterface
 from charonia.models.names import Namespaces
+from charonia.releases.route_rule import Routes
 from protos.model_config_pb2 import ModelConfig
 
 from .executor_views import (
@@ -76,7 +78,7 @@ _REPLACED_REMEMBERED = 64
 
 
 class Catalog:
-    """The fold. `listeners` are called with a model's name after every fact that changes its served versions."""
+    """The fold. `listeners` are called with a model's name after every fact that changes its versions or its route."""
 
     def __init__(self) -> None:
         self.processes: dict[str, ProcessJoined] = {}
@@ -87,6 +89,8 @@ class Catalog:
         """Changed in place, so that lane sharing may keep a reference to it."""
         self.trace_settings: dict[str, TraceSettingChanged] = {}
         """Run-time trace settings of a model, or of all ("")."""
+        self.routes = Routes()
+        """The routing rules of models; its `rules` are changed in place."""
         self.listeners: list[Callable[[str], None]] = []
         self.process_listeners: list[Callable[[Fact], None]] = []
         self._told = 0
@@ -106,6 +110,7 @@ class Catalog:
         self._namespaces.clear()
         self.lane_weights.clear()
         self.trace_settings.clear()
+        self.routes.clear()
 
     # -- folding ------------------------------------------------------------------------------------------------------
 
@@ -144,6 +149,10 @@ class Catalog:
                 self._weighed(fact)
             case TraceSettingChanged():
                 self.trace_settings[fact.model] = fact
+            case RouteChanged():
+                if self.routes.apply(fact):
+                    for changed in self.listeners:
+                        changed(fact.model)
             case ModelRequestFinished():
                 self.finished[(fact.request_id, fact.executor)] = fact
                 while len(self.finished) > 1024:
@@ -317,7 +326,8 @@ class Catalog:
         return any(reason != UNLOADED for _, _, reason in self._states(key))
 
     def find(self, model: str, version: int) -> ServedVersion:
-        """The version for an inference: `version` -1 is the highest (I1). `model` is a name or a key.
+        """The version for an inference: `version` -1 is the highest (I1), or the present one of the model's routing
+        rule while that is served. `model` is a name or a key.
 
         Raises E5's `NotFound` or `Unavailable`, and `InvalidArgument` for a name that several models have (R2). Until
         an executor has finished its start-up load, any model may still come: `Unavailable` then says what is loading.
@@ -327,6 +337,8 @@ class Catalog:
         served = self.served(model)
         if served:
             if version < 0:
+                if model in self.routes.rules and (present := served.get(self.routes.rules[model].present)) is not None:
+                    return present
                 return served[next(reversed(served))]
             if version in served:
                 return served[version]
@@ -335,8 +347,8 @@ class Catalog:
         raise not_served(model, version, self._states(model))
 
     def is_ready(self, model: str, version: int) -> bool:
-        """H3: whether that version (-1: the highest served) has an executor that would run it now and reports it
-        healthy.
+        """H3: whether that version (-1: the one that `find` returns) has an executor that would run it now and reports
+        it healthy.
         """
         try:
             model = self.resolve(model)
@@ -345,7 +357,7 @@ class Catalog:
         served = self.served(model)
         if not served:
             return False
-        number = max(served) if version < 0 else version
+        number = self.find(model, version).version if version < 0 else version
         found = served.get(number)
         return found is not None and any(self._is_well(e, model, number) for e in found.slots)
 

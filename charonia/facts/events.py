@@ -453,6 +453,21 @@ class TraceSettingChanged:
     counted: str
 
 
+@dataclass(frozen=True, slots=True)
+class RouteChanged:
+    """Which version requests to a model that name none go to (`charonia.releases.route_rule`).
+
+    `rule` is the whole rule as a JSON object, "" for none any more. Of several facts of a model the one with the
+    largest `revision` counts, of equal ones the first: so of two writers that have read the same rule one has no
+    effect. Written by gateways and by `charonia route`.
+    """
+
+    kind: ClassVar[str] = "route_changed"
+    model: str
+    revision: int
+    rule: str
+
+
 Fact = (
     ProcessJoined
     | ProcessLeft
@@ -489,6 +504,7 @@ Fact = (
     | VersionHeld
     | VersionWanted
     | ModelExcluded
+    | RouteChanged
 )
 
 _BUILT_IN: dict[str, type[Any]] = {t.__name__: t for t in (str, int, bool, bytes, tuple, dict)}

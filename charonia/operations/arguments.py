@@ -12,7 +12,7 @@ from charonia.facts.jobs import JobState
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-COMMANDS = ("audit", "usage", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate")
+COMMANDS = ("audit", "usage", "queue", "jobs", "dlq", "executors", "route", "state", "trace", "check", "migrate")
 
 SOURCES = ("mlserver", "bentoml", "torchserve", "kserve")
 """Servers that `migrate` reads from."""
@@ -75,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     _jobs(_actions(commands, "jobs", "jobs as the log has them, without a gateway"))
     _dead_letters(_actions(commands, "dlq", "dead letters: requests that were given up"))
     _executors(_actions(commands, "executors", "who executes, with what, and how much of it is in use"))
+    _route(commands)
     _state(_actions(commands, "state", "the state of a log: what wrote it, and as a file to take elsewhere"))
     _check(commands)
     _migrate(commands)
@@ -197,6 +198,42 @@ def _dead_letters(actions: Commands) -> None:
 
 def _executors(actions: Commands) -> None:
     _add(actions, "ls", "who executes: pool, devices, models in memory, batches given out, heartbeat")
+
+
+def _route(commands: Commands) -> None:
+    text = "which version requests get that name none: canaries that come back by themselves, matches, shadows"
+    command = _add(commands, "route", text)
+    command.add_argument("model", nargs="?", default="", help="the model; without one, all that have a rule are shown")
+    command.add_argument("show", nargs="?", choices=("show",), help="only show the rule (so does naming no change)")
+    command.add_argument("--clear", action="store_true", help="take the rule away: the highest version gets requests")
+    command.add_argument("--present", type=positive, metavar="N", help="the version that gets what nothing else takes")
+    command.add_argument("--canary", default="", metavar="N:SHARE", help="a candidate and its share, as 3:10%%")
+    command.add_argument(
+        "--match", action="append", default=[], metavar="NAME=VALUE", help="this header too goes to it; repeatable"
+    )
+    command.add_argument("--tenant", action="append", default=[], help="so does this tenant; repeatable")
+    command.add_argument(
+        "--sticky", metavar="KEY", help="keep requests together by a header, or correlation-id (none to end it)"
+    )
+    command.add_argument("--shadow", type=count, metavar="N", help="a version that gets copies of requests, 0 for none")
+    command.add_argument(
+        "--tolerance", action="append", default=[], metavar="[OUTPUT=]X", help="how far a shadow's numbers may differ"
+    )
+    command.add_argument("--advance", metavar="SHARES", help="next shares, as 25%%,50%%,100%% (none to end it)")
+    command.add_argument("--rollback", action=argparse.BooleanOptionalAction, default=None, help="roll back (default)")
+    command.add_argument("--window", dest="window_s", type=duration_s, metavar="S", help="length of a window (60)")
+    command.add_argument(
+        "--min-requests", type=positive, metavar="N", help="decide nothing on fewer requests in a window (50)"
+    )
+    command.add_argument(
+        "--max-errors", dest="max_error_percent", type=float, metavar="POINTS", help="percent more that may fail (1)"
+    )
+    command.add_argument(
+        "--max-latency", dest="max_latency_ratio", type=float, metavar="X", help="times the present latency (1.5)"
+    )
+    command.add_argument(
+        "--latency-slack", dest="latency_slack_ms", type=float, metavar="MS", help="and so many milliseconds (5)"
+    )
 
 
 def _state(actions: Commands) -> None:

@@ -21,6 +21,7 @@ from charonia.facts.jobs import JobState
 
 from . import arguments, dead_letters, executors, moving, queues
 from . import job_commands as jobs
+from . import route_commands as routes
 from . import state_commands as states
 from . import trace_files as traces
 from .audit.model_audit import Scope, audit_models
@@ -43,8 +44,8 @@ def run(
     `check_repository` is the executors' check, which this package may not import.
     """
     options = arguments.parser().parse_args(list(words))
-    _check(options)
     try:
+        _check(options)
         if options.command == "trace":
             document, well = traces.summarise(options.file, options.model), True
         elif options.command == "check":
@@ -250,6 +251,16 @@ async def _executors_ls(log: EventLog, _options: argparse.Namespace) -> Answer:
     return await executors.list_executors(log), True
 
 
+# -- releases ----------------------------------------------------------------------------------------------------------
+
+
+async def _route(log: EventLog, options: argparse.Namespace) -> Answer:
+    wanted = None if options.clear else routes.wanted_of(options)
+    if options.clear or wanted:
+        return await routes.change_route(log, options.model, wanted), True
+    return await routes.show_routes(log, options.model), True
+
+
 _HANDLERS = {
     ("audit", ""): _audit,
     ("usage", ""): _usage,
@@ -270,6 +281,7 @@ _HANDLERS = {
     ("dlq", "replay"): _dlq_replay,
     ("dlq", "drop"): _dlq_drop,
     ("executors", "ls"): _executors_ls,
+    ("route", ""): _route,
 }
 
 
@@ -292,6 +304,14 @@ def _check(options: argparse.Namespace) -> None:
             problem = "--all takes no ids, only a model"
         elif not options.all and not options.what:
             problem = "name dead letters, or take all with --all"
+    elif options.command == "route":
+        wanted = routes.wanted_of(options)
+        if options.clear and wanted:
+            problem = "--clear takes the rule away and goes with no other option"
+        elif options.show and (options.clear or wanted):
+            problem = "show goes with no option that changes the rule"
+        elif not options.model and (options.clear or wanted):
+            problem = "name the model whose rule is to change"
     if problem:
-        sys.stderr.write(f"charonia {' '.join(action)}: {problem}\n")
+        sys.stderr.write(f"charonia {' '.join(filter(None, action))}: {problem}\n")
         raise SystemExit(2)

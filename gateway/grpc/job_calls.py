@@ -83,8 +83,8 @@ class JobCalls:
             only_later=only_later,
         )
         if isinstance(answer, Accepted):
-            return _accepted(answer.receipt, answer.state, request.id, served.version)
-        return await self.encode(answer.response, classes, served)
+            return _accepted(answer.receipt, answer.state, request.id, request.served.version)
+        return await self.encode(answer.response, classes, request.served)
 
     def stream(
         self,

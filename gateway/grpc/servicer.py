@@ -83,6 +83,7 @@ class Servicer:
         self._jobs = JobCalls(handler, self.encoder, self.flush_interval_s)
         self._regions = RegionCalls(handler)
         self._identifies = handler.identifies
+        self._routes = handler.routes
         self._tracer = handler.tracer
         self._forwarding = HeaderForwarding(settings.grpc_header_forward_pattern, "--grpc-header-forward-pattern")
         self._restrictions = Restrictions(
@@ -207,6 +208,7 @@ class Servicer:
         request.deadline_ns = earlier(request.deadline_ns, deadline_ns)
         response = await self._handler.infer(request, flush_interval_s=self.flush_interval_s)
         if classes:
+            served = request.served  # a routing rule may have chosen another version
             response, left = await classify_large(self._handler.offload, response, classes, served)
             return self.encoder.reply(response, dict(left), served)
         return self.encoder.reply(response, classes, served)
@@ -235,6 +237,8 @@ class Servicer:
         version = LATEST_VERSION if message.model_version in _LATEST else served.version
         request, classes = infer_request(message, version, raw)
         request.served = served
+        if self._routes:
+            request.headers = headers_of(context)
         if isinstance(raw, CountedTensors):
             request.elements = raw.elements
         if self._forwarding.any:

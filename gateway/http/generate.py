@@ -90,6 +90,8 @@ class Generation:
             words = {**words, **words_of_headers(scope["headers"])}
         request.trace = trace
         request.served = served
+        if handler.routes:
+            request.headers = scope["headers"]
         responses = self._deferral.stream(request, words, caller, {})
         async with contextlib.aclosing(responses):
             if route.kind == GENERATE_STREAM:

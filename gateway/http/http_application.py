@@ -107,6 +107,7 @@ class HttpApplication:
         self._deferral = Deferral(handler)
         self._generation = Generation(settings, handler, self._forwarding)
         self._identifies = handler.identifies
+        self._rules = handler.routes
         self.lane: HttpLane | None = None
         if handler.lane is not None and handler.lane.is_on:
             self.lane = HttpLane(handler.lane, self._encoder)
@@ -214,6 +215,8 @@ class HttpApplication:
             self._forwarding.forward(state.get(RAW_HEADERS) or scope["headers"], request.parameters)
         request.trace = trace
         request.served = served
+        if self._rules:
+            request.headers = scope["headers"]
         applied, may_learn = "", self.lane is not None
         says_more = bool(form.delivery) or not HEADER_NAMES.isdisjoint(headers)
         if says_more or self._identifies:
@@ -232,6 +235,7 @@ class HttpApplication:
         else:
             response = await self._handler.infer(request)
         learnt = body if may_learn and isinstance(body, bytes) else None
+        served = request.served  # a routing rule may have chosen another version
         del body, received, message  # the request is answered: free its memory
         encoded: bytes | LargeReply
         if form.all_binary or is_quick_to_write(response, form):

@@ -207,6 +207,19 @@ def _add_repository(app: FastAPI, settings: GatewaySettings, handler: Handler) -
         await handler.unload_model(model, unload_dependents=dependents)
         return Response(status_code=200)
 
+    @app.get("/v2/repository/models/{model}/route")
+    async def get_route(model: str) -> Response:
+        return _json(control_json.route(model, handler.route(model)))
+
+    @app.post("/v2/repository/models/{model}/route")
+    async def set_route(model: str, request: Request) -> Response:
+        wanted = control_json.read_route(await _body(request, settings))
+        return _json(control_json.route(model, await handler.change_route(model, wanted)))
+
+    @app.delete("/v2/repository/models/{model}/route")
+    async def clear_route(model: str) -> Response:
+        return _json(control_json.route(model, await handler.change_route(model, None)))
+
     @app.post("/v2/repository/{repository}/index")
     @app.post("/v2/repository/{repository}/models/{model}/load")
     @app.post("/v2/repository/{repository}/models/{model}/unload")

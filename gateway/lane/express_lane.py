@@ -124,6 +124,8 @@ class ExpressLane:
             return None
         try:
             served = self._catalog.find(request.model, request.version)
+            if request.version < 0 and served.model in self._catalog.routes.rules:
+                return None  # its rule chooses the version of each request
             entrance = self._entrances.of(served)
             admission = entrance.admission
             if admission.caching is not None:

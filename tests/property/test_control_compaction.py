@@ -30,6 +30,7 @@ from charonia.facts.events import (
     VersionStateChanged,
     VersionUnloaded,
 )
+from charonia.releases.route_rule import RouteRule, route_fact
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
 
@@ -88,6 +89,7 @@ others: st.SearchStrategy[Fact] = st.one_of(
     st.just(ProcessLeft("gateway", "g", "lost")),
     st.builds(lambda w: LanesWeighed({"3": w}), st.integers(1, 4)),
     st.builds(lambda m, r: TraceSettingChanged(m, {"rate": r}, ""), st.sampled_from(["", "a"]), st.integers(1, 3)),
+    st.builds(lambda r, v: route_fact("a", r, RouteRule(v) if v else None), st.integers(1, 4), st.integers(0, 2)),
     st.just(ModelRequested("load", "a", "r")),
     st.just(ModelRequestFinished("e1", "r")),
 )
@@ -118,6 +120,7 @@ def seen(catalog: Catalog) -> Any:
         sorted(catalog.live_executors()),
         catalog.lane_weights,
         catalog.trace_settings,
+        catalog.routes,
         catalog.started(),
         catalog.all_ready(),
         catalog.started(awaited=True),

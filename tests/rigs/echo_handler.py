@@ -6,8 +6,9 @@ It admits like the real one where the wire shows it (unknown models, sizes that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
 from echo_jobs import EchoJobs
@@ -19,6 +20,8 @@ from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.offload.pool import Offload
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION
+from charonia.releases.route_change import changed_rule
+from charonia.releases.route_rule import RouteRule
 from charonia.tensors import Tensor
 from charonia.traces.trace_settings import Wanted
 from gateway.access.restrictions import RawHeaders
@@ -70,6 +73,7 @@ class EchoHandler(EchoJobs):
         super().__init__()
         self.failure: BaseException | None = None
         self.regions = ClientRegions()
+        self.routes: dict[str, RouteRule] = {}
         self.gate = asyncio.Event()
         self.gate.set()
         self.waiting = asyncio.Event()
@@ -270,6 +274,18 @@ class EchoHandler(EchoJobs):
         if self.failure is not None:
             raise self.failure
         self.loads.append((name, config_json, files))
+
+    def route(self, name: str) -> RouteRule | None:
+        return self.routes.get(name)
+
+    async def change_route(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
+        if name not in MODELS:
+            raise NotFound(f"Request for unknown model: '{name}' is not found")
+        if wanted is None:
+            self.routes.pop(name, None)
+            return None
+        rule = self.routes[name] = changed_rule(self.routes.get(name), wanted, (1,), 0)
+        return rule
 
     async def unload_model(self, name: str, *, unload_dependents: bool) -> None:
         self.unloads.append((name, unload_dependents))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
@@ -32,6 +32,7 @@ class Echo:
 
     identifies = False
     lane = None
+    routes: ClassVar[dict[str, Any]] = {}
     tracer = None
     offload = Offload()
     regions = ClientRegions()

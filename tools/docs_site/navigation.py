@@ -74,6 +74,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         f"{HOWTO}kubernetes.md",
         f"{HOWTO}kubernetes-values.md",
         f"{HOWTO}upgrades.md",
+        f"{HOWTO}release.md",
     ),
     "Measure": (
         f"{HOWTO}bench.md",

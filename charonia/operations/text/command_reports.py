@@ -11,6 +11,7 @@ from charonia.operations.audit.journal_audit import Finding
 
 from . import usage_tables
 from .rendering import age, detail, moment, one_line, pairs, size, table
+from .route_reports import route_lines
 
 _JOB_COLUMNS = (
     ("id", "id"),
@@ -399,6 +400,7 @@ _REPORTS: dict[tuple[str, str], Callable[[dict[str, Any]], list[str]]] = {
     ("dlq", "show"): _dlq_show,
     ("dlq", "replay"): _dlq_replay,
     ("dlq", "drop"): _dlq_drop,
+    ("route", ""): route_lines,
     ("executors", "ls"): _executors_ls,
     ("state", "show"): _state_show,
     ("state", "export"): _state_export,

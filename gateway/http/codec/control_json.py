@@ -8,6 +8,8 @@ from typing import Any
 
 from charonia.errors import InternalError, InvalidArgument, Unavailable
 from charonia.log_lines import FORMATS
+from charonia.releases.route_rule import RouteRule
+from charonia.releases.route_rule import document as rule_document
 from gateway.handler import (
     RESPONSE_DURATIONS,
     Duration,
@@ -125,6 +127,19 @@ def read_trace_settings(body: bytes) -> dict[str, list[str] | None]:
         else:
             raise InternalError(f"Unable to parse '{key}': attempt to access JSON non-string as string")
     return wanted
+
+
+def read_route(body: bytes) -> dict[str, Any]:
+    """The fields of a routing rule to change. Raises `InvalidArgument` for a body that is no object."""
+    document = parse_json(body) if body else {}
+    if not isinstance(document, dict):
+        raise InvalidArgument("a routing rule must be a JSON object")
+    return document
+
+
+def route(model: str, rule: RouteRule | None) -> dict[str, Any]:
+    """The routing rule of a model; null without one."""
+    return {"model": model, "rule": None if rule is None else rule_document(rule)}
 
 
 def trace_settings(settings: dict[str, list[str]]) -> dict[str, Any]:

@@ -151,6 +151,31 @@ JOB_EVENT = {
 
 INDEX = [{"name": "identity", "version": "1", "state": "READY", "reason": ""}, {"name": "magika"}]
 LOAD = {"parameters": {"config": '{"name":"identity","backend":"onnxruntime","max_batch_size":8}'}}
+ROUTE_RULE = {
+    "present": 2,
+    "candidate": 3,
+    "share": 10.0,
+    "headers": {"x-canary": "yes"},
+    "tenants": [],
+    "sticky": "",
+    "shadow": 0,
+    "tolerances": {},
+    "gate": {
+        "rollback": True,
+        "window_s": 60.0,
+        "min_requests": 50,
+        "max_error_percent": 1.0,
+        "max_latency_ratio": 1.5,
+        "latency_slack_ms": 5.0,
+        "steps": [25.0, 50.0, 100.0],
+    },
+    "stage": "canary",
+    "history": [
+        {"at_us": 1795364921618854, "by": "operator", "what": "version 3 gets 10%", "reason": "asked for"},
+    ],
+}
+ROUTE = {"model": "resnet", "rule": ROUTE_RULE}
+NO_ROUTE = {"model": "resnet", "rule": None}
 TRACE = {
     "trace_level": ["OFF"],
     "trace_rate": "1000",

@@ -166,6 +166,27 @@ def _control() -> dict[str, Schema]:
     }
     number = {"type": ["string", "integer"]}
     tracing = {"trace_level": array(TEXT), "trace_rate": TEXT, "trace_count": TEXT, "log_frequency": TEXT}
+    amount = {"type": "number"}
+    gate = {
+        "rollback": FLAG,
+        "window_s": amount,
+        "min_requests": COUNT,
+        "max_error_percent": amount,
+        "max_latency_ratio": amount,
+        "latency_slack_ms": amount,
+        "steps": array(amount, "shares in percent, growing"),
+    }
+    route = {
+        "present": COUNT,
+        "candidate": COUNT | {"description": "0 for none"},
+        "share": amount | {"description": "percent of the requests that name no version"},
+        "headers": {"type": "object", "additionalProperties": TEXT},
+        "tenants": array(TEXT),
+        "sticky": TEXT | {"description": "correlation-id, or the name of a header"},
+        "shadow": COUNT | {"description": "a version that gets copies, 0 for none"},
+        "tolerances": {"type": "object", "additionalProperties": amount},
+    }
+    decision = members({"at_us": COUNT, "by": TEXT, "what": TEXT, "reason": TEXT})
     region = {"name": TEXT, "key": TEXT, "offset": COUNT, "byte_size": COUNT}
     return {
         "ServerMetadata": members({"name": TEXT, "version": TEXT, "extensions": array(TEXT)}),
@@ -213,6 +234,9 @@ def _control() -> dict[str, Schema]:
                 }
             },
         ),
+        "ModelRoute": members({"model": TEXT, "rule": {"anyOf": [ref("RouteRule"), {"type": "null"}]}}),
+        "RouteRule": members({**route, "gate": members(gate), "stage": TEXT, "history": array(decision)}),
+        "RouteChange": settings({**route, "gate": settings(gate, "what is left out stays")}, "what is left out stays"),
         "UnloadRequest": opened({}, {"parameters": opened({}, {"unload_dependents": FLAG})}),
         "LogSettings": members(logging),
         "LogChange": settings(logging, "the settings to change, all or none of them"),

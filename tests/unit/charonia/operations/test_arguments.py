@@ -85,7 +85,19 @@ def test_no_running_server_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
 
 def test_every_command_offers_its_flags_for_completion() -> None:
     offered = words(parser())
-    assert set(offered) == {"audit", "usage", "queue", "jobs", "dlq", "executors", "state", "trace", "check", "migrate"}
+    assert set(offered) == {
+        "audit",
+        "usage",
+        "queue",
+        "jobs",
+        "dlq",
+        "executors",
+        "route",
+        "state",
+        "trace",
+        "check",
+        "migrate",
+    }
     assert "--since" in offered["audit"][""]
     assert {"--fix", "--gpus"} <= set(offered["check"][""])
     assert set(offered["queue"]) == {"ls", "inspect", "pause", "resume", "cancel", "move"}

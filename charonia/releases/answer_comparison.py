@@ -1,0 +1,49 @@
+"""Compares the answers of two versions to one request, with tolerances. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from charonia.datatypes import DataType
+from charonia.tensors import Tensor
+
+
+def differing(given: Sequence[Tensor], other: Sequence[Tensor], tolerances: Mapping[str, float]) -> list[str]:
+    """The outputs of `given` that `other` has otherwise or not at all, and those that it alone has, sorted.
+
+    Numbers a and b are alike when |a - b| <= t * max(1, |a|) with the output's tolerance t, that of "" for outputs that
+    are not named, 0 for none. NaN is like NaN. Datatypes and shapes must be equal; BYTES and BOOL have no tolerance.
+    """
+    others = {tensor.name: tensor for tensor in other}
+    found = {tensor.name for tensor in given} ^ others.keys()
+    for tensor in given:
+        counterpart = others.get(tensor.name)
+        if counterpart is not None and not _alike(
+            tensor, counterpart, tolerances.get(tensor.name, tolerances.get("", 0.0))
+        ):
+            found.add(tensor.name)
+    return sorted(found)
+
+
+def _alike(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    if one.datatype is not other.datatype or one.shape != other.shape:
+        return False
+    if bytes(one.data) == bytes(other.data):
+        return True
+    if one.datatype in (DataType.BYTES, DataType.BOOL):
+        return False
+    a, b = _numbers(one), _numbers(other)
+    with np.errstate(invalid="ignore", over="ignore"):
+        close = np.abs(a - b) <= tolerance * np.maximum(1.0, np.abs(a))
+    finite = np.isfinite(a) & np.isfinite(b)
+    return bool(np.all((close & finite) | (a == b) | (np.isnan(a) & np.isnan(b))))
+
+
+def _numbers(tensor: Tensor) -> npt.NDArray[np.float64]:
+    if tensor.datatype is DataType.BF16:
+        bits = np.frombuffer(tensor.data, np.uint16).astype(np.uint32) << 16
+        return bits.view(np.float32).astype(np.float64)
+    return tensor.array().astype(np.float64)

@@ -1,0 +1,67 @@
+"""An operator's change of a routing rule: what is named changes, the rest stays. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from charonia.errors import InvalidArgument
+
+from .route_rule import CANARY, PINNED, Decision, RouteRule, decided, document, percent, read_rule
+
+_CHANGEABLE = ("present", "candidate", "share", "headers", "tenants", "sticky", "shadow", "tolerances", "gate")
+
+
+def changed_rule(
+    current: RouteRule | None, wanted: Mapping[str, Any], versions: Collection[int], at_us: int
+) -> RouteRule:
+    """The rule after a change. `wanted` has fields of `route_rule.document`, without stage and history.
+
+    A rule that names no present version gets the highest of `versions`, those that are served, beside the candidate and
+    the shadow. A candidate that is named is tested, again if it was rolled back. Raises `InvalidArgument`.
+    """
+    unknown = wanted.keys() - set(_CHANGEABLE)
+    if unknown:
+        raise InvalidArgument(f"unknown field '{min(unknown)}' of a routing rule: {', '.join(_CHANGEABLE)}")
+    body: dict[str, Any] = document(current) if current is not None else {}
+    fields = dict(wanted)
+    if "gate" in fields and isinstance(fields["gate"], Mapping) and body:
+        fields["gate"] = {**body["gate"], **fields["gate"]}
+    body |= fields
+    body.pop("history", None)
+    if current is not None and "present" in wanted and wanted["present"] == current.candidate:
+        body["candidate"] = wanted.get("candidate", 0)
+    if not body.get("present"):
+        others = [v for v in versions if v not in (body.get("candidate"), body.get("shadow"))]
+        if not others:
+            raise InvalidArgument("no other version is served: name the version that requests go to now with 'present'")
+        body["present"] = max(others)
+    if not body.get("candidate"):
+        for name in ("candidate", "share", "headers", "tenants"):
+            if name not in wanted:
+                body.pop(name, None)
+    has_new = "candidate" in wanted or "share" in wanted or "headers" in wanted or "tenants" in wanted
+    body.pop("stage", None)
+    rule = read_rule(body)
+    if current is not None:
+        stage = current.stage if current.candidate == rule.candidate and not has_new else rule.stage
+        rule = replace(rule, stage=stage, history=current.history)
+    return decided(rule, Decision(at_us, "operator", summary(rule), "asked for"))
+
+
+def summary(rule: RouteRule) -> str:
+    """What a rule does, in words."""
+    words = [f"version {rule.present} gets requests that name no version"]
+    if rule.candidate and rule.stage == CANARY:
+        who = [percent(rule.share)] if rule.share or not (rule.headers or rule.tenants) else []
+        who += [f"{name}={value}" for name, value in rule.headers]
+        who += [f"tenant {tenant}" for tenant in rule.tenants]
+        words.append(f"version {rule.candidate} gets {', '.join(who)}")
+        if rule.sticky:
+            words.append(f"kept together by {rule.sticky}")
+    elif rule.candidate and rule.stage != PINNED:
+        words.append(f"version {rule.candidate} gets none ({rule.stage})")
+    if rule.shadow:
+        words.append(f"version {rule.shadow} gets copies")
+    return "; ".join(words)

@@ -1,0 +1,5 @@
+"""Releases of model versions, as a gateway takes part in them.
+
+It may import the kernel and `gateway.requests`. Begin reading at `version_choice`, which applies a model's routing rule
+to a request. `release_watch` judges candidates and changes rules, `shadow_requests` sends copies.
+"""

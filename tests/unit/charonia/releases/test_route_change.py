@@ -1,0 +1,62 @@
+"""What an operator's change makes of a rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from charonia.errors import InvalidArgument
+from charonia.releases.route_change import changed_rule, summary
+from charonia.releases.route_rule import CANARY, PINNED, ROLLED_BACK, RouteRule, rolled_back
+
+
+def changed(rule: RouteRule | None, **wanted: Any) -> RouteRule:
+    return changed_rule(rule, wanted, [1, 2, 3], 5)
+
+
+def test_the_present_version_is_the_highest_other_one() -> None:
+    assert changed(None, candidate=3, share=10).present == 2
+    assert changed(None, shadow=3).present == 2
+    assert changed(None, present=1, candidate=3).present == 1
+    with pytest.raises(InvalidArgument, match="no other version is served"):
+        changed_rule(None, {"candidate": 3}, [3], 5)
+
+
+def test_what_is_not_named_stays() -> None:
+    rule = changed(None, candidate=3, share=10, headers={"X-Canary": "yes"}, gate={"window_s": 30, "steps": [50]})
+    wider = changed(rule, share=20, gate={"min_requests": 5})
+    assert (wider.share, wider.headers, wider.present) == (2000, (("x-canary", "yes"),), 2)
+    assert (wider.gate.window_s, wider.gate.min_requests, wider.gate.steps) == (30, 5, (5000,))
+    assert [decision.by for decision in wider.history] == ["operator", "operator"]
+    assert wider.history[-1].what == summary(wider)
+
+
+def test_a_candidate_that_is_named_again_is_tested_again() -> None:
+    back = rolled_back(changed(None, candidate=3, share=10), "slow", 6)
+    assert changed(back, gate={"window_s": 5}).stage == ROLLED_BACK
+    again = changed(back, candidate=3, share=5)
+    assert (again.stage, again.share) == (CANARY, 500)
+    assert len(again.history) == 3
+
+
+def test_an_operator_releases_by_naming_the_candidate_as_present() -> None:
+    rule = changed(None, candidate=3, share=10, headers={"a": "b"}, tenants=["acme"])
+    done = changed(rule, present=3)
+    assert (done.present, done.candidate, done.share, done.headers, done.stage) == (3, 0, 0, (), PINNED)
+    gone = changed(rule, candidate=0)
+    assert (gone.present, gone.candidate, gone.tenants, gone.stage) == (2, 0, (), PINNED)
+
+
+def test_stage_and_history_are_not_for_operators() -> None:
+    with pytest.raises(InvalidArgument, match="unknown field 'stage' of a routing rule: present, candidate, "):
+        changed(None, present=1, stage="released")
+
+
+def test_words() -> None:
+    rule = changed(None, candidate=3, share=10, headers={"a": "b"}, tenants=["acme"], sticky="x-user", shadow=1)
+    assert summary(rule) == (
+        "version 2 gets requests that name no version; version 3 gets 10%, a=b, tenant acme; "
+        "kept together by x-user; version 1 gets copies"
+    )
+    assert summary(rolled_back(rule, "slow", 6)).split("; ")[1] == "version 3 gets none (rolled back)"
