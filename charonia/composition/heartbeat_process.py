@@ -152,6 +152,8 @@ class HeartbeatProcess:
             self._pid, self._channel = await asyncio.to_thread(_spawn, self._terms)
         except OSError as error:
             _log.error("no heartbeat process can be started: %s", error)
+        else:
+            self._send()  # it has the leases from its first moment on, though this loop may stand still before a tick
 
 
 def _wait(pid: int, within_s: float) -> bool:

@@ -47,7 +47,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(points: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     gated(models, "gated", "max_batch_size: 8 instance_group { kind: KIND_CPU count: 1 }")
-    flags = (f"--heartbeat-ttl-secs={TTL_MS / 1000}", "--gateway-heartbeat-ttl-secs=1", "--batcher=separate")
+    flags = (f"--heartbeat-ttl-secs={TTL_MS / 1000}", "--gateway-heartbeat-ttl-secs=2", "--batcher=separate")
     state = tmp_path_factory.mktemp("state")
     with serving(models, state, *flags, "--shm-dir=/proc/none", f"--fail-points={points}") as running:
         yield running
@@ -124,13 +124,21 @@ def held_up(points: Path, point: str, held_s: float, look: Callable[[], None]) -
 
 
 def test_a_gateway_whose_loop_stands_still_is_not_lost(server: Server, log: Any, points: Path) -> None:
-    """Its lease is of one second, it stands still for five; the keeper is a new one."""
+    """Its lease is of two seconds, it stands still for five; the keeper is a new one."""
     (gateway,) = server.pids("gateway")
     keeper = keeper_of(server, gateway)
     os.kill(keeper, signal.SIGKILL)
     until("another keeper is there", lambda: keeper_of(server, gateway) != keeper)
     until("the new one prolongs", lambda: server.log().count(f"prolongs the leases of process {gateway}\n") == 2)
     lease = lease_of(log, "gateway", gateway)
+    left_ms = log.pttl(lease)
+
+    def prolonged() -> bool:
+        nonlocal left_ms
+        before_ms, left_ms = left_ms, log.pttl(lease)
+        return bool(left_ms > before_ms)
+
+    until("the lease is prolonged", prolonged)
     before = losses(log)
 
     def look() -> None:

@@ -121,7 +121,8 @@ def test_serving_resumes_by_itself_on_a_flushed_log(
 
 
 def parts_of(server: Any) -> set[int]:
-    """Its parts so far: what else it has, as workers for large payloads, may come and go."""
+    """Its parts, with the one that starts last: what else it has, as workers for large payloads, may come and go."""
+    until("all parts are up", lambda: "webhooks is up" in server.log())
     return {p["pid"] for p in server.processes() if "parent" not in p}
 
 

@@ -32,7 +32,9 @@ from e2e_server import serving, start
 from stall_reports import own_work, reports
 from tritonclient.grpc import service_pb2
 
-LIMIT_MS = 50
+REPORTED_MS = 50
+LIMIT_MS = 2 * REPORTED_MS
+"""Twice as much: processor time counts what a host with too much to do takes away, and cold caches."""
 LARGE_BYTES = 60_000_000
 COUNTING = """
 import numpy as np
@@ -90,7 +92,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     scaling(models, "scale", 2)
     python(models, "counting", COUNTING, COUNTING_CONFIG)
     python(models, "decoupled", DECOUPLED, DECOUPLED_CONFIG)
-    flags = (f"--debug-stalls={LIMIT_MS}", "--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true")
+    flags = (
+        f"--debug-stalls={REPORTED_MS}",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        "--allow-client-shm=true",
+    )
     with serving(models, directory / "state", *flags) as running:
         infer_json(running, "scale", {"inputs": [_small()]})  # what is loaded by the first request is
         yield running
@@ -470,7 +477,9 @@ def test_large_bodies_over_tls(tmp_path: Path) -> None:
     authority(tmp_path, "ours")
     certificate(tmp_path, "server", "ours")
     files = (f"--http-server-cert={tmp_path}/server.crt", f"--http-server-key={tmp_path}/server.key")
-    server = start(tmp_path / "models", tmp_path / "state", f"--debug-stalls={LIMIT_MS}", "--http-use-ssl=true", *files)
+    server = start(
+        tmp_path / "models", tmp_path / "state", f"--debug-stalls={REPORTED_MS}", "--http-use-ssl=true", *files
+    )
     trust = ssl.create_default_context(cafile=str(tmp_path / "ours.crt"))
 
     def ask(method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> tuple[int, bytes]:
