@@ -20,7 +20,12 @@ def children() -> set[str]:
     return found
 
 
-def test_a_model_is_tuned(example_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_tuned(
+    example_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "CHARONIA_LOG_URL", "redis://127.0.0.1:1"
+    )  # of a deployment: the servers have a log of their own
     before = children()
     words = ["tune", "identity", "--model-repository", str(example_models), "--output", str(tmp_path / "out"), "--json"]
     knobs = ["--instances", "keep", "--threads", "keep", "--max-batch", "keep", "--preferred", "keep"]
