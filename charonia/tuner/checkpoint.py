@@ -92,10 +92,26 @@ def key_of(sources: Sequence[tuple[str, Path]], measured: Sequence[str]) -> str:
     `measured`, of this release and of the machine."""
     digest = hashlib.blake2b(digest_size=16)
     for model, source in sources:
-        for path in sorted(path for path in source.rglob("*") if path.is_file()):
+        try:
+            paths = sorted(_files_below(source, frozenset()))
+        except OSError as error:
+            raise InvalidArgument(f"'{error.filename}' cannot be read: {error.strerror}") from None
+        for path in paths:
             digest.update(json.dumps([model, str(path.relative_to(source)), file_mark(path)]).encode())
     digest.update(json.dumps([list(measured), version("charonia"), _machine()]).encode())
     return digest.hexdigest()
+
+
+def _files_below(directory: Path, above: frozenset[str]) -> Iterator[Path]:
+    """Files in a directory and below, also through links, as copies of models have them; no circle of links."""
+    real = os.path.realpath(directory)
+    if real in above:
+        return
+    for path in directory.iterdir():
+        if path.is_dir():
+            yield from _files_below(path, above | {real})
+        elif path.is_file():
+            yield path
 
 
 def file_mark(path: Path) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from charonia.analyzer import bench_options
 from charonia.analyzer.bench_report import LevelResult, server_document
@@ -20,6 +20,8 @@ from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 
 from .trial_server import ModelCopies, RunningServer, started
 from .tune_options import TuneOptions
+
+_T = TypeVar("_T")
 
 
 def measure(
@@ -100,12 +102,25 @@ def _levels(
 
 
 def _side_by_side(benches: Sequence[Bench], level: float, threads: ThreadPoolExecutor | None) -> list[LevelResult]:
-    if threads is None:
-        return [benches[0].measure(level)]
-    list(threads.map(lambda bench: bench.begin(level), benches))
-    while not all(list(threads.map(Bench.take_window, benches))):  # each one's, before the next round
-        pass
-    return [bench.end() for bench in benches]
+    try:
+        if threads is None:
+            return [benches[0].measure(level)]
+        _each(threads, lambda bench: bench.begin(level), benches)
+        while not all(_each(threads, lambda bench: bench.take_window(), benches)):  # each one's, before the next round
+            pass
+        return [bench.end() for bench in benches]
+    except CharoniaError:
+        for bench in benches:  # none goes on sending beside what is measured next
+            with suppress(CharoniaError):
+                bench.end()
+        raise
+
+
+def _each(threads: ThreadPoolExecutor, action: Callable[[Bench], _T], benches: Sequence[Bench]) -> list[_T]:
+    """What each one gives; an error is raised when all have ended, so that none is under way afterwards."""
+    futures = [threads.submit(action, bench) for bench in benches]
+    wait(futures)
+    return [future.result() for future in futures]
 
 
 def _bench_options(options: TuneOptions, target: str, server: RunningServer) -> bench_options.BenchOptions:

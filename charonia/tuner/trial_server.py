@@ -23,6 +23,7 @@ from typing import Any
 
 from charonia.errors import InvalidArgument, NotFound, Unavailable
 from charonia.models.json_form import from_json
+from charonia.options.table import OPTIONS
 from protos.model_config_pb2 import ModelConfig
 
 from .knobs import config_of
@@ -33,6 +34,7 @@ _POLL_S = 0.02
 _SHOWN_LINES = 3
 _CACHE_BYTES = 256 << 20
 """Of the server's response cache, when the knob `cache` is tuned."""
+_OPTION_VARIABLES = frozenset(option.variable for option in OPTIONS)
 
 
 class ModelCopies:
@@ -133,13 +135,18 @@ def started(
         # a group of its own: Ctrl-C of the terminal is the tuner's, which stops the server
         process = subprocess.Popen(
             [*launcher, *arguments, *options], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True,
+            start_new_session=True, env=server_environment(os.environ),
         )  # fmt: skip
     try:
         http, grpc = _wait_ready(process, copies.state, log, within_s)
         yield RunningServer(http, grpc, process, copies.state)
     finally:
         _stop(process)
+
+
+def server_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without option variables: one such as CHARONIA_LOG_URL would have the server join the log of another."""
+    return {name: value for name, value in environment.items() if name not in _OPTION_VARIABLES}
 
 
 def _wait_ready(process: subprocess.Popen[bytes], state: Path, log: Path, within_s: float) -> tuple[str, str]:

@@ -15,6 +15,8 @@ from .verdict import OBJECTIVES, RATE, Aim
 QUICK, BRUTE = "quick", "brute"
 MOST_POINTS = 5000
 """A brute search of more asks for `--max-configurations`."""
+_OWN = ("log-url", "state-dir", "model-repository")
+"""Options that the servers of a run have of their own, and their ports: others would let them meet another server."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -176,6 +178,8 @@ def parsed(line: Sequence[str]) -> TuneOptions:
     for text in words.serve:
         if "=" not in text or text.startswith("-"):
             _refuse(f"--serve '{text}' is not NAME=VALUE")
+        if (name := text.partition("=")[0]) in _OWN or name.endswith("-port"):
+            _refuse(f"--serve {name}: the servers of a run have their own")
     values = {knob: parsed_values(knob, text) for knob in KNOBS if (text := getattr(words, knob.replace("-", "_")))}
     aim = Aim(words.objective, words.percentile, words.latency_limit * 1000, round(words.memory_limit * (1 << 20)))
     is_open = bool(words.request_rate)

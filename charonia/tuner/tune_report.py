@@ -16,6 +16,8 @@ from .verdict import Aim, Observation
 
 _SHOWN = 12
 _MIB = 1 << 20
+_BEYOND_PERCENTILE = 5
+"""Requests slower than the judged percentile, of which fewer are noted."""
 
 
 def text(described: Mapping[str, Any]) -> str:
@@ -78,6 +80,8 @@ def _row(group: Mapping[str, Any], trial: Mapping[str, Any]) -> dict[str, Any]:
         row |= _figures_row(observation, trial["level"])
         if not _is_stable(observation, trial["level"]):
             words.append("not stable")
+        if _has_few_requests(observation, trial["level"], group["percentile"]):
+            words.append("few requests")
         if len(next(iter(observation["targets"].values()))) > 1:
             level = next(iter(observation["targets"].values()))[trial["level"]]["level"]
             words.append(f"at {level:g} {group['load']}")
@@ -141,6 +145,12 @@ def figures_text(observation: Observation, aim: Aim) -> str:
 
 def _is_stable(observation: Observation, at: int) -> bool:
     return all(levels[at]["stable"] for levels in observation["targets"].values())
+
+
+def _has_few_requests(observation: Observation, at: int, percentile: int) -> bool:
+    """Whether the percentile is of so few requests beyond it that chance decides."""
+    fewest = min(levels[at]["requests"] for levels in observation["targets"].values())
+    return bool(fewest * (100 - percentile) / 100 < _BEYOND_PERCENTILE)
 
 
 def settings_document(settings: Settings) -> dict[str, str]:

@@ -154,7 +154,11 @@ class GroupTuning:
         try:
             self._prepare()
             self._search()
-            turns = self._confirm()
+            try:
+                turns = self._confirm()
+            except (OSError, InvalidArgument) as error:  # a full disk mostly: each finalist has a copy of the models
+                self._notes.append(f"not measured in turns, single measurements decide: {error}")
+                _say(self._notes[-1])
         except KeyboardInterrupt:
             if not self._trials.observations:
                 raise
@@ -220,11 +224,23 @@ class GroupTuning:
             self._base = self._base or name
             if name not in self._trials.observations:
                 self._trials.settings[name] = settings
-                self._trials.observations[name] = self._observed(TRIAL, name, settings, search.left(), self._measure)
+                known = self._known(TRIAL, name)
+                if known is None:
+                    known = self._observed(TRIAL, name, settings, search.left(), self._measure)
+                else:
+                    self._tell(name, known, search.left(), "known")
+                self._trials.observations[name] = known
             search.observe(verdict.score_of(self._trials.observations[name], options.aim))
 
     def _measure(self, configs: Mapping[str, str]) -> dict[str, Any]:
         return measure(self._options, self._copies, self._targets, self._loaded, configs)
+
+    def _known(self, kind: str, name: str) -> dict[str, Any] | None:
+        """What the checkpoint has of a configuration, unless it failed: that may have been the machine's doing."""
+        found = self._checkpoint.find(kind, name)
+        if found is None or verdict.has_failed(verdict.score_of(found["observation"], self._options.aim)):
+            return None
+        return dict(found["observation"])
 
     def _observed(
         self,
@@ -234,12 +250,8 @@ class GroupTuning:
         left: int,
         measured: Callable[[Mapping[str, str]], dict[str, Any]],
     ) -> dict[str, Any]:
-        """The observation of a configuration: from the checkpoint, or measured and put there."""
+        """The observation of a configuration, measured and put into the checkpoint."""
         record = name.rpartition(":")[2]
-        known = self._checkpoint.find(kind, name)
-        if known is not None:
-            self._tell(record, known["observation"], left, "known")
-            return dict(known["observation"])
         configs = {model: _text(config) for model, config in self._configs(settings).items()}
         began_s = time.monotonic()
         found = measured(configs)
@@ -269,7 +281,8 @@ class GroupTuning:
         """The best ones and the one as written, measured in turns, so that all have the same machine.
 
         Their servers run side by side, idle but for the one whose turn it is: turns follow one another within seconds.
-        They need not have looked better than the one as written: that was measured first, at another time.
+        They need not have looked better than the one as written: that was measured first, at another time. A round of
+        the checkpoint counts when it is whole: its figures are compared with one another.
         """
         words, aim = self._options.words, self._options.aim
         finalists = [name for name in verdict.ranked(self._trials.observations, aim) if name != self._base]
@@ -291,10 +304,18 @@ class GroupTuning:
                 return servers[name]()
 
             for number in range(words.rounds):
+                order = names if number % 2 == 0 else names[::-1]
+                known = {name: self._known(TURN, f"{mark}:{number}:{name}") for name in order}
+                is_whole = all(found is not None for found in known.values())
                 turn = {}
-                for name in names if number % 2 == 0 else reversed(names):
+                for name in order:
                     settings, record = self._trials.settings[name], f"{mark}:{number}:{name}"
-                    turn[name] = self._observed(TURN, record, settings, left, partial(measured, name))
+                    found = known[name] if is_whole else None
+                    if found is None:
+                        found = self._observed(TURN, record, settings, left, partial(measured, name))
+                    else:
+                        self._tell(name, found, left, "known")
+                    turn[name] = verdict.with_memory_of(found, self._trials.observations[name])
                     left -= 1
                 turns.append(turn)
         return turns
@@ -351,11 +372,20 @@ class GroupTuning:
         if not winner:
             return ["No measured configuration keeps to the limits."]
         if winner == self._base and turns:
-            return ["Measured in turns, none of the best configurations was better than the one as written."]
+            return [
+                "Measured in turns, none of the best configurations was better than the one as written, by the gain in "
+                "the median and in each round (of more than four: in all but one)."
+            ]
         several = len(self._tuned) > 1
         named = [(f"{model} {knob}" if several else knob, before, after) for model, knob, before, after in changes]
         seen = verdict.typical_turn(turns, self._base, winner, self._options.aim) or self._trials.observations
-        return verdict.reasons(seen[self._base], seen[winner], named, self._options.aim)
+        said = verdict.reasons(seen[self._base], seen[winner], named, self._options.aim)
+        if winner != self._base and verdict.overlap(turns, self._base, winner, self._options.aim):
+            said.append(
+                "The best round of the configuration as written was as good as the worst of the winner: the difference "
+                "may be less than it looks; more --rounds or a quieter machine tell more."
+            )
+        return said
 
     def _config_text(self, model: str, config: ModelConfig, changes: Sequence[tuple[str, str, str, str]]) -> str:
         said = _changes_text(changes, model)

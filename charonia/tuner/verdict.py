@@ -16,6 +16,8 @@ RATE, LATENCY, MEMORY = "rate", "latency", "memory"
 OBJECTIVES = (RATE, LATENCY, MEMORY)
 
 _FAILED, _BEYOND, _WITHIN = range(3)
+_ALL_OF_ROUNDS = 4
+"""Up to so many rounds the winner has to be better in each, of more in all but one."""
 
 Observation = Mapping[str, Any]
 
@@ -99,6 +101,11 @@ def is_within(score: Score) -> bool:
     return score.rank == _WITHIN
 
 
+def has_failed(score: Score) -> bool:
+    """Whether it has no figures, or requests that failed."""
+    return score.rank == _FAILED
+
+
 def ranked(observations: Mapping[str, Observation], aim: Aim) -> list[str]:
     """Keys from the best to the worst, those that failed left out; equals stay in their order."""
     scores = {key: score_of(observation, aim) for key, observation in observations.items()}
@@ -130,15 +137,41 @@ def confirmed(
     """The winner of configurations that were measured in turns, and the median score of each.
 
     The median of each one's scores counts. The configuration as written (`base`) stays unless another is better by
-    `gain`.
+    `gain`, and is better in each round too, of more than four rounds in all but one: a median of three may be luck.
+    That does not hold for a `base` that is beyond the limits, which cannot stay.
     """
     scores: dict[str, Score] = {}
     for key in rounds[0]:
         found = sorted(score_of(turn[key], aim) for turn in rounds if key in turn)
         rank = found[(len(found) - 1) // 2].rank
         scores[key] = Score(rank, median(score.value for score in found if score.rank == rank))
-    best = max(scores, key=lambda key: scores[key])
-    return (best if best == base or improves(scores[best], scores[base], gain) else base), scores
+    needed = len(rounds) - (len(rounds) > _ALL_OF_ROUNDS) if is_within(scores[base]) else 0
+    for key in sorted(scores, key=lambda key: scores[key], reverse=True):
+        if improves(scores[key], scores[base], gain) and _rounds_won(rounds, key, base, aim) >= needed:
+            return key, scores
+    return base, scores
+
+
+def _rounds_won(rounds: Sequence[Mapping[str, Observation]], key: str, base: str, aim: Aim) -> int:
+    return sum(score_of(turn[key], aim) > score_of(turn[base], aim) for turn in rounds)
+
+
+def overlap(rounds: Sequence[Mapping[str, Observation]], base: str, winner: str, aim: Aim) -> bool:
+    """Whether the best round of `base` was as good as the worst one of the winner; no without rounds."""
+    if not rounds:
+        return False
+    return max(score_of(turn[base], aim) for turn in rounds) >= min(score_of(turn[winner], aim) for turn in rounds)
+
+
+def with_memory_of(turn: Observation, trial: Observation) -> dict[str, Any]:
+    """A turn's observation with the memory of a measurement of the same configuration alone, if that is more.
+
+    Servers side by side share pages of libraries, which the system counts for each in part.
+    """
+    found = dict(turn)
+    if levels_of(turn) and trial.get("memory", {}).get("bytes", 0) > turn.get("memory", {}).get("bytes", 0):
+        found["memory"] = trial["memory"]
+    return found
 
 
 def typical_turn(

@@ -20,11 +20,16 @@ def children() -> set[str]:
     return found
 
 
-def test_a_model_is_tuned(example_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_tuned(
+    example_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "CHARONIA_LOG_URL", "redis://127.0.0.1:1"
+    )  # of a deployment: the servers have a log of their own
     before = children()
     words = ["tune", "identity", "--model-repository", str(example_models), "--output", str(tmp_path / "out"), "--json"]
     knobs = ["--instances", "keep", "--threads", "keep", "--max-batch", "keep", "--preferred", "keep"]
-    load = ["--delay-us", "0,3000", "--concurrency", "2", "-p", "100", "-r", "1", "--rounds", "0", "--min-gain", "0"]
+    load = ["--delay-us", "0,3000", "--concurrency", "2", "-p", "500", "-r", "1", "--rounds", "0", "--min-gain", "0"]
     found = []
     for _ in range(2):
         assert cli.main([*words, *knobs, *load]) == 0, capsys.readouterr().err
@@ -43,5 +48,5 @@ def test_a_model_is_tuned(example_models: Path, tmp_path: Path, capsys: pytest.C
     text = (tmp_path / "out" / "identity" / "config.pbtxt").read_text()
     assert "identity" in text
     assert (tmp_path / "out" / "report.html").read_text().count("<svg") >= 2
-    assert children() == before  # no server is left
+    assert children() <= before  # no server is left
     assert not [name for name in os.listdir(tmp_path) if name != "out"]

@@ -57,3 +57,14 @@ def test_the_key_is_of_files_and_words(tmp_path: Path) -> None:
     assert before != key_of([("n", tmp_path)], ["-b", "1"])
     file.write_bytes(b"two")
     assert before != key_of([("m", tmp_path)], ["-b", "1"])
+
+
+def test_the_key_is_of_files_behind_links(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "1").symlink_to(tmp_path / "weights")
+    (tmp_path / "weights" / "circle").symlink_to(tmp_path / "model")
+    (tmp_path / "weights" / "model.onnx").write_bytes(b"one")
+    before = key_of([("m", tmp_path / "model")], [])
+    (tmp_path / "weights" / "model.onnx").write_bytes(b"two")
+    assert key_of([("m", tmp_path / "model")], []) != before

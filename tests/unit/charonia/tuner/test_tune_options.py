@@ -47,7 +47,9 @@ def test_the_search_is_no_part_of_a_measurement() -> None:
     ("m m", "named twice"), ("m --concurrency 1 --request-rate 1", "exclude"), ("m --streaming", "-i grpc"),
     ("m --percentile 100", "1 to 99"), ("m --latency-limit -1", "--latency-limit"), ("m -p 0", "-p"),
     ("m --concurrency 0", "levels"), ("m --concurrency 1.5", "levels"), ("m --request-rate nan", "levels"),
-    ("m --serve x", "NAME=VALUE"), ("m --finalists 0", "--finalists"), ("m --max-batch many", "--max-batch"),
+    ("m --serve x", "NAME=VALUE"), ("m --serve log-url=redis://x", "log-url"), ("m --serve state-dir=x", "their own"),
+    ("m --serve model-repository=x", "their own"), ("m --serve http-port=1", "http-port"),
+    ("m --finalists 0", "--finalists"), ("m --max-batch many", "--max-batch"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(line: str, said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):

@@ -131,6 +131,7 @@ def test_the_winner_is_found_confirmed_and_written(
     said = capsys.readouterr()
     assert "Rate +200 %" in said.out
     assert "[1; 2 more planned, about" in said.err
+    assert "few requests" in said.out
     rows = list(csv.DictReader(io.StringIO((output / "report.csv").read_text())))
     assert [(row["a instances"], row["Winner"]) for row in rows][:3] == [("1", "0"), ("2", "0"), ("3", "1")]
     page = (output / "report.html").read_text()
@@ -154,8 +155,8 @@ def test_a_second_run_measures_nothing_again(repository: Path, machine: Machine)
     assert len(machine.configs) == number + 2 + 4 + 4
 
 
-@pytest.mark.parametrize("at", [2, 3, 6])
-def test_an_interrupted_run_goes_on(repository: Path, machine: Machine, at: int) -> None:
+@pytest.mark.parametrize(("at", "number"), [(2, 4 + 3), (3, 4 + 3), (6, 4 + 1 + 3)])
+def test_an_interrupted_run_goes_on(repository: Path, machine: Machine, at: int, number: int) -> None:
     machine.interrupt_at = at
     with pytest.raises(KeyboardInterrupt):
         tune(repository, "a", "--rounds", "1")
@@ -163,7 +164,7 @@ def test_an_interrupted_run_goes_on(repository: Path, machine: Machine, at: int)
     assert not (repository.parent / "out" / "a").exists()
     machine.interrupt_at = 0
     assert tune(repository, "a", "--rounds", "1") == 0
-    assert len(machine.configs) == 4 + 3
+    assert len(machine.configs) == number  # a round that was begun is measured again as a whole
     assert not report(repository)["groups"][0]["interrupted"]
 
 
@@ -222,6 +223,29 @@ def test_a_configuration_that_was_lucky_once_does_not_win(repository: Path, mach
     assert "Measured in turns, none" in group["reasons"][0]
     assert (repository.parent / "out" / "a" / "config.pbtxt").read_text() == before
     assert not (repository / "a" / "config.pbtxt~").exists()
+
+
+def test_what_failed_is_measured_again(repository: Path, machine: Machine) -> None:
+    good, machine.rate = machine.rate, lambda _: 0.1
+    assert tune(repository, "a", "--rounds", "0") == 1
+    failed = len(machine.configs)
+    machine.rate = good
+    assert tune(repository, "a", "--rounds", "0") == 0
+    assert len(machine.configs) == failed + 4
+
+
+def test_without_space_for_turns_there_is_a_report(
+    repository: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tuning, "running", full)
+    assert tune(repository, "a") == 0
+    (group,) = report(repository)["groups"]
+    assert group["turns"] == []
+    assert "No space left" in group["notes"][-1]
+    assert group["changed"] == {"a": "instances from 1 to 3"}
 
 
 def test_what_makes_a_run_impossible_is_said(

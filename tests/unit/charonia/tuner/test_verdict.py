@@ -15,10 +15,12 @@ from charonia.tuner.verdict import (
     front,
     improves,
     is_within,
+    overlap,
     ranked,
     reasons,
     score_of,
     typical_turn,
+    with_memory_of,
 )
 
 MIB = 1 << 20
@@ -82,12 +84,36 @@ def test_the_front_has_what_no_other_beats() -> None:
 def test_the_median_of_turns_decides_and_the_written_one_stays_without_a_gain() -> None:
     rates = {"base": (100, 102, 98), "lucky": (150, 90, 91), "better": (110, 111, 60)}
     turns = [{name: seen(level(values[at], 5)) for name, values in rates.items()} for at in range(3)]
-    assert confirmed(turns, "base", Aim(), 0.03)[0] == "better"
-    assert confirmed(turns, "base", Aim(), 0.2)[0] == "base"
+    assert confirmed(turns[:2], "base", Aim(), 0.03)[0] == "better"  # lucky's median is more, by one round
+    assert confirmed(turns, "base", Aim(), 0.03)[0] == "base"  # better in two of three
+    assert confirmed(turns[:2], "base", Aim(), 0.2)[0] == "base"
     failed = [{**turn, "better": seen(failed="gone")} for turn in turns[:2]] + turns[2:]
     assert confirmed(failed, "base", Aim(), 0.03) == (
         "base", {"base": Score(2, 100), "lucky": Score(2, 91), "better": Score(0, 0.0)},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("lost", "rounds", "winner"), [
+    (0, 3, "new"), (1, 3, "base"), (1, 4, "base"), (1, 5, "new"), (2, 5, "base"), (2, 9, "base"),
+])  # fmt: skip
+def test_the_winner_wins_nearly_all_rounds(lost: int, rounds: int, winner: str) -> None:
+    turns = [{"base": seen(level(100, 5)), "new": seen(level(90 if at < lost else 120, 5))} for at in range(rounds)]
+    assert confirmed(turns, "base", Aim(), 0.03)[0] == winner
+    assert overlap(turns, "base", "new", Aim()) is (lost > 0)
+    assert not overlap([], "base", "new", Aim())
+
+
+def test_a_written_one_beyond_a_limit_does_not_stay() -> None:
+    turns = [{"base": seen(level(100, was)), "new": seen(level(100, now))} for was, now in ((9, 5), (9, 5), (9, 20))]
+    assert confirmed(turns, "base", Aim("rate", 99, 8_000), 0.03)[0] == "new"
+
+
+def test_the_larger_memory_counts() -> None:
+    alone, shared, failed = seen(level(1, 1), mib=100), seen(level(2, 1), mib=60), seen(failed="no")
+    found = with_memory_of(shared, alone)
+    assert (found["memory"], found["targets"]) == ({"bytes": 100 * MIB}, shared["targets"])
+    assert with_memory_of(alone, shared) == alone
+    assert with_memory_of(failed, alone) == failed
 
 
 def test_the_typical_turn_has_the_median_ratio() -> None:
