@@ -20,7 +20,7 @@ from charonia.tasks import Tasks
 
 from .log_views import overview
 from .metric_samples import Scrape, read_page
-from .server_figures import ServerFigures, figures, model_figures
+from .server_figures import FAMILIES, ServerFigures, figures, model_figures
 
 INTERVAL_S = 2.0
 _KEPT = 450
@@ -100,9 +100,7 @@ class Sampler:
     def _point(self, before: Sample, after: Sample, model: str) -> list[float | None]:
         if not after.scrape.families or before is after or not before.scrape.families:
             return [after.wall_s, None, None, None, _queued(after, model)]
-        found = (
-            model_figures(before.scrape, after.scrape, model) if model else figures(before.scrape, after.scrape).whole
-        )
+        found = model_figures(before.scrape, after.scrape, model)
         latency = None if found.latency_ms is None else round(found.latency_ms, 3)
         return [after.wall_s, round(found.rate, 3), round(found.error_rate, 3), latency, _queued(after, model)]
 
@@ -114,7 +112,11 @@ class Sampler:
         loop = asyncio.get_running_loop()
         while loop.time() - self._wanted_s < _IDLE_S:
             await asyncio.sleep(self._interval_s)
-            await self._read()
+            try:
+                await self._read()
+            except Exception:  # one that fails must not end them all
+                _log.exception("the console could not take a reading")
+        self._samples.clear()  # nobody looks: plots begin anew with the next page
 
     async def _read(self) -> None:
         """One reading. Callers that come meanwhile wait for it."""
@@ -123,7 +125,7 @@ class Sampler:
             if last is not None and monotonic_ns() / 1e9 - last.scrape.time_s < self._interval_s / 2:
                 return
             page, error, view = await self._read_metrics(), "", None
-            scrape = read_page(page, monotonic_ns() / 1e9)
+            scrape = read_page(page, monotonic_ns() / 1e9, FAMILIES)
             try:
                 view = await overview(self._event_log)
             except CharoniaError as failure:

@@ -30,7 +30,7 @@ from . import log_views
 from .log_views import ReadStatistics, Viewer
 from .page_rendering import HERE, PageRenderer
 from .readings import Sample, Sampler
-from .server_figures import ModelFigures, bars, quantiles_ms
+from .server_figures import LOAD, ModelFigures, bars, quantiles_ms
 
 ROOT = "/console"
 POLICY = (
@@ -73,12 +73,12 @@ class ConsoleApp:
             Route("/", self._overview),
             Route("/live", self._live),
             Route("/models", self._models),
-            Route("/models/{model}", self._model),
+            Route("/models/{model:path}", self._model),
             Route("/jobs", self._jobs),
             Route("/find", self._find),
-            Route("/requests/{model}/{id}", self._request),
+            Route("/requests/{model:path}/{id}", self._request),
             Route("/dead-letters", self._letters),
-            Route("/dead-letters/{model}/{id}", self._letter),
+            Route("/dead-letters/{model:path}/{id}", self._letter),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ]
         handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
@@ -192,7 +192,7 @@ class ConsoleApp:
         found = await log_views.model_page(self._log, model, viewer, self._read_statistics)
         numbers = [one for one in self._sampler.server().models if one.model == model]
         for row in found["versions"]:
-            loaded_s = sample.scrape.of_model("nv_model_load_duration_secs", model, str(row["version"]))
+            loaded_s = sample.scrape.of_model(LOAD, model, str(row["version"]))
             row["load_s"] = row["load_s"] or loaded_s
         for counted in found["statistics"]:
             counts = [(str(batch["batch_size"]), batch["compute_infer"]["count"]) for batch in counted["batches"]]

@@ -137,7 +137,7 @@ async def _page(url: str) -> str:
     try:
         async with httpx2.AsyncClient(timeout=_SCRAPE_TIMEOUT_S, trust_env=False) as client:
             answer = await client.get(url)
-    except httpx2.HTTPError as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         _log.debug("no metrics from %s: %s", url, error)
         return ""
     return answer.text if answer.status_code == 200 else ""
