@@ -54,8 +54,9 @@ class Scrape:
 
 
 def read_page(text: str, time_s: float, wanted: Collection[str] = ()) -> Scrape:
-    """The numbers of a page, of the families `wanted` or of all. What no parser understands is left out, so that one bad
-    family costs no page.
+    """The numbers of a page, of the families `wanted` or of all.
+
+    What no parser understands is left out, so that one bad family costs no page.
 
     Counters have their names without `_total`, as Triton's families are called.
     """

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class Sampler:
         self._wanted_s = float("-inf")
         self._changed = asyncio.Condition()
         self._reading = asyncio.Lock()
+        self._idle = False
         self._tasks = Tasks()
 
     async def latest(self) -> Sample:
@@ -116,7 +117,9 @@ class Sampler:
                 await self._read()
             except Exception:  # one that fails must not end them all
                 _log.exception("the console could not take a reading")
-        self._samples.clear()  # nobody looks: plots begin anew with the next page
+        while len(self._samples) > 1:
+            self._samples.popleft()
+        self._idle = True
 
     async def _read(self) -> None:
         """One reading. Callers that come meanwhile wait for it."""
@@ -131,9 +134,31 @@ class Sampler:
             except CharoniaError as failure:
                 error = failure.message
                 _log.debug("the log could not be read for the console: %s", error)
+            if self._idle:  # nobody looked: plots begin anew
+                self._samples.clear()
+                self._idle = False
             self._samples.append(Sample(wall_ns() / 1e9, scrape, view, error))
         async with self._changed:
             self._changed.notify_all()
+
+
+class PerSample:
+    """Keeps what was read for the current sample, so that ten viewers of one page read the log as often as one."""
+
+    def __init__(self) -> None:
+        self._sample: Sample | None = None
+        self._found: dict[Hashable, dict[str, Any]] = {}
+        self._locks: defaultdict[Hashable, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def get(self, sample: Sample, key: Hashable, read: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """What `read` returns, once for each key and sample."""
+        if sample is not self._sample:
+            self._sample, self._found, self._locks = sample, {}, defaultdict(asyncio.Lock)
+        kept = self._found
+        async with self._locks[key]:
+            if key not in kept:
+                kept[key] = await read()
+            return kept[key]
 
 
 def _queued(sample: Sample, model: str) -> float | None:

@@ -29,7 +29,7 @@ from charonia.facts.jobs import JobState, parse_public_id
 from . import log_views
 from .log_views import ReadStatistics, Viewer
 from .page_rendering import HERE, PageRenderer
-from .readings import Sample, Sampler
+from .readings import PerSample, Sample, Sampler
 from .server_figures import LOAD, ModelFigures, bars, quantiles_ms
 
 ROOT = "/console"
@@ -69,6 +69,7 @@ class ConsoleApp:
         self._read_statistics = read_statistics
         self._identify = identify
         self._pages = PageRenderer()
+        self._live_models = PerSample()
         pages = [
             Route("/", self._overview),
             Route("/live", self._live),
@@ -154,7 +155,10 @@ class ConsoleApp:
     async def live_events(self, page: str, model: str, viewer: Viewer) -> AsyncIterator[bytes]:
         """Events `update`: regions of the page as HTML, and a point, or at the beginning all points, for its plots."""
         first = True
-        async for _ in self._sampler.follow():
+        async for sample in self._sampler.follow():
+            if sample.error:  # the page keeps what it shows, and says how old that is
+                yield _event("problem", {"text": f"the log does not answer: {sample.error}"})
+                continue
             try:
                 regions = await self._regions(page, model, viewer)
             except CharoniaError as error:
@@ -166,7 +170,7 @@ class ConsoleApp:
 
     async def _regions(self, page: str, model: str, viewer: Viewer) -> dict[str, str]:
         if page == "model":
-            values = await self._model_values(model, viewer)
+            values = await self._model_values(model, viewer, live=True)
         else:
             values = await self._overview_values()
         return {name: self._pages.region(name, root=ROOT, **values) for name in _REGIONS[page]}
@@ -187,9 +191,13 @@ class ConsoleApp:
             **view,
         }
 
-    async def _model_values(self, model: str, viewer: Viewer) -> dict[str, Any]:
+    async def _model_values(self, model: str, viewer: Viewer, *, live: bool = False) -> dict[str, Any]:
         sample: Sample = await self._sampler.latest()
-        found = await log_views.model_page(self._log, model, viewer, self._read_statistics)
+
+        async def read() -> dict[str, Any]:
+            return await log_views.model_page(self._log, model, viewer, self._read_statistics)
+
+        found = await (self._live_models.get(sample, (model, viewer), read) if live else read())
         numbers = [one for one in self._sampler.server().models if one.model == model]
         for row in found["versions"]:
             loaded_s = sample.scrape.of_model(LOAD, model, str(row["version"]))

@@ -340,8 +340,8 @@ OPTIONS: tuple[Option, ...] = (
         "bool",
         None,  # as ConsolePart's module decides it
         _S,
-        "show pages about the server under /console of the metrics port; on unless APIs are restricted, tenants are named "
-        "in a header, or TLS is on",
+        "show pages about the server under /console of the metrics port; without a value on, unless APIs are "
+        "restricted, tenants are named in a header, or TLS is on",
     ),
     Option("console-address", "str", "127.0.0.1", _C, "address of the console"),
     Option("console-port", "int", 8004, _C, "port of the console, 0 for a free one"),

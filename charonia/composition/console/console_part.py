@@ -34,8 +34,8 @@ _PER_HOP = re.compile(rb"\r\n(?:connection|keep-alive|upgrade|http2-settings):[^
 def kept_off_by(values: Values) -> str:
     """The option for whose sake `serve` has no console, "" if none.
 
-    The metrics port has no TLS, knows no restrictions, and takes a tenant's name from anyone: on such servers the console
-    has to be asked for (`--allow-console=true`).
+    The metrics port has no TLS, knows no restrictions, and takes a tenant's name from anyone: on such servers the
+    console has to be asked for (`--allow-console=true`).
     """
     if values["allow_console"] is not None:
         return ""
@@ -46,7 +46,7 @@ class ConsolePart:
     """Starts the console's process and connects viewers to its socket."""
 
     def __init__(self, socket_path: Path, start: Callable[[], None]) -> None:
-        """`start` starts the process, which listens at `socket_path`; it is called again after one that never was up."""
+        """`start` starts the process, which listens at `socket_path`; called again after one that never was up."""
         self._socket_path = socket_path
         self._start = start
         self._started = False
