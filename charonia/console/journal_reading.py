@@ -1,4 +1,4 @@
-"""Reads of a model's journal what a request's story needs, within a bound: busy models write thousands of facts a second.
+"""Reads of a model's journal what a request's story needs, within a bound: busy models write thousands a second.
 
 The log reads forwards alone, so what lies before a time is read in windows, the nearest first.
 """

@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote
 
@@ -61,9 +62,16 @@ class ConsoleApp:
     """The pages of one server. `asgi` is the application."""
 
     def __init__(
-        self, log: EventLog, sampler: Sampler, read_statistics: ReadStatistics, identify: Identify | None = None
+        self,
+        log: EventLog,
+        sampler: Sampler,
+        read_statistics: ReadStatistics,
+        identify: Identify | None = None,
+        names: Collection[str] | None = None,
     ) -> None:
-        """Without `identify` every viewer sees everything."""
+        """Without `identify` every viewer sees everything. `names` are the host names, in lower case, under which it may
+        be opened beside IP addresses and localhost; None for any.
+        """
         self._log = log
         self._sampler = sampler
         self._read_statistics = read_statistics
@@ -88,7 +96,7 @@ class ConsoleApp:
         }
         routes = [Route("/", _to_console), Route(ROOT, _to_console), Mount(ROOT, routes=pages)]
         app = Starlette(routes=routes, exception_handlers=handlers)
-        self.asgi: ASGIApp = _Guarded(app)
+        self.asgi: ASGIApp = _Guarded(app, names)
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -256,10 +264,11 @@ async def _to_console(_request: Request) -> Response:
 
 
 class _Guarded:
-    """Adds the security headers to each answer, and lets no other method in."""
+    """Adds the security headers to each answer, and lets no other method and no other host in."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, names: Collection[str] | None) -> None:
         self._app = app
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -274,4 +283,24 @@ class _Guarded:
         if scope["method"] not in ("GET", "HEAD"):
             await Response("only GET and HEAD: the console changes nothing\n", 405)(scope, receive, guarded)
             return
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        if self._names is not None and not is_own(host, self._names):
+            text = "the console is not known by this name: open it by an IP address, or start it with --console-name\n"
+            await Response(text, 421, media_type="text/plain")(scope, receive, guarded)
+            return
         await self._app(scope, receive, guarded)
+
+
+def is_own(host: str, names: Collection[str]) -> bool:
+    """Whether a Host header names this server. Any other name may belong to a site that lets it point here, to have a
+    viewer's browser read the pages for it.
+    """
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    name = name.lower().removesuffix(".")
+    if name in ("", "localhost") or name in names:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

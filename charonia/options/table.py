@@ -344,6 +344,7 @@ OPTIONS: tuple[Option, ...] = (
         "restricted, tenants are named in a header, or TLS is on",
     ),
     Option("console-address", "str", "127.0.0.1", _C, "address of the console"),
+    Option("console-name", "str", (), _S | _C, "host name under which the console is opened; repeatable", repeat=True),
     Option("console-port", "int", 8004, _C, "port of the console, 0 for a free one"),
     Option(
         "metrics-url",

@@ -1,4 +1,4 @@
-"""Live pages while the log does not answer."""
+"""Live pages while the log does not answer, and names under which pages are opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memory_log.log import MemoryLog
 from charonia.composition.console.console_role import read_statistics
 from charonia.console.log_views import EVERYTHING
 from charonia.console.readings import PerSample, Sampler
-from charonia.console.web_app import ConsoleApp
+from charonia.console.web_app import ConsoleApp, is_own
 from charonia.errors import LogUnavailable
 
 
@@ -68,3 +68,35 @@ async def test_what_was_read_for_a_sample_is_read_once() -> None:
         assert [(await kept.get(sample, key, read))["reads"] for key in ("a", "a", "b")] == [1, 1, 2]
     finally:
         await sampler.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        ("127.0.0.1:8002", True),
+        ("[::1]:8002", True),
+        ("localhost", True),
+        ("Box.Example:80", True),
+        ("", True),
+        ("evil.example:8002", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+async def test_a_page_is_opened_by_an_address_or_a_known_name(host: str, own: bool) -> None:
+    assert is_own(host, {"box.example"}) is own
+    log = MemoryLog()
+    sampler = Sampler(log, no_metrics)
+    app = ConsoleApp(log, sampler, read_statistics, names={"box.example"})
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b"", "root_path": ""}
+    headers = [(b"host", host.encode())]
+    await app.asgi({**scope, "headers": headers, "http_version": "1.1", "scheme": "http"}, receive, send)
+    assert sent[0]["status"] == (308 if own else 421)
+    await sampler.close()
