@@ -27,7 +27,7 @@ from charonia.tasks import Tasks
 from executors.repository.remote.store import is_remote, parse
 
 from .children import STABLE_S, Child, backoff_s, descendants
-from .console.console_part import ConsolePart
+from .console.console_part import ConsolePart, as_host, kept_off_by
 from .gateways import share_ports, values_of_each
 from .metrics_page import MetricsUnion
 from .private_log import PrivateLog
@@ -225,17 +225,22 @@ class Supervisor:
 
     def _make_console(self) -> ConsolePart | None:
         """The console, whose process starts with the first request for one of its pages."""
-        if not self._values["allow_console"]:
+        if option := kept_off_by(self._values):
+            _log.info("the console is off because of %s; --allow-console=true turns it on", option)
+            return None
+        if self._values["allow_console"] is False:
             return None
         socket_path = self._runtime_dir / "console.socket"
         return ConsolePart(socket_path, lambda: self._start_console(socket_path))
 
     def _start_console(self, socket_path: Path) -> None:
-        where = f"http://{reachable(self._endpoints['metrics'])}/metrics"
+        if self._stopping:
+            raise ConnectionError("the server stops")
+        where = f"http://{as_host(reachable(self._endpoints['metrics']))}/metrics"
         own = {**self._part_values(), "console_socket": str(socket_path), "metrics_url": (where,)}
         child = Child(CONSOLE, [CONSOLE, *render(CONSOLE, own, os.environ)], self._on_report, self._on_exit)
-        self._children.append(child)
         child.start()
+        self._children.append(child)
         self._take_census_once()
 
     def _on_report(self, child: Child, report: dict[str, Any]) -> None:
@@ -278,7 +283,7 @@ class Supervisor:
             if name in self._endpoints:
                 print(f"{name:8} {scheme}{reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
         if self._console is not None:
-            print(f"console  {self._console.announced(reachable(self._endpoints['metrics']))}", flush=True)  # noqa: T201
+            print(f"console  {self._console.announced(as_host(reachable(self._endpoints['metrics'])))}", flush=True)  # noqa: T201
         if self._values["allow_webhooks"] and not self._values["webhook_secrets"]:
             print(f"webhooks are signed with {self._state.webhook_secret}", flush=True)  # noqa: T201
         state = "ready" if self._ready() else "up, not every model is ready"
@@ -300,8 +305,12 @@ class Supervisor:
         if self._metrics_union is not None:
             self._metrics_union.ended(child.metrics_socket)
         if child.role == CONSOLE and self._console is not None:
-            self._console.is_down(child.reason)
+            self._console.is_down(child.reason, for_good=not child.was_ready)
         if self._stopping or self._failed:  # several parts that cannot start for one reason are one failure
+            return
+        if child.role == CONSOLE and not child.was_ready:  # the next request for a page starts another
+            self._children.remove(child)
+            _log.error("the console cannot start: %s", child.reason or f"it ended with status {status}")
             return
         loop = asyncio.get_running_loop()
         child.failures = 1 if loop.time() - child.started_at_s > STABLE_S else child.failures + 1
@@ -335,7 +344,7 @@ class Supervisor:
         The server may be serving already: readiness does not wait for the last of several executors, and the loss of
         one that was never up must not stop the others.
         """
-        if child.was_ready or self._started.is_set() or child.role == CONSOLE:
+        if child.was_ready or self._started.is_set():
             return False
         if any(other.was_ready for other in self._children if other.role == child.role):
             return False
@@ -371,11 +380,14 @@ class Supervisor:
         self._stopping = True
         if self._private_log is not None:
             self._private_log.leave()
+        for child in self._children:  # it has nothing to finish, and one that hangs must not hold up the others
+            if child.role == CONSOLE:
+                child.signal(signal.SIGKILL)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._values["exit_timeout_secs"]
         hurry = asyncio.create_task(self._hurry.wait())
         clean = True
-        for roles in ((GATEWAY,), (EXECUTOR, "executor+batcher", BATCHER), (WEBHOOKS, CONSOLE)):
+        for roles in ((GATEWAY,), (EXECUTOR, "executor+batcher", BATCHER), (WEBHOOKS,)):
             group = [c for c in self._children if c.role in roles and c.pid and not c.exited.is_set()]
             # one that is not up yet has nothing to drain, and may not even listen to signals
             up = [child for child in group if child.ready]

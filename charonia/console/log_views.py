@@ -13,29 +13,28 @@ from typing import Any
 from charonia import keys
 from charonia.catalog.catalog import Catalog, ExecutorView
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import InvalidRecord, NotFound
+from charonia.errors import NotFound
 from charonia.eventlog.control import facts_of, folded_control
 from charonia.eventlog.port import START, EventLog
 from charonia.facts.events import Fact
-from charonia.facts.jobs import JobRecord, JobState, public_id
-from charonia.facts.journal import JournalFact, read_facts
+from charonia.facts.jobs import JobState, public_id
 from charonia.models.json_form import to_json
 from charonia.operations import dead_letters, executors, queues
 from charonia.operations import job_commands as jobs
 from charonia.operations.queued import find_queued
 
+from .journal_reading import JournalReader, entry_us
 from .request_story import History, explain
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _SCANNED = 200
-"""Requests of a lane that a page reads: their age is that of the first, totals are the log's counts."""
+"""Requests of a lane that a model's page reads: their age is that of the first, totals are the log's counts."""
 _QUEUED_ROWS = 50
 _JOB_ROWS = 100
+_JOBS_READ = 5_000
+"""Records that one page of jobs reads at most: few of many may be in the state that is asked for."""
 _LETTER_ROWS = 100
 _PAGE = 1000
-_JOURNAL_PAGES = 20
-_JOURNAL_BEFORE_US = 60_000_000
-"""How far before a request's acceptance the journal is read for the requests that were before it."""
 
 ReadStatistics = Callable[[str, int, Mapping[str, int], Mapping[str, int]], dict[str, Any]]
 """Makes Triton's statistics of a version (name, version, counters, memory): the gateways' own."""
@@ -61,8 +60,8 @@ async def overview(log: EventLog) -> dict[str, Any]:
     used, most = await log.memory_bytes()
     answer_ms = (monotonic_ns() - before_ns) / 1e6
     catalog = await folded_control(log)
-    listed = await executors.list_executors(log)
-    queued = await queues.list_queues(log, (), wall_ns(), _SCANNED)
+    listed = await executors.list_executors(log, outstanding=False)
+    queued = await queues.list_queues(log, (), wall_ns(), 1, tenants=False)  # the first request has the age
     for row in listed["executors"]:
         row["holds"] = _held(catalog.executors.get(row["executor"]))
     return {
@@ -94,7 +93,8 @@ def _models(catalog: Catalog, queued: Mapping[str, Any]) -> list[dict[str, Any]]
     for row in catalog.index():
         states.setdefault(row.model, []).append({"version": row.version, "state": row.state, "reason": row.reason})
     found: dict[str, dict[str, Any]] = {
-        name: {"model": name, "versions": versions, "requests": 0, "bytes": 0} for name, versions in states.items()
+        name: {"model": name, "versions": versions, "requests": 0, "bytes": 0, "paused": False}
+        for name, versions in states.items()
     }
     for total in queued["models"]:
         listed = found.setdefault(total["model"], {"model": total["model"], "versions": []})
@@ -176,7 +176,7 @@ async def job_list(log: EventLog, viewer: Viewer, model: str, state: str, after:
         0.0,
         after,
     )
-    return await jobs.list_jobs(log, wanted, wall_ns() // 1000, _JOB_ROWS)
+    return await jobs.list_jobs(log, wanted, wall_ns() // 1000, _JOB_ROWS, _JOBS_READ)
 
 
 async def request_page(log: EventLog, model: str, text: str, viewer: Viewer) -> dict[str, Any]:
@@ -187,10 +187,13 @@ async def request_page(log: EventLog, model: str, text: str, viewer: Viewer) -> 
     job = await log.job(model, request_id)
     if (job is not None and not viewer.may_see(job.tenant)) or (job is None and viewer.scoped):
         raise NotFound(f"request '{text}' is unknown to this log")
-    journal, cut = await _journal(log, model, job)
-    accepted_us = job.accepted_us if job is not None else await _accepted_us(log, model, request_id, journal)
+    accepted_us = job.accepted_us if job is not None else await _accepted_us(log, model, request_id)
     if not accepted_us:
-        raise NotFound(f"request '{text}' is unknown to this log: it is neither queued, nor a job, nor in the journal")
+        raise NotFound(
+            f"request '{text}' is unknown to this log: neither queued, nor a job, nor in what was read of the journal"
+        )
+    ended_us = job.ended_us if job is not None else 0
+    journal, cut = await JournalReader(log, model).around(request_id, accepted_us, ended_us)
     catalog = await folded_control(log)
     ended = job.events[-1].detail if job is not None and job.events else {}
     history = History(
@@ -215,40 +218,17 @@ async def request_page(log: EventLog, model: str, text: str, viewer: Viewer) -> 
         "accepted_us": accepted_us,
         "story": explain(history),
         "dead_letter": history.dead_letter,
+        "names_others": not viewer.scoped,
     }
 
 
-async def _journal(log: EventLog, model: str, job: JobRecord | None) -> tuple[list[tuple[int, JournalFact]], bool]:
-    """The journal around a job's life, or from its beginning; and whether some of that was left unread."""
-    after, last_us = START, 0
-    if job is not None:
-        after = b"%d-0" % max(0, (job.accepted_us - _JOURNAL_BEFORE_US) // 1000)
-        last_us = job.ended_us + 1_000_000 if job.ended_us else 0
-    found: list[tuple[int, JournalFact]] = []
-    for _ in range(_JOURNAL_PAGES):
-        entries = await log.range(keys.journal(model), after, _PAGE)
-        if not entries:
-            return found, False
-        after = entries[-1].id
-        for entry in entries:
-            at_us = _entry_us(entry.id)
-            if last_us and at_us > last_us:
-                return found, False
-            try:
-                found += [(at_us, fact) for fact in read_facts(entry.fields)]
-            except InvalidRecord:
-                continue
-    return found, True
-
-
-async def _accepted_us(log: EventLog, model: str, request_id: bytes, journal: list[tuple[int, JournalFact]]) -> int:
-    for at_us, fact in journal:
-        if fact.kind == "accepted" and request_id in fact.ids:
-            return at_us
-    if await log.unsettled(model, [request_id]) == [-1]:
-        return 0
-    found = await find_queued(log, model, request_id, wall_ns() // 1000)
-    return found.record.accepted_ns // 1000 if found is not None else 0
+async def _accepted_us(log: EventLog, model: str, request_id: bytes) -> int:
+    """When a request that is no job was accepted, as the queue or the journal say it; 0 if they do not."""
+    if await log.unsettled(model, [request_id]) != [-1]:
+        found = await find_queued(log, model, request_id, wall_ns() // 1000)
+        if found is not None:
+            return found.record.accepted_ns // 1000
+    return await JournalReader(log, model).acceptance(request_id, wall_ns() // 1000)
 
 
 async def _control(log: EventLog) -> list[tuple[int, Fact]]:
@@ -256,13 +236,8 @@ async def _control(log: EventLog) -> list[tuple[int, Fact]]:
     after, found = START, list[tuple[int, Fact]]()
     while entries := await log.range(keys.CONTROL, after, _PAGE):
         after = entries[-1].id
-        found += [(_entry_us(entry.id), fact) for entry in entries for fact in facts_of(entry)]
+        found += [(entry_us(entry.id), fact) for entry in entries for fact in facts_of(entry)]
     return found
-
-
-def _entry_us(entry_id: bytes) -> int:
-    """The time of an entry: its id begins with milliseconds."""
-    return int(entry_id.partition(b"-")[0]) * 1000
 
 
 def _batch_delay_us(catalog: Catalog, model: str) -> int | None:
@@ -280,8 +255,9 @@ def _batch_delay_us(catalog: Catalog, model: str) -> int | None:
 
 async def letter_list(log: EventLog, viewer: Viewer, model: str) -> dict[str, Any]:
     """Dead letters of a model, or of all ("")."""
-    listed = await dead_letters.list_letters(log, (model,) if model else (), wall_ns() // 1000, _LETTER_ROWS)
-    return {**listed, "letters": [row for row in listed["letters"] if viewer.may_see(row["tenant"])]}
+    tenant = viewer.tenant if viewer.scoped else None
+    models = (model,) if model else ()
+    return await dead_letters.list_letters(log, models, wall_ns() // 1000, _LETTER_ROWS, tenant)
 
 
 async def letter_page(log: EventLog, viewer: Viewer, model: str, text: str) -> dict[str, Any]:
@@ -290,4 +266,6 @@ async def letter_page(log: EventLog, viewer: Viewer, model: str, text: str) -> d
     shown = await dead_letters.show_letter(log, letter, wall_ns() // 1000, None)
     if not viewer.may_see(shown["tenant"]):
         raise NotFound(f"dead letter '{text}' is unknown to model '{model}'")
+    if viewer.scoped:  # the instance had requests of others too, and may have written about them
+        shown["stderr"] = []
     return shown

@@ -5,7 +5,7 @@ Pages are joined by `charonia.metrics.exposition`; what figures mean is `server_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 Labels = tuple[tuple[str, str], ...]
@@ -53,8 +53,10 @@ class Scrape:
         return sorted(pair for pair in pairs if pair[0])
 
 
-def read_page(text: str, time_s: float) -> Scrape:
-    """The numbers of a page. What no parser understands is left out, so that one bad family costs no page.
+def read_page(text: str, time_s: float, wanted: Collection[str] = ()) -> Scrape:
+    """The numbers of a page, of the families `wanted` or of all.
+
+    What no parser understands is left out, so that one bad family costs no page.
 
     Counters have their names without `_total`, as Triton's families are called.
     """
@@ -65,6 +67,8 @@ def read_page(text: str, time_s: float) -> Scrape:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 name = sample.name.removesuffix("_total")
+                if wanted and name not in wanted:
+                    continue
                 families.setdefault(name, {})[tuple(sorted(sample.labels.items()))] = sample.value
     except ValueError:
         pass

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from charonia.tasks import Tasks
 
 from .log_views import overview
 from .metric_samples import Scrape, read_page
-from .server_figures import ServerFigures, figures, model_figures
+from .server_figures import FAMILIES, ServerFigures, figures, model_figures
 
 INTERVAL_S = 2.0
 _KEPT = 450
@@ -56,6 +56,7 @@ class Sampler:
         self._wanted_s = float("-inf")
         self._changed = asyncio.Condition()
         self._reading = asyncio.Lock()
+        self._idle = False
         self._tasks = Tasks()
 
     async def latest(self) -> Sample:
@@ -100,9 +101,7 @@ class Sampler:
     def _point(self, before: Sample, after: Sample, model: str) -> list[float | None]:
         if not after.scrape.families or before is after or not before.scrape.families:
             return [after.wall_s, None, None, None, _queued(after, model)]
-        found = (
-            model_figures(before.scrape, after.scrape, model) if model else figures(before.scrape, after.scrape).whole
-        )
+        found = model_figures(before.scrape, after.scrape, model)
         latency = None if found.latency_ms is None else round(found.latency_ms, 3)
         return [after.wall_s, round(found.rate, 3), round(found.error_rate, 3), latency, _queued(after, model)]
 
@@ -114,7 +113,13 @@ class Sampler:
         loop = asyncio.get_running_loop()
         while loop.time() - self._wanted_s < _IDLE_S:
             await asyncio.sleep(self._interval_s)
-            await self._read()
+            try:
+                await self._read()
+            except Exception:  # one that fails must not end them all
+                _log.exception("the console could not take a reading")
+        while len(self._samples) > 1:
+            self._samples.popleft()
+        self._idle = True
 
     async def _read(self) -> None:
         """One reading. Callers that come meanwhile wait for it."""
@@ -123,15 +128,37 @@ class Sampler:
             if last is not None and monotonic_ns() / 1e9 - last.scrape.time_s < self._interval_s / 2:
                 return
             page, error, view = await self._read_metrics(), "", None
-            scrape = read_page(page, monotonic_ns() / 1e9)
+            scrape = read_page(page, monotonic_ns() / 1e9, FAMILIES)
             try:
                 view = await overview(self._event_log)
             except CharoniaError as failure:
                 error = failure.message
                 _log.debug("the log could not be read for the console: %s", error)
+            if self._idle:  # nobody looked: plots begin anew
+                self._samples.clear()
+                self._idle = False
             self._samples.append(Sample(wall_ns() / 1e9, scrape, view, error))
         async with self._changed:
             self._changed.notify_all()
+
+
+class PerSample:
+    """Keeps what was read for the current sample, so that ten viewers of one page read the log as often as one."""
+
+    def __init__(self) -> None:
+        self._sample: Sample | None = None
+        self._found: dict[Hashable, dict[str, Any]] = {}
+        self._locks: defaultdict[Hashable, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def get(self, sample: Sample, key: Hashable, read: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """What `read` returns, once for each key and sample."""
+        if sample is not self._sample:
+            self._sample, self._found, self._locks = sample, {}, defaultdict(asyncio.Lock)
+        kept = self._found
+        async with self._locks[key]:
+            if key not in kept:
+                kept[key] = await read()
+            return kept[key]
 
 
 def _queued(sample: Sample, model: str) -> float | None:

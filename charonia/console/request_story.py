@@ -291,6 +291,8 @@ def _queued(history: History, begin_us: int, end_us: int, failed: Attempt | None
         reasons += _loads(history, begin_us, end_us)
         reasons += _losses(history, begin_us, end_us)
         reasons += _ahead(history, begin_us, end_us)
+        if not reasons and history.journal_cut:
+            reasons.append("the journal is too long to be read whole here, so what was served before it is not known")
         delay_us = history.max_delay_us
         if not reasons and delay_us is not None and end_us - begin_us <= 2 * delay_us:
             reasons.append(f"the batcher waited for more requests, up to the batch delay of {_duration(delay_us)}")

@@ -15,8 +15,16 @@ SUCCESS, FAILURE = "nv_inference_request_success", "nv_inference_request_failure
 PENDING = "nv_inference_pending_request_count"
 _RUNNING = "charonia_batcher_running_requests"
 _SUMMARY = "nv_inference_request_summary_us"
+_DURATION, _ROWS, _EXECUTIONS = "nv_inference_request_duration_us", "nv_inference_count", "nv_inference_exec_count"
+_LOG_USED, _LOG_MOST = "charonia_log_memory_used_bytes", "charonia_log_memory_max_bytes"
+LOAD = "nv_model_load_duration_secs"
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 """Where the time of a request goes, in order, as Triton's statistics name it."""
+_OF_PHASES = {phase: f"nv_inference_{phase}_duration_us" for phase in PHASES}
+FAMILIES = frozenset(
+    {SUCCESS, FAILURE, PENDING, _RUNNING, _SUMMARY, _DURATION, _ROWS, _EXECUTIONS, _LOG_USED, _LOG_MOST, LOAD}
+) | frozenset(_OF_PHASES.values())
+"""What the figures are made of: of a reading no more is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class ServerFigures:
 def figures(before: Scrape, after: Scrape) -> ServerFigures:
     """What happened between two readings."""
     versions = tuple(_figures(before, after, model, version) for model, version in after.versions())
-    used, most = after.largest("charonia_log_memory_used_bytes"), after.largest("charonia_log_memory_max_bytes")
+    used, most = after.largest(_LOG_USED), after.largest(_LOG_MOST)
     return ServerFigures(
         _figures(before, after, "", ""),
         versions,
@@ -63,7 +71,7 @@ def figures(before: Scrape, after: Scrape) -> ServerFigures:
 
 
 def model_figures(before: Scrape, after: Scrape, model: str) -> ModelFigures:
-    """One model, all its versions together."""
+    """One model, all its versions together; "" for the whole server."""
     return _figures(before, after, model, "")
 
 
@@ -77,7 +85,7 @@ def _figures(before: Scrape, after: Scrape, model: str, version: str) -> ModelFi
         return growth(value(before, family), value(after, family))
 
     answered, failed = grown(SUCCESS), grown(FAILURE)
-    executions = grown("nv_inference_exec_count")
+    executions = grown(_EXECUTIONS)
 
     def mean_ms(family: str) -> float | None:
         return grown(family) / answered / 1000 if answered else None
@@ -87,9 +95,9 @@ def _figures(before: Scrape, after: Scrape, model: str, version: str) -> ModelFi
         version,
         answered / seconds,
         failed / seconds,
-        mean_ms("nv_inference_request_duration_us"),
-        {phase: mean_ms(f"nv_inference_{phase}_duration_us") for phase in PHASES},
-        grown("nv_inference_count") / executions if executions else None,
+        mean_ms(_DURATION),
+        {phase: mean_ms(family) for phase, family in _OF_PHASES.items()},
+        grown(_ROWS) / executions if executions else None,
         int(value(after, PENDING)),
         int(after.of_model(_RUNNING, model) if model else after.total(_RUNNING)),
     )

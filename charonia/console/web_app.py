@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote
 
@@ -29,8 +30,8 @@ from charonia.facts.jobs import JobState, parse_public_id
 from . import log_views
 from .log_views import ReadStatistics, Viewer
 from .page_rendering import HERE, PageRenderer
-from .readings import Sample, Sampler
-from .server_figures import ModelFigures, bars, quantiles_ms
+from .readings import PerSample, Sample, Sampler
+from .server_figures import LOAD, ModelFigures, bars, quantiles_ms
 
 ROOT = "/console"
 POLICY = (
@@ -61,24 +62,32 @@ class ConsoleApp:
     """The pages of one server. `asgi` is the application."""
 
     def __init__(
-        self, log: EventLog, sampler: Sampler, read_statistics: ReadStatistics, identify: Identify | None = None
+        self,
+        log: EventLog,
+        sampler: Sampler,
+        read_statistics: ReadStatistics,
+        identify: Identify | None = None,
+        names: Collection[str] | None = None,
     ) -> None:
-        """Without `identify` every viewer sees everything."""
+        """Without `identify` every viewer sees everything. `names` are the host names, in lower case, under which it may
+        be opened beside IP addresses and localhost; None for any.
+        """
         self._log = log
         self._sampler = sampler
         self._read_statistics = read_statistics
         self._identify = identify
         self._pages = PageRenderer()
+        self._live_models = PerSample()
         pages = [
             Route("/", self._overview),
             Route("/live", self._live),
             Route("/models", self._models),
-            Route("/models/{model}", self._model),
+            Route("/models/{model:path}", self._model),
             Route("/jobs", self._jobs),
             Route("/find", self._find),
-            Route("/requests/{model}/{id}", self._request),
+            Route("/requests/{model:path}/{id}", self._request),
             Route("/dead-letters", self._letters),
-            Route("/dead-letters/{model}/{id}", self._letter),
+            Route("/dead-letters/{model:path}/{id}", self._letter),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ]
         handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
@@ -87,7 +96,7 @@ class ConsoleApp:
         }
         routes = [Route("/", _to_console), Route(ROOT, _to_console), Mount(ROOT, routes=pages)]
         app = Starlette(routes=routes, exception_handlers=handlers)
-        self.asgi: ASGIApp = _Guarded(app)
+        self.asgi: ASGIApp = _Guarded(app, names)
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
@@ -154,7 +163,10 @@ class ConsoleApp:
     async def live_events(self, page: str, model: str, viewer: Viewer) -> AsyncIterator[bytes]:
         """Events `update`: regions of the page as HTML, and a point, or at the beginning all points, for its plots."""
         first = True
-        async for _ in self._sampler.follow():
+        async for sample in self._sampler.follow():
+            if sample.error:  # the page keeps what it shows, and says how old that is
+                yield _event("problem", {"text": f"the log does not answer: {sample.error}"})
+                continue
             try:
                 regions = await self._regions(page, model, viewer)
             except CharoniaError as error:
@@ -166,7 +178,7 @@ class ConsoleApp:
 
     async def _regions(self, page: str, model: str, viewer: Viewer) -> dict[str, str]:
         if page == "model":
-            values = await self._model_values(model, viewer)
+            values = await self._model_values(model, viewer, live=True)
         else:
             values = await self._overview_values()
         return {name: self._pages.region(name, root=ROOT, **values) for name in _REGIONS[page]}
@@ -187,12 +199,16 @@ class ConsoleApp:
             **view,
         }
 
-    async def _model_values(self, model: str, viewer: Viewer) -> dict[str, Any]:
+    async def _model_values(self, model: str, viewer: Viewer, *, live: bool = False) -> dict[str, Any]:
         sample: Sample = await self._sampler.latest()
-        found = await log_views.model_page(self._log, model, viewer, self._read_statistics)
+
+        async def read() -> dict[str, Any]:
+            return await log_views.model_page(self._log, model, viewer, self._read_statistics)
+
+        found = await (self._live_models.get(sample, (model, viewer), read) if live else read())
         numbers = [one for one in self._sampler.server().models if one.model == model]
         for row in found["versions"]:
-            loaded_s = sample.scrape.of_model("nv_model_load_duration_secs", model, str(row["version"]))
+            loaded_s = sample.scrape.of_model(LOAD, model, str(row["version"]))
             row["load_s"] = row["load_s"] or loaded_s
         for counted in found["statistics"]:
             counts = [(str(batch["batch_size"]), batch["compute_infer"]["count"]) for batch in counted["batches"]]
@@ -248,10 +264,11 @@ async def _to_console(_request: Request) -> Response:
 
 
 class _Guarded:
-    """Adds the security headers to each answer, and lets no other method in."""
+    """Adds the security headers to each answer, and lets no other method and no other host in."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, names: Collection[str] | None) -> None:
         self._app = app
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -266,4 +283,24 @@ class _Guarded:
         if scope["method"] not in ("GET", "HEAD"):
             await Response("only GET and HEAD: the console changes nothing\n", 405)(scope, receive, guarded)
             return
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        if self._names is not None and not is_own(host, self._names):
+            text = "the console is not known by this name: open it by an IP address, or start it with --console-name\n"
+            await Response(text, 421, media_type="text/plain")(scope, receive, guarded)
+            return
         await self._app(scope, receive, guarded)
+
+
+def is_own(host: str, names: Collection[str]) -> bool:
+    """Whether a Host header names this server. Any other name may belong to a site that lets it point here, to have a
+    viewer's browser read the pages for it.
+    """
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    name = name.lower().removesuffix(".")
+    if name in ("", "localhost") or name in names:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -197,7 +197,9 @@ class MetricsEndpoint:
         self, forward: Forward, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if self._forwarding >= _MAX_FORWARDED:
-            writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            sentence = b"too many pages are open here: close some, then try again\n"
+            head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n"
+            writer.write(head % len(sentence) + b"connection: close\r\n\r\n" + sentence)
             return
         self._forwarding += 1
         try:

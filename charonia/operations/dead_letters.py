@@ -94,14 +94,19 @@ def _letter(model: str, entry: Entry) -> DeadLetter:
     return DeadLetter(model, entry.id, about if isinstance(about, dict) else {}, record)
 
 
-async def list_letters(log: JobLog, models: Sequence[str], now_us: int, limit: int) -> dict[str, Any]:
-    """A row for each letter, oldest first within a model."""
+async def list_letters(
+    log: JobLog, models: Sequence[str], now_us: int, limit: int, tenant: str | None = None
+) -> dict[str, Any]:
+    """A row for each letter, or each of a tenant, oldest first within a model."""
     rows: list[dict[str, Any]] = []
     for model in models or await known_models(log):
         async for letter in letters(log, model):
+            row = _summary(letter, now_us)
+            if tenant is not None and row["tenant"] != tenant:
+                continue
             if len(rows) == limit:
                 return {"letters": rows, "more": True}
-            rows.append(_summary(letter, now_us))
+            rows.append(row)
     return {"letters": rows, "more": False}
 
 

@@ -13,16 +13,16 @@ from charonia.wire import FIELD_HEADER
 _PAGE = 500
 
 
-async def list_executors(log: ControlLog) -> dict[str, Any]:
-    """One row an executor, oldest first."""
+async def list_executors(log: ControlLog, *, outstanding: bool = True) -> dict[str, Any]:
+    """One row an executor, oldest first. Without `outstanding` their batches are not counted, which reads them all."""
     catalog = await folded_control(log)
     views = list(catalog.executors.values())
     beats = await log.last_beat_ms("executor", [view.joined.incarnation for view in views])
-    rows = [await _row(log, view, age_ms) for view, age_ms in zip(views, beats, strict=True)]
+    rows = [await _row(log, view, age_ms, outstanding) for view, age_ms in zip(views, beats, strict=True)]
     return {"executors": rows}
 
 
-async def _row(log: Streams, view: ExecutorView, beat_ms: int) -> dict[str, Any]:
+async def _row(log: Streams, view: ExecutorView, beat_ms: int, outstanding: bool) -> dict[str, Any]:
     described = view.described
     labels = dict(described.labels) if described is not None else {}
     ready = [entry for _, _, entry in view.versions if entry.state == READY]
@@ -42,7 +42,9 @@ async def _row(log: Streams, view: ExecutorView, beat_ms: int) -> dict[str, Any]
         "announced": announced,
         "slots": sum(entry.loaded.slots for entry in held if entry.loaded is not None),
         # batches of an executor with a batcher in its process are not in the log
-        "outstanding": None if joined.hosts_batcher else await _outstanding(log, joined.incarnation),
+        "outstanding": await _outstanding(log, joined.incarnation)
+        if outstanding and not joined.hosts_batcher
+        else None,
         "used_bytes": described.used_bytes if described is not None and budget_bytes else None,
         "budget_bytes": budget_bytes or None,
         "most_models": (described.most_models or None) if described is not None else None,

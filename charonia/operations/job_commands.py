@@ -35,11 +35,19 @@ class Filter:
     after: str = ""
 
 
-async def list_jobs(log: Jobs, wanted: Filter, now_us: int, limit: int) -> dict[str, Any]:
-    """Jobs of each model in turn: active ones oldest first, then ended ones newest first. `next` continues the list."""
+async def list_jobs(log: Jobs, wanted: Filter, now_us: int, limit: int, scan: int = 0) -> dict[str, Any]:
+    """Jobs of each model in turn: active ones oldest first, then ended ones newest first. `next` continues the list.
+
+    `scan` is how many records may be read for one answer, 0 for any number: there may be fewer than `limit` jobs, or
+    none, before `next` then.
+    """
     rows: list[dict[str, Any]] = []
+    read, last = 0, ""
     async for page in _pages(log, wanted):
         for job in page:
+            if scan and read >= scan:
+                return {"jobs": rows, "next": last}
+            read, last = read + 1, job.public_id
             if _matches(job, wanted, now_us):
                 if len(rows) == limit:
                     return {"jobs": rows, "next": rows[-1]["id"] if rows else None}

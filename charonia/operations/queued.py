@@ -12,7 +12,7 @@ from charonia.eventlog.port import START, JobLog, QueueLog, RequestLog
 from charonia.facts.events import ModelRequested, RepositoryScanned, VersionLoaded
 from charonia.wire import RequestRecord, Wave, work_in
 
-_FIRST_PAGE = 50
+FIRST_PAGE = 50
 _MOST_PAGE = 1000
 _PAGE_BYTES = 1 << 20
 """Entries hold payloads: pages have about this size, estimated from the page before."""
@@ -35,11 +35,14 @@ class Queued:
 
 
 async def queued(
-    log: QueueLog, model: str, level: int, lane: int, *, after: bytes = START
+    log: QueueLog, model: str, level: int, lane: int, *, after: bytes = START, first_page: int = FIRST_PAGE
 ) -> AsyncIterator[list[Queued]]:
-    """The unsettled requests of one lane, a page of entries at a time. What cannot be read is its owner's to report."""
+    """The unsettled requests of one lane, a page of entries at a time, `first_page` of them at first.
+
+    What cannot be read is its owner's to report.
+    """
     stream = keys.queue(model, level, lane)
-    page = _FIRST_PAGE
+    page = first_page
     while entries := await log.range(stream, after, page):
         after = entries[-1].id
         size_bytes = sum(len(field) for entry in entries for field in entry.fields)

@@ -13,7 +13,7 @@ from charonia.eventlog.port import EventLog, Jobs, Notes, QueueLog, RequestLog
 from charonia.facts.events import FIELD_FACT, QueueCommanded, pack_fact
 from charonia.facts.jobs import JobState, public_id
 
-from .queued import Queued, known_models, must_be_known, queued, queued_of_model
+from .queued import FIRST_PAGE, Queued, known_models, must_be_known, queued, queued_of_model
 
 SCAN_REQUESTS = 100_000
 """Max requests of a lane that a listing reads; of longer lanes it shows a lower bound."""
@@ -39,12 +39,13 @@ class Selection:
 
 
 async def list_queues(
-    log: EventLog, models: Sequence[str], now_ns: int, scan_requests: int = SCAN_REQUESTS
+    log: EventLog, models: Sequence[str], now_ns: int, scan_requests: int = SCAN_REQUESTS, *, tenants: bool = True
 ) -> dict[str, Any]:
     """Models with their totals, and each lane with requests. Empty lanes are left out.
 
     A total is the log's exact count of single requests, and the requests of the waves that were read: a lower bound
     for a model with a lane that is longer than `scan_requests`, whose row says that it is not exact.
+    Without `tenants` theirs are not counted.
     """
     for model in models:
         await must_be_known(log, model)
@@ -54,9 +55,10 @@ async def list_queues(
         requests, size_bytes = await log.pending(model)
         owner, _ = await log.owner(model)
         paused = await log.paused(model)
-        tenants = await _tenants(log, model)
+        of_tenants = await _tenants(log, model) if tenants else {}
         about = {"paused": paused, "owner": owner}
-        total: dict[str, Any] = {"model": model, "requests": requests, "bytes": size_bytes, **about, "tenants": tenants}
+        total: dict[str, Any] = {"model": model, "requests": requests, "bytes": size_bytes, **about}
+        total["tenants"] = of_tenants
         totals.append(total)
         for level, lane in sorted(await log.lanes(model)):
             row, waved = await _lane(log, model, level, lane, now_ns, scan_requests)
@@ -74,7 +76,7 @@ async def _lane(
     requests = size_bytes = begun = waved = waved_bytes = 0
     oldest_ns = now_ns
     exact = True
-    async for page in queued(log, model, level, lane):
+    async for page in queued(log, model, level, lane, first_page=min(most, FIRST_PAGE)):
         for request in page:
             requests += 1
             size_bytes += len(request.record.record)
@@ -146,6 +148,7 @@ async def _row(log: Jobs, model: str, request: Queued, now_ns: int) -> dict[str,
         "deadline_s": (record.deadline_ns - now_ns) / 1e9 if record.deadline_ns else None,
         "attempt": request.attempt,
         "entry": request.entry_id.decode(),
+        "in_wave": request.in_wave,
     }
 
 

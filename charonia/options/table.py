@@ -335,8 +335,16 @@ OPTIONS: tuple[Option, ...] = (
         repeat=True,
     ),
     # console
-    Option("allow-console", "bool", True, _S, "show pages about the server under /console of the metrics port"),
+    Option(
+        "allow-console",
+        "bool",
+        None,  # as ConsolePart's module decides it
+        _S,
+        "show pages about the server under /console of the metrics port; without a value on, unless APIs are "
+        "restricted, tenants are named in a header, or TLS is on",
+    ),
     Option("console-address", "str", "127.0.0.1", _C, "address of the console"),
+    Option("console-name", "str", (), _S | _C, "host name under which the console is opened; repeatable", repeat=True),
     Option("console-port", "int", 8004, _C, "port of the console, 0 for a free one"),
     Option(
         "metrics-url",

@@ -233,6 +233,14 @@ async def test_a_tenant_sees_its_own_work_alone(log: EventLog, tmp_path: Path) -
         assert (await browser.get(f"/requests/{AT}/{mine.hex()}", authorization=typed)).status_code == 200
         for path in (f"/requests/{AT}/{theirs.hex()}", f"/dead-letters/{AT}/{buried.hex()}"):
             assert (await browser.get(path, authorization=typed)).status_code == 404
+        own = await bury(log, "acme")
+        letter = await browser.get(f"/dead-letters/{AT}/{own.hex()}", authorization=typed)
+        assert letter.status_code == 200
+        assert "last words" not in letter.text  # the instance may have written about requests of others
+        await run(log, mine, theirs)
+        story = await browser.get(f"/requests/{AT}/{mine.hex()}", authorization=typed)
+        assert "1 other" in story.text
+        assert theirs.hex() not in story.text
         letters = await browser.get("/dead-letters", **{"x-api-key": "key of umbrella"})
         assert buried.hex() in letters.text
     finally:

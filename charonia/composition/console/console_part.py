@@ -13,21 +13,45 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from charonia.options.values import Values
+
 INSTALL = "needs jinja2: pip install 'charonia[console]'"
 _START_TIMEOUT_S = 60.0
 _CHUNK_BYTES = 65_536
+_GUARDS = (
+    "http_restricted_api",
+    "grpc_restricted_protocol",
+    "tenant_header",
+    "http_use_ssl",
+    "http_use_ssl_mutual",
+    "grpc_use_ssl",
+    "grpc_use_ssl_mutual",
+)
+"""Options of servers that do not show everything to everyone who reaches them, as the metrics port does."""
 _PER_HOP = re.compile(rb"\r\n(?:connection|keep-alive|upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
+
+
+def kept_off_by(values: Values) -> str:
+    """The option for whose sake `serve` has no console, "" if none.
+
+    The metrics port has no TLS, knows no restrictions, and takes a tenant's name from anyone: on such servers the
+    console has to be asked for (`--allow-console=true`).
+    """
+    if values["allow_console"] is not None:
+        return ""
+    return next((f"--{key.replace('_', '-')}" for key in _GUARDS if values[key]), "")
 
 
 class ConsolePart:
     """Starts the console's process and connects viewers to its socket."""
 
     def __init__(self, socket_path: Path, start: Callable[[], None]) -> None:
-        """`start` starts the process, which listens at `socket_path`; it is called once."""
+        """`start` starts the process, which listens at `socket_path`; called again after one that never was up."""
         self._socket_path = socket_path
         self._start = start
         self._started = False
         self._up = asyncio.Event()
+        self._changed = asyncio.Event()
         self._reason = ""
 
     def announced(self, where: str) -> str:
@@ -37,23 +61,38 @@ class ConsolePart:
     def is_up(self) -> None:
         """The process listens."""
         self._up.set()
+        self._tell()
 
-    def is_down(self, reason: str) -> None:
-        """The process ended; another is being started."""
+    def is_down(self, reason: str, *, for_good: bool = False) -> None:
+        """The process ended; another is being started, or `for_good`, with the next request."""
         self._up.clear()
         self._reason = reason
+        if for_good:
+            self._started = False
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _up_or_ended(self) -> None:
+        """Until it listens. Raises `ConnectionError` when it has ended without that."""
+        while not self._up.is_set():
+            await self._changed.wait()
+            if not self._started:
+                raise ConnectionError
 
     async def forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Have the console answer a request; one for each connection, as the next may be for the metrics."""
         if not is_installed():
             await _refuse(writer, f"the console {INSTALL}")
             return
-        if not self._started:
-            self._started = True
-            self._start()
         try:
+            if not self._started:
+                self._start()
+                self._started, self._reason = True, ""
             async with asyncio.timeout(_START_TIMEOUT_S):
-                await self._up.wait()
+                await self._up_or_ended()
             upstream, to_console = await asyncio.open_unix_connection(str(self._socket_path))
         except (OSError, TimeoutError):
             await _refuse(writer, f"the console does not answer{f': {self._reason}' if self._reason else ''}")
@@ -64,6 +103,12 @@ class ConsolePart:
             await _relay(upstream, writer, reader)
         finally:
             to_console.close()
+
+
+def as_host(where: str) -> str:
+    """An address and a port as they stand in a URL: IPv6 addresses in brackets."""
+    host, _, port = where.rpartition(":")
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else where
 
 
 def is_installed() -> bool:

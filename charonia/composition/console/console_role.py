@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -73,7 +74,9 @@ async def _run(values: Values) -> int:
     await log.open()
     sampler = Sampler(log, metrics_reader(metrics))
     try:
-        app = ConsoleApp(log, sampler, read_statistics, identify)
+        names = {name.lower() for name in (socket.gethostname(), *values["console_name"])}
+        # who needs a key cannot be made to send it by a site that lets its name point here
+        app = ConsoleApp(log, sampler, read_statistics, identify, None if values["api_keys"] else names)
         place = Place(values["console_socket"], values["console_address"], values["console_port"])
         await serve_pages(app.asgi, place, lambda where: _announce(values["report_fd"], where))
     finally:
@@ -137,7 +140,7 @@ async def _page(url: str) -> str:
     try:
         async with httpx2.AsyncClient(timeout=_SCRAPE_TIMEOUT_S, trust_env=False) as client:
             answer = await client.get(url)
-    except httpx2.HTTPError as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         _log.debug("no metrics from %s: %s", url, error)
         return ""
     return answer.text if answer.status_code == 200 else ""

@@ -87,16 +87,28 @@
   }
 
   const query = new URLSearchParams({ page: live.dataset.page, model: live.dataset.model });
-  const source = new EventSource(`${location.pathname.split("/console")[0]}/console/live?${query}`);
-  source.addEventListener("update", (event) => {
-    const update = JSON.parse(event.data);
-    if (update.history) { columns = update.history; draw(); } else if (columns) add(update.point);
-    if (held) return;
-    for (const [id, html] of Object.entries(update.regions)) replace(id, html);
-    say("live", "live");
+  let source = null;
+  function connect() {
+    source = new EventSource(`${location.pathname.split("/console")[0]}/console/live?${query}`);
+    source.addEventListener("update", update);
+    source.addEventListener("problem", (event) => say("bad", JSON.parse(event.data).text));
+    source.addEventListener("error", () => say("bad", source.readyState === EventSource.CLOSED ? "disconnected" : "reconnecting"));
+  }
+  // a page that nobody sees holds no connection and costs no reading
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      if (source) source.close();
+      source = null;
+    } else if (!source) connect();
   });
-  source.addEventListener("problem", (event) => say("bad", JSON.parse(event.data).text));
-  source.addEventListener("error", () => say("bad", source.readyState === EventSource.CLOSED ? "disconnected" : "reconnecting"));
+  function update(event) {
+    const told = JSON.parse(event.data);
+    if (told.history) { columns = told.history; draw(); } else if (columns) add(told.point);
+    if (held) return;
+    for (const [id, html] of Object.entries(told.regions)) replace(id, html);
+    say("live", "live");
+  }
+  if (!document.hidden) connect();
   $("#hold").addEventListener("click", (event) => {
     held = !held;
     event.target.setAttribute("aria-pressed", String(held));

@@ -148,6 +148,8 @@ def test_waits_that_only_the_model_or_nothing_explains() -> None:
     assert reason == "the batcher waited for more requests, up to the batch delay of 5 ms"
     (reason,) = queue_reasons(story(events=delayed))
     assert reason.startswith("no fact in the log says why")
+    (reason,) = queue_reasons(story(events=delayed, max_delay_us=5 * MS, journal_cut=True))
+    assert reason.startswith("the journal is too long")
     queued = story(events=events(("accepted", 0, {})), paused=True)
     assert queue_reasons(queued) == ["the queue is paused"]
     assert (queued.state, queued.total_us) == ("queued", 60_000 * MS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from charonia.console.metric_samples import Scrape, read_page
-from charonia.console.server_figures import bars, figures, growth, model_figures, quantiles_ms
+from charonia.console.server_figures import FAMILIES, bars, figures, growth, model_figures, quantiles_ms
 
 PAGE = """# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
 # TYPE nv_inference_request_success counter
@@ -48,6 +48,15 @@ def test_rates_and_means_between_two_readings() -> None:
     assert (found.whole.rate, round(found.whole.error_share, 4)) == (20.0, 0.0476)
     assert (found.log_used_bytes, found.log_most_bytes) == (1000, None)
     assert model_figures(before, after, "a").rate == 20.0
+    assert model_figures(before, after, "") == found.whole
+
+
+def test_only_families_that_are_used_are_kept() -> None:
+    text = "# TYPE other counter\nother 1\n" + PAGE.format(a=1, b=1, failed=1, us=1, rows=1)
+    kept, every = read_page(text, 1.0, FAMILIES), read_page(text, 1.0)
+    assert set(every.families) - set(kept.families) == {"other", "nv_inference_request_summary_us_count"}
+    assert figures(kept, kept) == figures(every, every)
+    assert quantiles_ms(kept, "a") == quantiles_ms(every, "a")
 
 
 def test_a_counter_that_went_back_begins_again() -> None:

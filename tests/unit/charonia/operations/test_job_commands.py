@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 
 from charonia import keys
+from charonia.clock import wall_ns
 from charonia.errors import InternalError, NotFound
 from charonia.facts.jobs import JobEnd, JobState
+from charonia.operations.job_commands import Filter, list_jobs
 from charonia.tensors import Tensor
 from charonia.wire import pack_failure, pack_response
 
@@ -66,6 +69,20 @@ async def test_ls_goes_on_after_a_job_until_all_are_seen(yard: Any, ids: Ids) ->
                 break
             after = ["--after", document["next"]]
         assert seen == whole
+
+
+async def test_a_listing_that_may_read_only_so_much_says_where_to_go_on(yard: Any, ids: Ids) -> None:
+    for number in range(1, 6):
+        await yard.job(ids(number), age_s=60 - number)
+    wanted, found, listings = Filter(tenant="nobody"), list[dict[str, Any]](), 0
+    while True:
+        listed = await list_jobs(yard.log, wanted, wall_ns() // 1000, 10, 2)
+        found += listed["jobs"]
+        listings += 1
+        if listed["next"] is None:
+            break
+        wanted = replace(wanted, after=listed["next"])
+    assert (found, listings) == ([], 3)
 
 
 async def test_ls_filters_by_state_tenant_and_age(yard: Any, ids: Ids) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from charonia.composition.console import console_part
-from charonia.composition.console.console_part import INSTALL, ConsolePart
+from charonia.composition.console.console_part import INSTALL, ConsolePart, as_host, kept_off_by
 from charonia.metrics.endpoint import MetricsEndpoint
+from charonia.options.values import SERVE, parse
 
 
 class Console:
@@ -106,3 +107,57 @@ async def test_what_is_missing_is_said_in_one_line(tmp_path: Path, monkeypatch: 
         assert INSTALL.encode() in answer
         assert console.starts == 0
         assert console.part.announced("here") == INSTALL
+
+
+async def test_one_that_cannot_start_is_refused_with_its_reason_and_tried_again_with_the_next_request(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path / "console") as (console, port):
+        listen = console.start
+
+        def fail() -> None:
+            console.starts += 1
+            asyncio.get_running_loop().call_soon(lambda: console.part.is_down("no log", for_good=True))
+
+        console.part._start = fail
+        for _ in range(2):
+            answer = await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
+            assert answer.endswith(b"the console does not answer: no log\n")
+        console.part._start = listen
+        assert b"GET /console" in await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
+        assert console.starts == 3
+
+
+async def test_a_start_that_fails_leaves_the_next_request_another(tmp_path: Path) -> None:
+    async with served(tmp_path / "console") as (console, port):
+
+        def fail() -> None:
+            raise BlockingIOError("no process")
+
+        listen, console.part._start = console.start, fail
+        assert b" 503 " in await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
+        console.part._start = listen
+        assert b" 200 " in await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--http-restricted-api=shared-memory:key=value",
+        "--grpc-restricted-protocol=shared-memory:key=value",
+        "--tenant-header=x-tenant",
+        "--http-use-ssl=true",
+        "--grpc-use-ssl=true",
+    ],
+)
+def test_servers_that_let_not_everyone_in_have_it_only_when_asked(flag: str) -> None:
+    assert kept_off_by(parse(SERVE, [flag], {}, {})) == flag.partition("=")[0]
+    assert kept_off_by(parse(SERVE, [flag, "--allow-console=true"], {}, {})) == ""
+    assert kept_off_by(parse(SERVE, [flag, "--allow-console=false"], {}, {})) == ""
+    assert kept_off_by(parse(SERVE, [], {}, {})) == ""
+
+
+def test_addresses_in_urls() -> None:
+    assert as_host("::1:8002") == "[::1]:8002"
+    assert as_host("[::1]:8002") == "[::1]:8002"
+    assert as_host("127.0.0.1:8002") == "127.0.0.1:8002"
