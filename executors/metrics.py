@@ -44,7 +44,7 @@ _SETTLED = tuple(counter.sums for counter in EXECUTED)
 _MAX_TENANTS = 256
 """Tenants with series of their own; the others share one."""
 _MAX_USAGE = 4096
-"""With so many series of tenants, of all versions together, further ones are counted with the others of their version."""
+"""With so many series of tenants, of all versions together, further tenants are the others of their version."""
 OTHER_TENANTS = OTHERS
 _USAGE = (
     (REQUESTS, "charonia_usage_requests", "Requests that were answered", 1),

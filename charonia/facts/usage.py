@@ -37,7 +37,8 @@ _LETTERS = "nfrsiqabt"
 PPM = 1_000_000
 KEPT_DAYS = 62
 """Two months: a bill of the last one can still be made at the end of this one. An hour of one tenant with one model
-takes about 150 bytes of the log, so these days take up to 220 KB."""
+takes 460 to 690 bytes of the log (measured, Valkey 9.1): a thousand tenants that call every hour take 11 to 14 MB a
+day, up to 850 MB in these days, and one takes up to 1 MB."""
 
 MOST_TENANTS = 1000
 """An executor names so many tenants of a model a day; the others are counted together, as `OTHERS`."""

@@ -45,8 +45,7 @@ def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]
     """Make the request that a `RequestInstance` gets. `BatchSteps.prepare` adds the tensors of a sequence batcher."""
     mark = record.sequence
     parameters = dict(record.meta.parameters)
-    if RECEIPT in parameters:  # models that know all their parameters refuse this one
-        del parameters[RECEIPT]
+    parameters.pop(RECEIPT, None)  # models that know all their parameters refuse this one
     return ModelRequest(
         id=record.client_id,
         correlation_id=0 if mark is None else mark.correlation_id,

@@ -1,7 +1,7 @@
 """Writes what requests have used (`usage_counts`) to the log, in parts, and forgets its oldest days (ADR 0055).
 
-A part is written again only when the log has certainly not taken it: after a connection is lost nobody knows, and a bill
-must rather miss a second than have it twice. A log that does not allow it is left alone until the next hour.
+A part is written again only if the log has certainly not taken it: after a lost connection that is unknown, and a bill
+must rather miss a second than have it twice. A log that does not allow the write gets none until the next hour.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from charonia.errors import InternalError
 from charonia.facts.usage import (
     FAILURES,
     INSTANCE_NS,
+    MOST_TENANTS,
+    OTHERS,
     OUTPUT_BYTES,
     PPM,
     QUEUE_NS,
     REQUESTS,
     SHARE_PPM,
     TOKENS,
-    MOST_TENANTS,
-    OTHERS,
     Amounts,
     rows_of,
 )
