@@ -111,6 +111,12 @@ class LogUnavailable(Unavailable):
     """The event log could not be reached or refused the command; whether the work was taken is unknown."""
 
 
+class LogRefused(LogUnavailable):
+    """The event log refused the command: nothing of it was done. `passes`: it may take the same one later."""
+
+    passes: bool = True
+
+
 class StreamInterrupted(Unavailable):
     """A request of which responses were seen cannot go on: another run must not go on for the first.
 

@@ -20,6 +20,7 @@ from charonia.facts.usage import (
     FAILURES,
     INPUT_BYTES,
     INSTANCE_NS,
+    OTHERS,
     OUTPUT_BYTES,
     QUEUE_NS,
     REQUESTS,
@@ -42,7 +43,9 @@ _LABELS = ("model", "version")
 _SETTLED = tuple(counter.sums for counter in EXECUTED)
 _MAX_TENANTS = 256
 """Tenants with series of their own; the others share one."""
-OTHER_TENANTS = "(others)"
+_MAX_USAGE = 4096
+"""With so many series of tenants, of all versions together, further tenants are the others of their version."""
+OTHER_TENANTS = OTHERS
 _USAGE = (
     (REQUESTS, "charonia_usage_requests", "Requests that were answered", 1),
     (FAILURES, "charonia_usage_failures", "Requests that ended with an error", 1),
@@ -149,6 +152,9 @@ class ExecutorMetrics(Collector):
             self._tenants.add(tenant)
         key = (model, str(version), tenant)
         before = self._usage.get(key)
+        if before is None and len(self._usage) >= _MAX_USAGE:
+            key = (model, str(version), OTHER_TENANTS)
+            before = self._usage.get(key)
         self._usage[key] = list(amounts) if before is None else [a + b for a, b in zip(before, amounts, strict=True)]
 
     def observe(

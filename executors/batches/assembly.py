@@ -86,6 +86,8 @@ class Planner:
     def __init__(self, interface: ModelInterface) -> None:
         self.interface = interface
         self._plans: dict[bytes, RequestPlan | CharoniaError] = {}
+        self._shared: dict[tuple[tuple[TensorPlace, ...], tuple[str, ...]], RequestPlan | CharoniaError] = {}
+        """The same by what is checked. Tenants share a plan, so that their requests are joined as those of one are."""
         self._all_outputs = tuple(interface.outputs)
         sources = [item.source for item in interface.batch_inputs]
         self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
@@ -101,12 +103,16 @@ class Planner:
         meta = record.meta
         found = self._plans.get(meta.packed)
         if found is None:
-            try:
-                found = self._check(meta)
-            except CharoniaError as error:
-                found = error
             if len(self._plans) >= _PLAN_LIMIT:
                 self._plans.clear()
+                self._shared.clear()
+            found = self._shared.get((meta.inputs, meta.outputs))
+            if found is None:
+                try:
+                    found = self._check(meta)
+                except CharoniaError as error:
+                    found = error
+                self._shared[meta.inputs, meta.outputs] = found
             self._plans[meta.packed] = found
         if isinstance(found, CharoniaError):
             # a new exception each time: one that is raised again collects tracebacks

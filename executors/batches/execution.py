@@ -27,7 +27,7 @@ from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.inference import Parameters
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.wire import RequestRecord, pack_failure, pack_response, response_template
+from charonia.wire import RECEIPT, RequestRecord, pack_failure, pack_response, response_template
 
 from .answers import Put, pack_answers, request_outputs
 from .assembly import Planner, RequestPlan, Workspace, are_many_strings, groups, join, request_inputs, wanted_outputs
@@ -44,12 +44,14 @@ Planned = tuple[int, RequestPlan]
 def model_request(record: RequestRecord, plan: RequestPlan, inputs: list[Tensor]) -> ModelRequest:
     """Make the request that a `RequestInstance` gets. `BatchSteps.prepare` adds the tensors of a sequence batcher."""
     mark = record.sequence
+    parameters = dict(record.meta.parameters)
+    parameters.pop(RECEIPT, None)  # models that know all their parameters refuse this one
     return ModelRequest(
         id=record.client_id,
         correlation_id=0 if mark is None else mark.correlation_id,
         inputs=inputs,
         outputs=plan.outputs,
-        parameters=dict(record.meta.parameters),
+        parameters=parameters,
         timeout_us=record.timeout_us,
         flags=0 if mark is None else mark.flags,
         origin=record,

@@ -76,6 +76,12 @@ class ExecutedWaves(Executed):
     sent: set[int] | None = None
     """The waves that the instance's thread has answered; None when the event loop answers all."""
 
+    def left(self) -> Collection[int]:
+        """The waves without a result."""
+        if all(self.answers):
+            return ()
+        return [index for index, answer in enumerate(self.answers) if not answer and index not in self.singly]
+
     def succeeded(self, place: int, index: int, count: int) -> int:
         """How many of the `count` requests of a wave succeeded in the execution with index `place`."""
         if place in self.shares:

@@ -12,6 +12,8 @@ from charonia import keys
 from charonia.facts.usage import (
     FAILURES,
     INPUT_BYTES,
+    MOST_TENANTS,
+    OTHERS,
     OUTPUT_BYTES,
     PPM,
     QUEUE_NS,
@@ -35,6 +37,8 @@ class UsageCounts:
         self._metrics = metrics
         self._fresh: dict[tuple[str, int], dict[str, Amounts]] = {}
         """By model and version, then by tenant."""
+        self._named: dict[str, tuple[int, set[str]]] = {}
+        """By model: the day, and the tenants that it names."""
         self.on_first: Callable[[], None] = lambda: None
 
     def add(self, model: str, version: int, by_tenant: dict[str, Amounts]) -> None:
@@ -71,8 +75,25 @@ class UsageCounts:
         for (model, version), by_tenant in fresh.items():
             for tenant, amounts in by_tenant.items():
                 self._metrics.used(model, version, tenant, amounts)
-            found.append((model, day, keys.usage(model, day), increments(hour, by_tenant)))
+            bounded = self._bounded(model, day, by_tenant)
+            found.append((model, day, keys.usage(model, day), increments(hour, bounded)))
         return found
+
+    def _bounded(self, model: str, day: int, by_tenant: dict[str, Amounts]) -> dict[str, Amounts]:
+        """The amounts by tenant, of those beyond the most tenants of a day together."""
+        of_day, named = self._named.get(model, (-1, set()))
+        if of_day != day:
+            named = set()
+            self._named[model] = day, named
+        if len(named) + len(by_tenant) <= MOST_TENANTS:
+            named.update(by_tenant)
+            return by_tenant
+        bounded: dict[str, Amounts] = {}
+        for tenant, amounts in by_tenant.items():
+            if len(named) < MOST_TENANTS:
+                named.add(tenant)
+            _add(bounded, {tenant if tenant in named else OTHERS: amounts})
+        return bounded
 
 
 def _add(known: dict[str, Amounts], more: Mapping[str, Amounts]) -> None:

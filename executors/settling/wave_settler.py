@@ -15,7 +15,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 
@@ -29,7 +29,6 @@ from charonia.facts.usage import (
     FAILURES,
     INPUT_BYTES,
     INSTANCE_NS,
-    KEPT_DAYS,
     OUTPUT_BYTES,
     PPM,
     QUEUE_NS,
@@ -50,6 +49,7 @@ from executors.running.submitted_batch import SubmittedBatch
 from .settlement import batch_died, batch_finished
 from .settler import OwnerReports, batch_finished_here
 from .usage_counts import UsageCounts
+from .usage_writer import UsageWriter
 
 _log = logging.getLogger(__name__)
 
@@ -60,8 +60,6 @@ _GATHER_S = 0.01
 """Waves answered within this time are settled together: one by one would cost the log server as much as accepting
 them. Waves that were answered but not settled run again if this process dies; those answers find no caller."""
 _FOLD_S = 1.0
-_FORGOTTEN_DAYS = 31
-"""So many days are deleted at once: those on which this model's executors may not have run."""
 _RETRY_S = 0.2
 _UNCOUNTED_S = 0.001
 
@@ -96,11 +94,16 @@ class WaveCounts:
         return bool(self.executions or self.failures)
 
     def executed(
-        self, execution: Execution, waves: Sequence[Wave], failed: dict[int, int], share: dict[int, int] | None = None
+        self,
+        execution: Execution,
+        waves: Sequence[Wave],
+        failed: dict[int, int],
+        share: dict[int, int] | None = None,
+        left: Collection[int] = (),
     ) -> None:
         """Count one execution of waves, or with `share` (`ExecutedWaves.shares`) of some of their requests.
 
-        `failed` is the number of failed requests by wave.
+        `failed` is the number of failed requests by wave. Waves in `left` have no answer: they run again.
         """
         start, end = execution.start_ns, execution.end_ns
         total = 0
@@ -108,6 +111,8 @@ class WaveCounts:
         spent_ns = execution.input_ns + execution.infer_ns + execution.output_ns
         used: Amounts | None
         for index in execution.indices:
+            if left and index in left:
+                continue
             wave = waves[index]
             if share is not None:
                 count = share[index]
@@ -215,8 +220,7 @@ class WaveSettler:
         self._log = log
         self._usage = usage
         usage.on_first = self._arm
-        self._days: dict[str, int] = {}
-        """By model: the last day whose usage was written."""
+        self._usage_writer = UsageWriter(log, usage, tasks, self._arm)
         self._executor = executor
         self._metrics = metrics
         self._sockets = sockets
@@ -229,7 +233,6 @@ class WaveSettler:
         self._counts: dict[LoadedVersion, WaveCounts] = {}
         self._unwritten: dict[bytes, dict[str, int]] = {}
         """By statistics key: the increments that are not in the log yet."""
-        self._unwritten_usage: dict[bytes, dict[str, int]] = {}
         metrics.before_collecting = self.count
         self._fold_timer: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Future[None]] = set()
@@ -410,8 +413,9 @@ class WaveSettler:
         counts = self._counts.get(incarnation)
         if counts is None:
             counts = self._counts[incarnation] = WaveCounts()
+        left = executed.left()
         for place, execution in enumerate(executed.executions):
-            counts.executed(execution, job.waves, executed.failed, executed.shares.get(place))
+            counts.executed(execution, job.waves, executed.failed, executed.shares.get(place), left)
         counts.moved(job.waves, executed)
         if executed.failures:
             counts.failed(executed.failures, job.waves)
@@ -439,49 +443,33 @@ class WaveSettler:
                 waited_ns = max(0, execution.start_ns - wave.accepted_ns)
                 self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
 
-    def _write(self, key: bytes, increments: dict[str, int], *, is_usage: bool = False) -> None:
+    def _write(self, key: bytes, increments: dict[str, int]) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: CharoniaError | None) -> None:
             self._writing.discard(written)
             if error is not None:
-                self._keep(key, increments, error, is_usage=is_usage)
+                self._keep(key, increments, error)
             if not written.done():
                 written.set_result(None)
 
         if self._log.waves.count(key, increments, done):
             self._writing.add(written)
         else:
-            self._keep(key, increments, LogUnavailable("the event log takes nothing now"), is_usage=is_usage)
+            self._keep(key, increments, LogUnavailable("the event log takes nothing now"))
 
     def _write_usage(self) -> None:
-        """Write what requests have used since the last time; with a model's first of a day, forget its oldest days."""
+        """Write what requests have used since the last time."""
         for incarnation, counts in self._counts.items():
             if counts.used:
                 self._usage.add(incarnation.model, incarnation.version, counts.used)
                 counts.used = {}
-        for model, day, key, increments in self._usage.take(wall_ns()):
-            merge(self._unwritten_usage.setdefault(key, {}), increments)
-            if self._days.get(model) != day:
-                self._days[model] = day
-                self._tasks.spawn(self._new_day(model, day))
-        unwritten, self._unwritten_usage = self._unwritten_usage, {}
-        for key, increments in unwritten.items():
-            self._write(key, increments, is_usage=True)
+        self._usage_writer.write(wall_ns())
 
-    async def _new_day(self, model: str, day: int) -> None:
-        last = day - KEPT_DAYS
-        try:
-            await self._log.set_times(keys.USED_MODELS, {model.encode(): wall_ns() // 1000})
-            await self._log.delete_keys([keys.usage(model, last - before) for before in range(_FORGOTTEN_DAYS)])
-        except CharoniaError as error:
-            _log.warning("the usage of '%s' cannot be listed, trying again: %s", model, error)
-            self._days.pop(model, None)
-
-    def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError, *, is_usage: bool) -> None:
+    def _keep(self, key: bytes, increments: dict[str, int], error: CharoniaError) -> None:
         """Keep statistics that could not be written, to write them later."""
         _log.warning("statistics cannot be written, trying again: %s", error)
-        merge((self._unwritten_usage if is_usage else self._unwritten).setdefault(key, {}), increments)
+        merge(self._unwritten.setdefault(key, {}), increments)
         self._arm()
 
     def _arm(self) -> None:
@@ -502,8 +490,8 @@ class WaveSettler:
         self._uncounted.difference_update([job for job in answered if job.abandoned])
         self._flush()
         self._write_usage()
-        if self._writing:
-            await asyncio.wait(self._writing)
+        if writing := self._writing | self._usage_writer.writing:
+            await asyncio.wait(writing)
 
 
 class _Peer:

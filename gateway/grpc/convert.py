@@ -215,7 +215,8 @@ def _parameters(request: InferenceRequest, parameters: Any) -> None:
             case _ if key == EMPTY_FINAL:
                 _typed_parameter(key, kind, value, "bool_param")
             case _ if key == RECEIPT:
-                request.parameters[key] = _typed_parameter(key, kind, value, "bool_param")
+                if _typed_parameter(key, kind, value, "bool_param"):
+                    request.parameters[key] = True
             case _:
                 check_parameter_name(key)
                 if kind not in ("int64_param", "bool_param", "string_param", "double_param"):

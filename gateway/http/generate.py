@@ -15,6 +15,7 @@ from charonia.inference import InferenceResponse
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
+from charonia.wire import RECEIPT
 from gateway.access.restrictions import HeaderForwarding
 from gateway.deferral import Accepted, Deferral
 from gateway.handler import Handler
@@ -107,7 +108,9 @@ async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], 
         if isinstance(response, Accepted):
             await reply_whole(send, 202, *accepted(response))
             return
-        if not response.is_flag:
+        if given and _is_receipt(response):
+            given[-1].parameters = {**given[-1].parameters, **response.parameters}
+        elif not response.is_flag and not _is_receipt(response):
             given.append(response)
         if len(given) > 1:
             break  # the error is certain: cancel the rest
@@ -119,6 +122,13 @@ async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], 
         headers, body = [JSON_CONTENT_TYPE], error_body(NOT_ONE)
     await _start(send, status, headers)
     await send({"type": "http.response.body", "body": body})
+
+
+def _is_receipt(response: InferenceResponse) -> bool:
+    """Whether it says only that there are no more responses, and what the request has used."""
+    return (
+        response.final and not response.outputs and response.error is None and response.parameters.keys() == {RECEIPT}
+    )
 
 
 async def _rendered(response: InferenceResponse, offload: Offload) -> tuple[int, Headers, Buffer]:

@@ -202,8 +202,7 @@ class ExpressLane:
         if not self._is_reserved(served) or not self._batchers_read_waves():
             return None
         if len(self._ways) >= _MAX_DOORS:
-            self._forget_all()
-            gathering = None
+            self._close_idle()
         if gathering is None:
             block = served.interface.dynamic_batching
             may_gather = block is not None and not block.queue_policy(level).max_queue_size
@@ -238,6 +237,12 @@ class ExpressLane:
     def _changed(self, _model: str) -> None:
         # the names of other models may resolve differently now, too: learn all again, as changes are rare
         self._forget_all()
+
+    def _close_idle(self) -> None:
+        """Close the doors that were used least recently: where there are many tenants, not those of all."""
+        doors = sorted(self._doors(), key=lambda door: (bool(door.waiting), door.used_ns))
+        for door in doors[: max(1, _MAX_DOORS // 8)]:
+            self.waves.close_door(door)
 
     def _forget_all(self) -> None:
         self.close_all()

@@ -205,7 +205,7 @@ class EchoHandler(EchoJobs):
                     continue
                 response = InferenceResponse(request.model, 1, [], request.id, final=last, place=(1, index))
                 if isinstance(item, InferenceResponse):
-                    response.error = item.error
+                    response.error, response.parameters = item.error, dict(item.parameters)
                 elif isinstance(item, CharoniaError):
                     response.error, response.place, last = item, None, True
                     response.final = True

@@ -225,6 +225,7 @@ _OF_SIZE = ("_count", "_input_ns", "_infer_ns", "_output_ns")
 _LATEST = "last_inference_ms"
 _FIELD = b"run:"
 _PACKED = struct.Struct(f"<{len(_RUN) + len(_OF_SIZE) + 1}d")
+_RUN_NAMES = len(_RUN) + len(_OF_SIZE) + 1
 _HIGHEST = 2**52
 """Sums up to here are exact in a packed field; the script moves what would pass it to fields of their own."""
 _MOST_PLANS = 1000
@@ -235,7 +236,8 @@ _plans: dict[tuple[str, ...], bytes] = {}
 def amounts_of(increments: Mapping[str, int]) -> tuple[Argument, list[Argument]]:
     """Increments as arguments of scripts: "run", its field and value; or how many are sums, all names, all values."""
     names = tuple(increments)
-    field = _plans.get(names)
+    # others than those of one execution are not kept: usage has new ones every second
+    field = _plans.get(names) if len(names) == _RUN_NAMES else b""
     if field is None:
         if len(_plans) >= _MOST_PLANS:  # hostile variety
             _plans.clear()
@@ -264,9 +266,7 @@ def statistics_of(raw: Sequence[bytes]) -> dict[str, int]:
 
 
 def _field_of(names: tuple[str, ...]) -> bytes:
-    """The field of a run with these names, b"" when they are not those of one."""
-    if len(names) != len(_RUN) + len(_OF_SIZE) + 1:
-        return b""
+    """The field of a run with these names (`_RUN_NAMES`), b"" when they are not those of one."""
     rows = names[len(_RUN)].removeprefix("b").removesuffix("_count")
     return _FIELD + rows.encode() if rows.isdecimal() and rows.isascii() and names == _names(rows) else b""
 

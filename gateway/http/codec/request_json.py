@@ -114,6 +114,11 @@ def read_parameters(template: Template, members: dict[str, Any]) -> None:
                 template.reply.binary_by_default = _boolean(value, key)
             case _ if key in DELIVERY_PARAMETERS:
                 template.reply.delivery[key] = _delivery_parameter(key, value)
+            case _ if key == RECEIPT:
+                if type(value) is not bool:
+                    raise InvalidArgument(f"parameter '{key}' must be a boolean")
+                if value:
+                    template.parameters[key] = True
             case _:
                 template.parameters[key] = _custom_parameter(key, value)
     template.reply.settle()
@@ -133,8 +138,6 @@ def _delivery_parameter(key: str, value: Any) -> ParameterValue:
 
 def _custom_parameter(key: str, value: Any) -> str | int | bool | float:
     check_parameter_name(key)
-    if key == RECEIPT and type(value) is not bool:
-        raise InvalidArgument(f"parameter '{key}' must be a boolean")
     if isinstance(value, (str, bool, float)) or (isinstance(value, int) and _INT64_MIN <= value <= MAX_ELEMENTS):
         return value
     raise InvalidArgument(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")

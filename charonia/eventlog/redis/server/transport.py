@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import hiredis
 
-from charonia.errors import LogUnavailable
+from charonia.errors import LogRefused, LogUnavailable
 from charonia.tensors import Buffer
 
 _logger = logging.getLogger(__name__)
@@ -38,13 +38,17 @@ _REASONS = {
 }
 
 
-class Refused(LogUnavailable):
+_PASSING = (*_REASONS, "LOADING", "BUSY", "NOSCRIPT", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK")
+
+
+class Refused(LogRefused):
     """The server answered a command with an error, so nothing was done; `reply` is its text."""
 
     def __init__(self, reply: str) -> None:
         why = next((words for prefix, words in _REASONS.items() if reply.startswith(prefix)), "refused a command")
         super().__init__(f"the event log {why}: {reply}")
         self.reply = reply
+        self.passes = reply.startswith(_PASSING)
 
     @property
     def out_of_memory(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,9 +11,10 @@ from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor
-from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
+from charonia.wire import RECEIPT, RequestRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.answers import pack_answers, request_outputs
 from executors.batches.assembly import Planner, Workspace, groups, join, request_inputs, wanted_outputs
+from executors.batches.execution import model_request
 
 
 def interface(
@@ -67,6 +70,25 @@ def test_requests_of_several_sizes_become_one_array_and_come_apart_again() -> No
     for part, (tensor,) in zip(parts, cuts, strict=True):
         assert tensor.shape == part.shape
         assert np.array_equal(tensor.array(), part * 2)
+
+
+def test_tenants_share_a_plan_and_models_see_no_receipt_parameter() -> None:
+    tensor = Tensor.of("x", np.zeros((1, 4), np.float32))
+    planner = Planner(interface([FP32], [OUT]))
+    about: dict[str, Any] = {"rows": 1, "signature": 0, "level": 0, "accepted_ns": 0}
+    plans = []
+    for tenant, parameters in (("", {}), ("acme", {"k": 1}), ("wind", {"k": 1, RECEIPT: True}), ("", {RECEIPT: False})):
+        meta = request_meta(1, "h", [tensor], (), parameters).of_tenant(tenant)
+        one = unpack_request(pack_request(bytes(16), b"e", b"", meta, [tensor.data], **about))
+        plans.append(planner.plan(one))
+        asked = model_request(one, plans[-1], [tensor])
+        assert asked.parameters == {name: value for name, value in parameters.items() if name != RECEIPT}
+        assert one.meta.parameters == parameters
+    assert all(plan is plans[0] for plan in plans)
+    other = Tensor.of("x", np.zeros((2, 4), np.float32))
+    assert planner.plan(record(other, rows=2)) is not plans[0]
+    with pytest.raises(InvalidArgument):
+        planner.plan(record(tensor, outputs=("none",)))
 
 
 def test_inputs_in_another_order_share_a_batch_and_keep_their_own_bytes() -> None:

@@ -12,6 +12,8 @@ from charonia.errors import InternalError
 from charonia.facts.usage import (
     FAILURES,
     INSTANCE_NS,
+    MOST_TENANTS,
+    OTHERS,
     OUTPUT_BYTES,
     PPM,
     QUEUE_NS,
@@ -36,6 +38,7 @@ from charonia.wire import (
     wave_head,
 )
 from executors.batches.batch_results import BACKEND, Executed, Execution, Failure
+from executors.batches.wave_execution import ExecutedWaves
 from executors.metrics import OTHER_TENANTS, ExecutorMetrics
 from executors.settling.usage_counts import UsageCounts, amounts_of, with_receipts
 from executors.settling.wave_settler import WaveCounts
@@ -133,6 +136,32 @@ def wave(tenant: str, count: int, at: int) -> Wave:
     return unpack_wave(head + bytes(4 * count))
 
 
+def test_waves_that_run_again_do_not_count() -> None:
+    waves = [wave("acme", 2, 0), wave("wind", 3, 1), wave("", 1, 2)]
+    executed = ExecutedWaves([answer(), b"", b""], singly={2: [answer()]})
+    assert list(executed.left()) == [1]
+    counted = WaveCounts()
+    counted.executed(Execution((0, 1, 2), 6, 3000, 9000, 0, 60, 0), waves, {}, None, executed.left())
+    assert {tenant: amounts[REQUESTS] for tenant, amounts in counted.used.items()} == {"acme": 2, "": 1}
+    assert counted.increments()["success_count"] == 3
+    assert list(ExecutedWaves([answer()]).left()) == []
+
+
+def test_a_day_names_a_bounded_number_of_tenants() -> None:
+    counts = UsageCounts(ExecutorMetrics())
+
+    def requests_of(tenants: list[str], hour: int) -> dict[str, int]:
+        counts.add("m", 1, {tenant: [1] + [0] * 8 for tenant in tenants})
+        ((model, day, _, added),) = counts.take(hour * HOUR_NS)
+        return {row.tenant: row.amounts[REQUESTS] for row in rows_of(model, day, added)}
+
+    names = [f"t{number}" for number in range(MOST_TENANTS + 5)]
+    assert requests_of(names[: MOST_TENANTS - 1], 0) == dict.fromkeys(names[: MOST_TENANTS - 1], 1)
+    late = requests_of(["t0", *names[MOST_TENANTS - 1 :]], 1)
+    assert late == {"t0": 1, names[MOST_TENANTS - 1]: 1, OTHERS: 5}
+    assert requests_of(names[-2:], 24) == dict.fromkeys(names[-2:], 1)
+
+
 def test_those_that_ask_get_a_receipt() -> None:
     records = [record("acme", 1, charonia_receipt=True), record("acme", 3)]
     executed = Executed([answer(), answer()], [Execution((0, 1), 4, 3000, 9000, 10, 80, 10)])
@@ -157,3 +186,12 @@ def test_metrics_name_a_bounded_number_of_tenants() -> None:
     assert len(series) == 257
     assert 'charonia_usage_requests_total{model="m",tenant="t7",version="1"} 2.0' in series
     assert f'charonia_usage_requests_total{{model="m",tenant="{OTHER_TENANTS}",version="1"}} 44.0' in series
+
+
+def test_metrics_have_a_bounded_number_of_series() -> None:
+    metrics = ExecutorMetrics()
+    for version in range(1, 41):
+        for number in range(200):
+            metrics.used("m", version, f"t{number}", [1] * 9)
+    assert 4096 <= len(metrics._usage) <= 4096 + 40
+    assert sum(amounts[REQUESTS] for amounts in metrics._usage.values()) == 40 * 200

@@ -216,6 +216,11 @@ class TestParameters:
     def test_sequence_ids(self, value: dict[str, Any], expected: int | str) -> None:
         assert infer_request(message(parameters=parameters(sequence_id=value)))[0].sequence_id == expected
 
+    @pytest.mark.parametrize(("value", "expected"), [(True, {"charonia_receipt": True}), (False, {})])
+    def test_receipts(self, value: bool, expected: dict[str, bool]) -> None:
+        request, _ = infer_request(message(parameters=parameters(charonia_receipt={"bool_param": value})))
+        assert request.parameters == expected
+
     def test_times_out_of_range(self) -> None:
         given = parameters(timeout={"int64_param": -1}, charonia_deadline_us={"int64_param": 2**63 - 1})
         request, _ = infer_request(message(parameters=given))

@@ -58,6 +58,25 @@ async def test_another_number_of_responses_is_an_error_with_status_200(
     assert handler.cancelled_ids == ([""] if count else [])  # the others are not made for nobody
 
 
+@pytest.mark.parametrize("count", [0, 1, 2])
+async def test_a_receipt_after_the_last_response_belongs_to_it(
+    client: httpx2.AsyncClient, handler: Any, count: int
+) -> None:
+    receipt = InferenceResponse("stream", 1, [], parameters={"charonia_receipt": "{}"})
+    handler.scripts["mine"] = [*range(count), receipt]
+    reply = await client.post(GENERATE, json={"INPUT0": 1, "id": "mine", "charonia_receipt": True})
+    told = {"id": "mine", "model_name": "stream", "model_version": "1", "charonia_receipt": "{}", "OUTPUT0": 0}
+    assert reply.json() == (told if count == 1 else {"error": NOT_ONE})
+    reply = await client.post(STREAM, json={"INPUT0": 1, "id": "mine", "charonia_receipt": True})
+    assert len(events(reply)) == count + 1
+
+
+async def test_another_response_without_outputs_is_one(client: httpx2.AsyncClient, handler: Any) -> None:
+    handler.scripts["mine"] = [0, InferenceResponse("stream", 1, [], parameters={"note": "kept"})]
+    reply = await client.post(GENERATE, json={"INPUT0": 1, "id": "mine"})
+    assert reply.json() == {"error": NOT_ONE}
+
+
 async def test_responses_are_events(client: httpx2.AsyncClient, handler: Any) -> None:
     handler.response_parameters = {"note": "kept"}
     reply = await client.post(STREAM, json={"INPUT0": 3, "id": "r", "style": "short"})

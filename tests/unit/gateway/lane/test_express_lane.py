@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from lane_bench import GATEWAY, MODEL, LaneBench
+from lane_bench import GATEWAY, MODEL, Front, LaneBench
 
 from charonia.clock import monotonic_ns
 from charonia.errors import EPOCH_CHANGED, SERVER_EXITING
@@ -297,17 +297,23 @@ def test_a_model_that_was_too_slow_is_tried_again_later(bench: LaneBench) -> Non
 def test_there_are_no_more_than_a_thousand_doors(bench: LaneBench) -> None:
     _, closed = watched(bench)
     lane = bench.service.lane
-    doors = bench.now(lambda: [lane.door_for(bench.request(timeout_us=1 + n)) for n in range(1023)])
+    opened = bench.now(lambda: [lane.door_for(bench.request(timeout_us=1 + n)) for n in range(1023)])
     assert closed == []
-    assert None not in doors
+    doors = [door for door in opened if door is not None]
+    assert len(doors) == 1023
+    before = {door.key for door in lane._doors()}
+    for at, door in enumerate(doors):
+        door.used_ns = 10**9 + (at - 200) % 1023  # that with index 200 was used first
+    doors[200].waiting.append(Front(bench, doors[200]).call(7))
     found = bench.door(width=2)
     assert found is not None
-    assert len(closed) == 1024
-    another = bench.door(width=3)
-    assert another is not None
-    assert found.gathering is another.gathering, "they leave together"
-    assert found.gathering is not closed[0].gathering
-    assert len(lane._ways) == 2
+    assert closed[0] is not doors[200], "requests wait there"
+    assert len(closed) == 128
+    assert {id(door) for door in doors[201:328]} <= set(map(id, closed)), "those that were used least recently"
+    assert all(door.is_closed for door in closed)
+    assert {door.key for door in lane._doors()} == before - {door.key for door in closed} | {found.key}
+    assert found.gathering is doors[0].gathering is doors[200].gathering, "they still leave together"
+    doors[200].waiting.clear()
 
 
 # -- which are looked at -----------------------------------------------------------------------------------------------

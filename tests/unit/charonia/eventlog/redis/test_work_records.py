@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from charonia.eventlog.redis.stored_records import (
+    _plans,
     amounts_of,
     attempt_in,
     grouped,
@@ -147,6 +148,14 @@ def test_all_else_goes_name_by_name(change: dict[str, int]) -> None:
     latest = {name: value for name, value in added.items() if name.startswith("last_")}
     assert kind == len(sums)
     assert arguments == [*sums, *latest, *sums.values(), *latest.values()]
+
+
+def test_only_the_names_of_runs_are_kept() -> None:
+    kept = len(_plans)
+    for number in range(50):
+        names = [f"{number}{letter}" for letter in "nfrsiqabt"]
+        assert amounts_of(dict.fromkeys(names, 1)) == (9, [*names, *[1] * 9])
+    assert len(_plans) == kept
 
 
 @pytest.mark.parametrize("rows", ["", "x", "²", "1_0"])

@@ -57,6 +57,12 @@ def decode(served: Callable[[str], Any]) -> Decode:
     return Decode(served)
 
 
+@pytest.mark.parametrize(("value", "expected"), [(True, {"charonia_receipt": True}), (False, {})])
+def test_receipts(decode: Decode, value: bool, expected: dict[str, bool]) -> None:
+    request, _ = decode({"inputs": [], "parameters": {"charonia_receipt": value}})
+    assert request.parameters == expected
+
+
 def test_a_json_request_in_full(decode: Decode) -> None:
     request, form = decode(
         {
