@@ -19,7 +19,7 @@ def changed_rule(
     """The rule after a change. `wanted` has fields of `route_rule.document`, without stage and history.
 
     A rule that names no present version gets the highest of `versions`, those that are served, beside the candidate and
-    the shadow. A candidate that is named is tested, again if it was rolled back. Raises `InvalidArgument`.
+    the shadow; one that it newly names must be among them. A candidate that is named is tested, again if it was rolled back. Raises `InvalidArgument`.
     """
     unknown = wanted.keys() - set(_CHANGEABLE)
     if unknown:
@@ -44,6 +44,8 @@ def changed_rule(
     has_new = "candidate" in wanted or "share" in wanted or "headers" in wanted or "tenants" in wanted
     body.pop("stage", None)
     rule = read_rule(body)
+    if (current is None or rule.present != current.present) and rule.present not in versions:
+        raise InvalidArgument(f"version {rule.present} is not served: requests cannot go to it")
     if current is not None:
         stage = current.stage if current.candidate == rule.candidate and not has_new else rule.stage
         rule = replace(rule, stage=stage, history=current.history)

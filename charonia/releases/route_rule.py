@@ -8,7 +8,7 @@ rules of the log (`RouteChanged`), gateways apply them at admission, and `releas
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any
@@ -128,6 +128,18 @@ def chosen(rule: RouteRule, facts: RequestFacts, draw: int) -> int:
     if facts.is_bound and not (facts.correlation_id and rule.sticky == CORRELATION_ID):
         return rule.present
     return rule.candidate if draw < rule.share else rule.present
+
+
+def standing_in(rule: RouteRule, versions: Collection[int]) -> int:
+    """Which of the served `versions`, of which there is one at least, gets the present version's requests.
+
+    It is the present version while that is served; else the highest that callers may be given: no shadow, and no
+    candidate that was rolled back, unless there is no other.
+    """
+    if rule.present in versions:
+        return rule.present
+    kept_out = {rule.shadow, rule.candidate if rule.stage == ROLLED_BACK else 0}
+    return max([version for version in versions if version not in kept_out] or versions)
 
 
 def sticky_key(rule: RouteRule, facts: RequestFacts) -> bytes:

@@ -23,6 +23,15 @@ def test_the_present_version_is_the_highest_other_one() -> None:
         changed_rule(None, {"candidate": 3}, [3], 5)
 
 
+def test_a_version_that_is_not_served_cannot_become_the_present_one() -> None:
+    with pytest.raises(InvalidArgument, match="version 9 is not served: requests cannot go to it"):
+        changed(None, present=9)
+    rule = changed(None, present=1)
+    with pytest.raises(InvalidArgument, match="version 9 is not served"):
+        changed(rule, present=9)
+    assert changed_rule(rule, {"shadow": 3}, [2], 5).present == 1, "it was served when it was named"
+
+
 def test_what_is_not_named_stays() -> None:
     rule = changed(None, candidate=3, share=10, headers={"X-Canary": "yes"}, gate={"window_s": 30, "steps": [50]})
     wider = changed(rule, share=20, gate={"min_requests": 5})

@@ -29,6 +29,7 @@ from charonia.releases.route_rule import (
     route_fact,
     share_of,
     spread_draw,
+    standing_in,
     sticky_key,
 )
 
@@ -62,6 +63,15 @@ def test_what_cannot_be_run_again_is_not_drawn() -> None:
     assert chosen(RULE, PLAIN, 0) == 3
     assert chosen(RULE, sequence, 0) == 2
     assert chosen(replace(RULE, sticky=CORRELATION_ID), sequence, 0) == 3
+
+
+def test_who_stands_in_for_a_present_version_that_is_not_served() -> None:
+    back = replace(RULE, stage=ROLLED_BACK)
+    assert standing_in(back, [1, 2, 3]) == 2
+    assert standing_in(back, [1, 3]) == 1, "no candidate that was rolled back"
+    assert standing_in(RULE, [1, 3]) == 3
+    assert standing_in(RouteRule(2, shadow=3), [1, 3]) == 1, "no shadow"
+    assert standing_in(replace(back, shadow=4), [3, 4]) == 4, "rather one of them than none"
 
 
 def test_keys_of_sticky_rules() -> None:
