@@ -62,6 +62,30 @@ def test_stage_and_history_are_not_for_operators() -> None:
         changed(None, present=1, stage="released")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"headers": {"a": "é" * 129}}, "names and values in a routing rule have at most 256 bytes"),
+        ({"tenants": ["a" * 257]}, "names and values in a routing rule have at most 256 bytes"),
+        ({"tolerances": {"a" * 257: 1}}, "names and values in a routing rule have at most 256 bytes"),
+        ({"tolerances": {str(n): 1 for n in range(65)}}, "a routing rule has at most 64 tolerances"),
+        ({"headers": {f"{n:0256}": "é" * 128 for n in range(64)}}, "a routing rule has at most 65536 bytes"),
+    ],
+)
+def test_rules_are_small(wanted: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        changed(None, candidate=3, **wanted)
+    assert caught.value.message == text
+
+
+def test_the_history_of_a_large_rule_does_not_stop_its_changes() -> None:
+    rule = changed(None, candidate=3, headers={f"{n:064}": "b" * 250 for n in range(64)})
+    for share in range(1, 30):
+        rule = changed(rule, share=share)
+    assert (rule.share, len(rule.history)) == (2900, 20)
+    assert rule.history[-1].what.endswith("...")
+
+
 def test_words() -> None:
     rule = changed(None, candidate=3, share=10, headers={"a": "b"}, tenants=["acme"], sticky="x-user", shadow=1)
     assert summary(rule) == (

@@ -106,6 +106,9 @@ def test_steps_and_ends() -> None:
         ({"present": 1, "weight": 1}, "unknown field 'weight' of a routing rule"),
         ({"present": True}, "'present' of a routing rule must be the number of a version"),
         ({"present": 1, "headers": {"a": 1}}, "'headers' of a routing rule must be an object of strings"),
+        ({"present": 1, "headers": {"a": "\ud800"}}, "'headers' of a routing rule must be an object of strings"),
+        ({"present": 1, "sticky": "\ud800"}, "'sticky' of a routing rule must be a string"),
+        ({"present": 1, "tenants": ["\ud800"]}, "'tenants' of a routing rule must be a list of strings"),
         ({"present": 1, "tenants": "a"}, "'tenants' of a routing rule must be a list"),
         ({"present": 1, "sticky": 3}, "'sticky' of a routing rule must be a string"),
         ({"present": 1, "stage": "odd"}, "'odd' is no stage of a routing rule: canary, rolled back, released, pinned"),
@@ -155,4 +158,5 @@ def test_rules_of_newer_releases_are_read_as_far_as_they_are_known() -> None:
     assert routes.rules["m"] == RULE
     for unreadable in ("{", "[]", '{"present":"x"}'):
         assert not routes.apply(RouteChanged("m", 2, unreadable))
-    assert routes.revisions["m"] == 1
+    assert routes.rules["m"] == RULE
+    assert routes.revisions["m"] == 2, "what is written next counts only after it"

@@ -54,7 +54,7 @@ async def test_answers_are_compared_and_counted() -> None:
     assert request.id == "mine"
     await shadows.close()
     counted = await log.statistics(keys.shadow_counts("m", 2))
-    assert counted == {"same": 1, "different": 1, "different in y": 1, "failed": 2}
+    assert counted == {"same": 1, "different": 1, "different in y": 1, "failed": 1, "skipped": 1}
 
 
 async def test_while_many_run_no_others_are_copied() -> None:
@@ -73,4 +73,19 @@ async def test_while_many_run_no_others_are_copied() -> None:
     gate.set()
     await shadows.settled()
     assert shadows.counts == {("m", "skipped"): 4, ("m", "same"): MAX_IN_FLIGHT}
+    await shadows.close()
+
+
+async def test_a_gateway_that_drains_waits_for_no_copy() -> None:
+    async def send(_request: InferenceRequest) -> ResponseRecord:
+        await asyncio.Event().wait()
+        raise AssertionError("it never answers")
+
+    shadows = ShadowRequests(MemoryLog(), send)
+    shadows.copy(InferenceRequest("m", -1, [tensor(7)]), SERVED, RULE, [tensor(1)])
+    shadows.begin_drain()
+    await shadows.settled()
+    shadows.copy(InferenceRequest("m", -1, [tensor(7)]), SERVED, RULE, [tensor(1)])
+    await shadows.settled()
+    assert shadows.counts == {}
     await shadows.close()
