@@ -30,7 +30,7 @@ from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
 from charonia.offload.pool import Offload
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
-from charonia.releases.route_rule import RouteRule
+from charonia.releases.route_rule import RouteRule, without_values
 from charonia.tensors import Buffer
 from charonia.wire import ResponseRecord
 
@@ -317,7 +317,7 @@ class GatewayService:
         counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
         if one.shadow is not None and (rule := self.routes.get(one.served.model)) is not None:
-            self._shadows.copy(request, one.shadow, rule, outputs)
+            self._shadows.copy(request, one.shadow, rule, outputs, one.options.caller)
         return InferenceResponse(one.served.interface.name, record.version, outputs, request.id, record.parameters)
 
     def _again(
@@ -337,9 +337,10 @@ class GatewayService:
         entrance.counts.failed(error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
         return again
 
-    async def _ask_shadow(self, request: InferenceRequest) -> ResponseRecord:
-        """The answer of a shadow to a copy of a request."""
-        return await self._dataplane.infer(self._entrances.admit(request, monotonic_ns())[1])
+    async def _ask_shadow(self, request: InferenceRequest, caller: Caller) -> ResponseRecord:
+        """The answer of a shadow to a copy of this caller's request."""
+        options = AS_USUAL if caller is ANYONE else DeliveryOptions(caller=caller)
+        return await self._dataplane.infer(self._entrances.admit(request, monotonic_ns(), options)[1])
 
     async def _answered(
         self, entrance: Entrance, one: AdmittedRequest, moved: Callable[[Entrance], None]
@@ -540,10 +541,13 @@ class GatewayService:
         await self._model_control.unload(name, unload_dependents=unload_dependents)
 
     def route(self, name: str) -> RouteRule | None:
-        return self._catalog.routes.rules.get(self._catalog.resolve(name))
+        rule = self._catalog.routes.rules.get(self._catalog.resolve(name))
+        # who knows a header's value can ask for the candidate
+        return rule if rule is None or self._model_control.is_allowed else without_values(rule)
 
     async def change_route(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
         self._refuse_when_draining()
+        self._model_control.check_mode()
         return await self._route_control.change(name, wanted)
 
     def registered_models(self) -> dict[str, str]:

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from charonia.datatypes import DataType
 from charonia.tensors import Tensor
 
-
 _FLOATS = frozenset({DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64})
 _PIECE = 65_536
 """Numbers compared at a time: so many take little memory beside large answers."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from charonia.errors import InvalidArgument
 
-from .route_rule import CANARY, PINNED, Decision, RouteRule, decided, document, percent, read_rule
+from .route_rule import CANARY, PINNED, Decision, RouteRule, decided, document, percent, read_rule, without_values
 
 MAX_RULE_BYTES = 65_536
 """With its history: every process keeps it."""
@@ -57,7 +57,7 @@ def changed_rule(
         stage = current.stage if current.candidate == rule.candidate and not has_new else rule.stage
         rule = replace(rule, stage=stage, history=current.history)
     _check_size(rule)
-    changed = decided(rule, Decision(at_us, "operator", _shortened(summary(rule)), "asked for"))
+    changed = decided(rule, Decision(at_us, "operator", _shortened(summary(without_values(rule))), "asked for"))
     if len(json.dumps(document(changed))) > MAX_RULE_BYTES:
         raise InvalidArgument(f"a routing rule has at most {MAX_RULE_BYTES} bytes")
     return changed
@@ -77,11 +77,11 @@ def _shortened(text: str) -> str:
 
 
 def summary(rule: RouteRule) -> str:
-    """What a rule does, in words."""
+    """What a rule does, in words; of a header without a value only the name."""
     words = [f"version {rule.present} gets requests that name no version"]
     if rule.candidate and rule.stage == CANARY:
         who = [percent(rule.share)] if rule.share or not (rule.headers or rule.tenants) else []
-        who += [f"{name}={value}" for name, value in rule.headers]
+        who += [f"{name}={value}" if value else f"header {name}" for name, value in rule.headers]
         who += [f"tenant {tenant}" for tenant in rule.tenants]
         words.append(f"version {rule.candidate} gets {', '.join(who)}")
         if rule.sticky:

@@ -130,6 +130,11 @@ def chosen(rule: RouteRule, facts: RequestFacts, draw: int) -> int:
     return rule.candidate if draw < rule.share else rule.present
 
 
+def without_values(rule: RouteRule) -> RouteRule:
+    """The rule for those who may see what it does and not which values of headers choose the candidate."""
+    return replace(rule, headers=tuple((name, "") for name, _ in rule.headers))
+
+
 def standing_in(rule: RouteRule, versions: Collection[int]) -> int:
     """Which of the served `versions`, of which there is one at least, gets the present version's requests.
 

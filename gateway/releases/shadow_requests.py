@@ -23,12 +23,15 @@ from charonia.releases.route_rule import RouteRule
 from charonia.tasks import Tasks
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
+from gateway.requests.delivery import ANYONE, Caller
 
 MAX_IN_FLIGHT = 16
 """Copies of one gateway under way: few beside its requests."""
 MAX_SIZE_BYTES = 16 << 20
 """Inputs and answers that copies hold in memory."""
 _PATIENCE_NS = 30_000_000_000
+_LOWEST_LEVEL = 2**31 - 1
+"""A version has the lowest of its levels for it."""
 _FLUSH_S = 1.0
 _LARGE_BYTES = 65_536
 """Larger answers are compared in a thread."""
@@ -38,8 +41,8 @@ _log = logging.getLogger(__name__)
 _NOT_ASKED = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED})
 """Errors of a log that cannot be reached, of full queues and of a version that is just leaving: not the version's."""
 
-Send = Callable[[InferenceRequest], Awaitable[ResponseRecord]]
-"""Admits and sends a request to its `served` version; returns the answer."""
+Send = Callable[[InferenceRequest, Caller], Awaitable[ResponseRecord]]
+"""Admits and sends a request of a caller to its `served` version; returns the answer."""
 
 
 class ShadowRequests:
@@ -58,9 +61,17 @@ class ShadowRequests:
         """By model and result: same, different, failed, skipped."""
 
     def copy(
-        self, request: InferenceRequest, shadow: ServedVersion, rule: RouteRule, outputs: Sequence[Tensor]
+        self,
+        request: InferenceRequest,
+        shadow: ServedVersion,
+        rule: RouteRule,
+        outputs: Sequence[Tensor],
+        caller: Caller = ANYONE,
     ) -> None:
-        """Ask the shadow what a caller has asked; `outputs` is the answer that the caller got."""
+        """Ask the shadow what a caller has asked; `outputs` is the answer that the caller got.
+
+        The copy is of the caller's tenant, with the lowest priority of the version.
+        """
         if self._is_draining:
             return
         size = sum(len(tensor.data) for tensor in (*request.inputs, *outputs))
@@ -68,21 +79,31 @@ class ShadowRequests:
             self._count(shadow, "skipped")
             return
         copied = replace(
-            request, served=shadow, headers=None, trace=None, id="", deadline_ns=wall_ns() + _PATIENCE_NS, timeout_us=0
+            request,
+            served=shadow,
+            headers=None,
+            trace=None,
+            id="",
+            priority=_LOWEST_LEVEL,
+            deadline_ns=wall_ns() + _PATIENCE_NS,
+            timeout_us=0,
         )
         self._size_bytes += size
-        self._tasks.spawn(self._compare(copied, shadow, dict(rule.tolerances), outputs, size), "a shadow's copy")
+        self._tasks.spawn(
+            self._compare(copied, shadow, caller, dict(rule.tolerances), outputs, size), "a shadow's copy"
+        )
 
     async def _compare(
         self,
         request: InferenceRequest,
         shadow: ServedVersion,
+        caller: Caller,
         tolerances: Mapping[str, float],
         outputs: Sequence[Tensor],
         size_bytes: int,
     ) -> None:
         try:
-            record = await self._send(request)
+            record = await self._send(request, caller)
             if record.error is not None:
                 self._count(shadow, _result_of(record.error))
                 return

@@ -56,7 +56,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("releases")
     for version, before in VERSIONS.items():
         python(directory / "models", MODEL, SOURCE.format(before=before), CONFIG, version=version)
-    with serving(directory / "models", directory / "state") as server:
+    flags = ["--model-control-mode=explicit", f"--load-model={MODEL}"]
+    with serving(directory / "models", directory / "state", *flags) as server:
         yield server
 
 

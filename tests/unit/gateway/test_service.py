@@ -15,6 +15,8 @@ from charonia.options.settings import GatewaySettings
 from charonia.releases.route_rule import CANARY, WHOLE, RouteRule, route_fact
 from gateway.service import GatewayService
 
+RULE = RouteRule(1, 2, headers=(("x-canary", "yes"),), stage=CANARY)
+
 
 async def service(*facts: object) -> tuple[GatewayService, ControlPlane]:
     log = MemoryLog()
@@ -33,6 +35,15 @@ async def test_models_are_not_controlled_outside_explicit_mode(mode: str) -> Non
     assert caught.value.message == "explicit model load / unload is not allowed if polling is enabled"
     with pytest.raises(Unavailable):
         await gateway.unload_model("m", unload_dependents=False)
+    await control.log.append(CONTROL, [FIELD_FACT, pack_fact(route_fact("m", 1, RULE))])
+    while "m" not in control.catalog.routes.rules:
+        await control.changed()
+    for wanted in ({"present": 1}, None):
+        with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
+            await gateway.change_route("m", wanted)
+    rule = gateway.route("m")
+    assert rule is not None
+    assert rule.headers == (("x-canary", ""),), "values are for those who may change them"
     await control.close()
 
 

@@ -14,12 +14,13 @@ from charonia.wire import ResponseRecord
 from gateway.releases.release_watch import ReleaseWatch, release_metrics
 from gateway.releases.shadow_requests import ShadowRequests
 from gateway.releases.version_choice import VersionChoice
+from gateway.requests.delivery import Caller
 
 GATE = Gate(window_s=1e-9, min_requests=10, steps=(5000, 10_000))
 RULE = RouteRule(1, 2, 1000, stage=CANARY, gate=GATE)
 
 
-async def never(_request: InferenceRequest) -> ResponseRecord:
+async def never(_request: InferenceRequest, _caller: Caller) -> ResponseRecord:
     raise AssertionError("nothing is copied here")
 
 
