@@ -38,7 +38,7 @@ command or script ever names keys of two slots.
                              (`charonia.facts.usage`)
     usm                      set of the models that have `us` keys, by when
     sh:{m}:<version>         how answers of a shadow version compare (`gateway.releases.shadow_requests`)
-    n:{release.<m>}          `owner` and `token`: the gateway that judges a model's candidate, as a model's owner
+    n:{release%2F<m>}        `owner` and `token`: the gateway that judges a model's candidate, as a model's owner
     x:<executor>             batches for one executor
     r:<endpoint>             replies for one endpoint: a gateway incarnation, or an ensemble, whose steps answer there
     sl:{m}                   hash of live sequences: key -> where each is bound and how far it is
@@ -230,8 +230,10 @@ def shadow_counts(model: str, version: int) -> bytes:
 
 
 def release_owner(model: str) -> str:
-    """The name in place of a model's under which the judgement of its candidate is owned."""
-    return f"release.{model}"
+    """The name in place of a model's under which the judgement of its candidate is owned: no directory has a name with
+    a slash, and so no model has it.
+    """
+    return f"release/{model}"
 
 
 def batches(executor: str) -> bytes:

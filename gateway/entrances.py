@@ -83,14 +83,22 @@ class Entrances:
                 one.fallback, one.shadow = fallback, shadow
             return known, one
         except CharoniaError as error:
-            reason = failure_reason(error, executed=False)
-            known.counts.failures[reason] += 1
-            self._unsent.count(served, monotonic_ns() - started_ns, reason)
-            if fallback is None or not self.choice.runs_again(served.model, error):
+            if fallback is None:
+                self._refused(known, started_ns, error)
                 if request.trace is not None:
                     failed(request.trace, error)
                 raise
-        return self.admit_again(request, fallback, started_ns, options, min_interval_s)
+            refused = error
+        # what the other version refuses too says nothing about a candidate
+        again = self.admit_again(request, fallback, started_ns, options, min_interval_s)
+        self._refused(known, started_ns, refused)
+        self.choice.runs_again(served.model, refused)
+        return again
+
+    def _refused(self, entrance: Entrance, started_ns: int, error: CharoniaError) -> None:
+        reason = failure_reason(error, executed=False)
+        entrance.counts.failures[reason] += 1
+        self._unsent.count(entrance.served, monotonic_ns() - started_ns, reason)
 
     def admit_again(
         self,

@@ -311,12 +311,15 @@ class Handler(Protocol):
         """
 
     def route(self, name: str) -> RouteRule | None:
-        """The routing rule of a model; None without one. Raises `InvalidArgument` for an ambiguous name."""
+        """The routing rule of a model; None without one. Where models are not loaded on request, the values of its
+        headers are "". Raises `InvalidArgument` for an ambiguous name.
+        """
 
     async def change_route(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
         """Change a model's routing rule for all gateways, or take it away with None; returns when this one applies it.
 
-        Raises `InvalidArgument` for a rule that cannot be, and `NotFound` for an unknown model.
+        Raises `InvalidArgument` for a rule that cannot be, `NotFound` for an unknown model, and `Unavailable` as a load
+        does where models are not loaded on request.
         """
 
     def registered_models(self) -> dict[str, str]:

@@ -30,7 +30,7 @@ from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
 from charonia.offload.pool import Offload
 from charonia.options.settings import EXTENSIONS, SERVER_VERSION, GatewaySettings
-from charonia.releases.route_rule import RouteRule
+from charonia.releases.route_rule import RouteRule, without_values
 from charonia.tensors import Buffer
 from charonia.wire import ResponseRecord
 
@@ -174,10 +174,11 @@ class GatewayService:
                 await self._control.announce(LanesWeighed({str(lane): weight for lane, weight in weights.items()}))
 
     async def publish_routes(self) -> None:
-        """Publish the rules of a log that was replaced, unless the new one has them. Raises `LogUnavailable`."""
+        """Publish the rules of a log that was replaced; where the new one has them, this changes nothing. Raises
+        `LogUnavailable`.
+        """
         for fact in self._routes_before:
-            if self._catalog.routes.revisions.get(fact.model, 0) < fact.revision:
-                await self._control.announce(fact)
+            await self._control.announce(fact)
         self._routes_before = []
 
     def _check_tenants(self) -> None:
@@ -205,6 +206,9 @@ class GatewayService:
         self._routes_before = self._catalog.routes.facts()
         self._releases.begin_anew()
         self._control.begin_anew()
+        # no request may go by no rule until the new log has them, nor may they be lost when this happens once more
+        for fact in self._routes_before:
+            self._catalog.apply(fact)
         self.tracer.begin_anew()
 
     def leave_rotation(self) -> None:
@@ -216,6 +220,7 @@ class GatewayService:
         self._leaving = self._draining = self._entrances.is_draining = True
         self.lane.begin_drain()
         self.jobs.begin_drain()
+        self._shadows.begin_drain()
 
     async def drained(self) -> None:
         """Returns when no caller waits for a request any more."""
@@ -283,9 +288,10 @@ class GatewayService:
         counts = entrance.counts
         try:
             record = await self._send(entrance, one)
-            if record.error is not None and one.fallback is not None:
-                entrance, one, record = await self._run_again(entrance, one, record)
+            if record.error is not None and (again := self._again(entrance, one, record.error)) is not None:
+                entrance, one = again
                 counts = entrance.counts
+                record = await self._send(entrance, one)
             if in_regions is not None:
                 record = await self._counted_open(in_regions.write(record))
         except CharoniaError as error:
@@ -311,31 +317,39 @@ class GatewayService:
         counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
         if one.shadow is not None and (rule := self.routes.get(one.served.model)) is not None:
-            self._shadows.copy(request, one.shadow, rule, outputs)
+            self._shadows.copy(request, one.shadow, rule, outputs, one.options.caller)
         return InferenceResponse(one.served.interface.name, record.version, outputs, request.id, record.parameters)
 
-    async def _run_again(
-        self, entrance: Entrance, one: AdmittedRequest, record: ResponseRecord
-    ) -> tuple[Entrance, AdmittedRequest, ResponseRecord]:
-        """A candidate has failed a request: ask the version that its rule would have chosen otherwise (ADR 0058)."""
-        error, fallback = record.error, one.fallback
-        assert error is not None
-        assert fallback is not None
-        if not self._entrances.choice.runs_again(one.served.model, error):
-            return entrance, one, record
+    def _again(
+        self, entrance: Entrance, one: AdmittedRequest, error: CharoniaError
+    ) -> tuple[Entrance, AdmittedRequest] | None:
+        """A version has failed a request: what to send to the version that its rule would have chosen otherwise
+        (ADR 0058). None if the error is the answer; otherwise the failure is counted here.
+        """
+        if one.fallback is None or not self._entrances.choice.runs_again(one.served.model, error):
+            return None
+        try:
+            again = self._entrances.admit_again(
+                one.request, one.fallback, monotonic_ns(), one.options, one.min_interval_s
+            )
+        except CharoniaError:
+            return None  # its deadline has passed by now
         entrance.counts.failed(error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
-        again = self._entrances.admit_again(one.request, fallback, monotonic_ns(), one.options, one.min_interval_s)
-        return *again, await self._send(*again)
+        return again
 
-    async def _ask_shadow(self, request: InferenceRequest) -> ResponseRecord:
-        """The answer of a shadow to a copy of a request."""
-        return await self._dataplane.infer(self._entrances.admit(request, monotonic_ns())[1])
+    async def _ask_shadow(self, request: InferenceRequest, caller: Caller) -> ResponseRecord:
+        """The answer of a shadow to a copy of this caller's request."""
+        options = AS_USUAL if caller is ANYONE else DeliveryOptions(caller=caller)
+        return await self._dataplane.infer(self._entrances.admit(request, monotonic_ns(), options)[1])
 
-    async def _answered(self, entrance: Entrance, one: AdmittedRequest) -> ResponseRecord:
-        """The answer of `_send`, or of the present version if a candidate has failed the request."""
+    async def _answered(
+        self, entrance: Entrance, one: AdmittedRequest, moved: Callable[[Entrance], None]
+    ) -> ResponseRecord:
+        """The answer of `_send`, or of the present version if a candidate has failed the request: `moved` is told."""
         record = await self._send(entrance, one)
-        if record.error is not None and one.fallback is not None:
-            record = (await self._run_again(entrance, one, record))[-1]
+        if record.error is not None and (again := self._again(entrance, one, record.error)) is not None:
+            moved(again[0])
+            record = await self._send(*again)
         return record
 
     def _send(self, entrance: Entrance, one: AdmittedRequest) -> Awaitable[ResponseRecord]:
@@ -398,16 +412,22 @@ class GatewayService:
         if request.regions is not None or (request.sequence_id and self._dataplane.turns):
             in_regions = await self._read_regions(request, options)
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
+        is_ensemble = one.served.interface.scheduling == ENSEMBLE_SCHEDULING
+        counts = entrance.counts
+
+        def moved(again: Entrance) -> None:
+            nonlocal is_ensemble, counts
+            is_ensemble = again.served.interface.scheduling == ENSEMBLE_SCHEDULING
+            counts = again.counts
+
         if not one.served.interface.decoupled:
-            records = _only(self._send(entrance, one) if one.fallback is None else self._answered(entrance, one))
+            records = _only(self._send(entrance, one) if one.fallback is None else self._answered(entrance, one, moved))
         elif one.options is AS_USUAL or not is_job(one.options):
             records = self._dataplane.stream(one)
         else:
             records = self.jobs.stream(one)
         if in_regions is not None:
             records = in_regions.each(records)
-        is_ensemble = one.served.interface.scheduling == ENSEMBLE_SCHEDULING
-        counts = entrance.counts
         with self._requester.coming():
             failed: CharoniaError | None = None
             counted = False
@@ -521,10 +541,13 @@ class GatewayService:
         await self._model_control.unload(name, unload_dependents=unload_dependents)
 
     def route(self, name: str) -> RouteRule | None:
-        return self._catalog.routes.rules.get(self._catalog.resolve(name))
+        rule = self._catalog.routes.rules.get(self._catalog.resolve(name))
+        # who knows a header's value can ask for the candidate
+        return rule if rule is None or self._model_control.is_allowed else without_values(rule)
 
     async def change_route(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
         self._refuse_when_draining()
+        self._model_control.check_mode()
         return await self._route_control.change(name, wanted)
 
     def registered_models(self) -> dict[str, str]:

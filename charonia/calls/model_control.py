@@ -38,7 +38,7 @@ class ModelControl:
         Raises R9's `Unavailable` when none is in explicit mode, `InvalidArgument` for a bad name or a file override
         without a configuration (R25), and the executors' own error (R20, R21) when none could load it.
         """
-        self._check_mode()
+        self.check_mode()
         check_model_name(name)
         if files and not config_json:
             raise InvalidArgument("Load parameter 'config' must be specified for model file override")
@@ -67,7 +67,7 @@ class ModelControl:
         their name. Raises an executor's own error, and `InternalError` for a model that is still served when the time
         to wait is over.
         """
-        self._check_mode()
+        self.check_mode()
         request_id = os.urandom(16).hex()
         try:
             async with asyncio.timeout(self._max_wait_s):
@@ -99,7 +99,13 @@ class ModelControl:
             raise Unavailable(f"no answer to the load of '{name}' within {self._max_wait_s:g} s") from None
         self._check_loaded(name, answers)
 
-    def _check_mode(self) -> None:
+    @property
+    def is_allowed(self) -> bool:
+        """Whether an executor is in explicit mode."""
+        return EXPLICIT in self._control.catalog.control_modes()
+
+    def check_mode(self) -> None:
+        """Raises R9's `Unavailable` when no executor is in explicit mode."""
         modes = self._control.catalog.control_modes()
         if not modes:
             raise Unavailable("no executor is connected to load or unload models")

@@ -60,5 +60,8 @@ class RouteControl:
                         await self._control.changed()
             except TimeoutError:
                 raise LogUnavailable("the change of the routing rule was written and is not read back yet") from None
-            if routes.revisions[model] > revision or routes.rules.get(model) == rule:
-                return routes.rules.get(model)
+            counting = routes.rules.get(model)
+            if counting == rule:
+                return counting
+            if rule is not None and counting is not None and rule.history[-1] in counting.history:
+                return counting  # another writer has built on ours

@@ -32,7 +32,7 @@ from charonia.facts.events import (
 )
 from charonia.models.interface import ModelInterface
 from charonia.models.names import Namespaces
-from charonia.releases.route_rule import Routes
+from charonia.releases.route_rule import Routes, standing_in
 from protos.model_config_pb2 import ModelConfig
 
 from .executor_views import (
@@ -326,8 +326,8 @@ class Catalog:
         return any(reason != UNLOADED for _, _, reason in self._states(key))
 
     def find(self, model: str, version: int) -> ServedVersion:
-        """The version for an inference: `version` -1 is the highest (I1), or the present one of the model's routing
-        rule while that is served. `model` is a name or a key.
+        """The version for an inference: `version` -1 is the highest (I1), or what the model's routing rule makes
+        of it (`standing_in`). `model` is a name or a key.
 
         Raises E5's `NotFound` or `Unavailable`, and `InvalidArgument` for a name that several models have (R2). Until
         an executor has finished its start-up load, any model may still come: `Unavailable` then says what is loading.
@@ -337,9 +337,8 @@ class Catalog:
         served = self.served(model)
         if served:
             if version < 0:
-                if model in self.routes.rules and (present := served.get(self.routes.rules[model].present)) is not None:
-                    return present
-                return served[next(reversed(served))]
+                rule = self.routes.rules.get(model)
+                return served[next(reversed(served)) if rule is None else standing_in(rule, served)]
             if version in served:
                 return served[version]
         if not self.started(awaited=True):

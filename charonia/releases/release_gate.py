@@ -7,6 +7,7 @@ writes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -49,9 +50,13 @@ class VersionCounts:
 
 
 def counts_of(fields: Mapping[str, int]) -> VersionCounts:
-    """From the counters of `s:{m}`. Requests that their callers cancelled say nothing about the version."""
+    """From the counters of `s:{m}`. Requests that their callers cancelled say nothing about the version, and neither do
+    hits of the response cache.
+    """
+    answered = fields.get("success_count", 0) - fields.get("cache_hit_count", 0)
     failed = fields.get("fail_count", 0) - fields.get("fail_CANCELED", 0)
-    return VersionCounts(fields.get("success_count", 0), max(0, failed), fields.get("success_ns", 0))
+    latency_ns = fields.get("success_ns", 0) - fields.get("cache_hit_ns", 0)
+    return VersionCounts(max(0, answered), max(0, failed), max(0, latency_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +70,29 @@ class Verdict:
 def judge(gate: Gate, step: int, present: VersionCounts, candidate: VersionCounts, elapsed_s: float) -> Verdict:
     """Judge a window that has lasted `elapsed_s` so far; `step` is the share that would follow, 0 for none.
 
-    A candidate is rolled back as soon as it has had `min_requests`, before the window ends; it advances only at its
-    end.
+    Failures roll a candidate back as soon as it has had `min_requests`, before the window ends, but only so many that
+    chance does not explain them: the gate looks often, and each look is another chance to be wrong. Latency is judged
+    at the window's end, since one slow request changes the mean of few. A candidate advances only then, too.
     """
     if candidate.requests < gate.min_requests:
         return Verdict(WAIT, f"{candidate.requests} of {gate.min_requests} requests")
     compared = f"of {candidate.requests} requests in {elapsed_s:.0f} s"
-    allowed = present.error_percent + gate.max_error_percent
-    if candidate.error_percent > allowed:
-        reason = f"{candidate.error_percent:.1f}% {compared} failed; allowed were {allowed:.1f}%"
-        return Verdict(ROLL_BACK if gate.rollback else WAIT, reason)
+    has_beside = present.requests >= gate.min_requests
+    allowed = gate.max_error_percent + (present.error_percent if has_beside else 0.0)
+    is_over = elapsed_s >= gate.window_s
+    exceeded = ROLL_BACK if gate.rollback else BEGIN if is_over else WAIT
+    failures = f"{candidate.error_percent:.1f}% {compared} failed; allowed were {allowed:.1f}%"
+    if _is_beyond_chance(candidate, allowed):
+        return Verdict(exceeded, failures)
+    if not is_over:
+        return Verdict(WAIT, f"the window has lasted {elapsed_s:.0f} of {gate.window_s:.0f} s")
     is_comparable = present.answered >= gate.min_requests and candidate.answered > 0
     limit_ms = gate.max_latency_ratio * present.mean_ms + gate.latency_slack_ms
     if is_comparable and candidate.mean_ms > limit_ms:
         reason = f"mean latency {candidate.mean_ms:.1f} ms {compared}; allowed were {limit_ms:.1f} ms"
-        return Verdict(ROLL_BACK if gate.rollback else WAIT, reason)
-    if elapsed_s < gate.window_s:
-        return Verdict(WAIT, f"the window has lasted {elapsed_s:.0f} of {gate.window_s:.0f} s")
+        return Verdict(exceeded, reason)
+    if candidate.error_percent > allowed:
+        return Verdict(BEGIN, f"{failures}, which may be chance")
     if not step:
         return Verdict(BEGIN, "within its limits")
     if not is_comparable:
@@ -91,3 +102,9 @@ def judge(gate: Gate, step: int, present: VersionCounts, candidate: VersionCount
         f"mean latency {candidate.mean_ms:.1f} ms (allowed {limit_ms:.1f} ms)"
     )
     return Verdict(ADVANCE, f"{reason}; next {percent(min(step, WHOLE))}")
+
+
+def _is_beyond_chance(counts: VersionCounts, allowed_percent: float) -> bool:
+    """Whether more requests failed than the allowed ones and two standard deviations of such a count."""
+    expected = allowed_percent / 100 * counts.requests
+    return counts.failed > expected + 2 * math.sqrt(max(1.0, expected))

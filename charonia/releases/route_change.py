@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from charonia.errors import InvalidArgument
 
-from .route_rule import CANARY, PINNED, Decision, RouteRule, decided, document, percent, read_rule
+from .route_rule import CANARY, PINNED, Decision, RouteRule, decided, document, percent, read_rule, without_values
 
+MAX_RULE_BYTES = 65_536
+"""With its history: every process keeps it."""
+_MAX_TEXT_BYTES = 256
+_MAX_TOLERANCES = 64
+_MAX_SUMMARY = 500
 _CHANGEABLE = ("present", "candidate", "share", "headers", "tenants", "sticky", "shadow", "tolerances", "gate")
 
 
@@ -19,7 +25,8 @@ def changed_rule(
     """The rule after a change. `wanted` has fields of `route_rule.document`, without stage and history.
 
     A rule that names no present version gets the highest of `versions`, those that are served, beside the candidate and
-    the shadow. A candidate that is named is tested, again if it was rolled back. Raises `InvalidArgument`.
+    the shadow; one that it newly names must be among them. A candidate that is named is tested, again if it was rolled
+    back. Raises `InvalidArgument`.
     """
     unknown = wanted.keys() - set(_CHANGEABLE)
     if unknown:
@@ -44,18 +51,37 @@ def changed_rule(
     has_new = "candidate" in wanted or "share" in wanted or "headers" in wanted or "tenants" in wanted
     body.pop("stage", None)
     rule = read_rule(body)
+    if (current is None or rule.present != current.present) and rule.present not in versions:
+        raise InvalidArgument(f"version {rule.present} is not served: requests cannot go to it")
     if current is not None:
         stage = current.stage if current.candidate == rule.candidate and not has_new else rule.stage
         rule = replace(rule, stage=stage, history=current.history)
-    return decided(rule, Decision(at_us, "operator", summary(rule), "asked for"))
+    _check_size(rule)
+    changed = decided(rule, Decision(at_us, "operator", _shortened(summary(without_values(rule))), "asked for"))
+    if len(json.dumps(document(changed))) > MAX_RULE_BYTES:
+        raise InvalidArgument(f"a routing rule has at most {MAX_RULE_BYTES} bytes")
+    return changed
+
+
+def _check_size(rule: RouteRule) -> None:
+    pairs = (*rule.headers, *((name, "") for name, _ in rule.tolerances))
+    texts = [text for pair in pairs for text in pair] + [*rule.tenants, rule.sticky]
+    if any(len(text.encode()) > _MAX_TEXT_BYTES for text in texts):
+        raise InvalidArgument(f"names and values in a routing rule have at most {_MAX_TEXT_BYTES} bytes")
+    if len(rule.tolerances) > _MAX_TOLERANCES:
+        raise InvalidArgument(f"a routing rule has at most {_MAX_TOLERANCES} tolerances")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_SUMMARY else text[: _MAX_SUMMARY - 3] + "..."
 
 
 def summary(rule: RouteRule) -> str:
-    """What a rule does, in words."""
+    """What a rule does, in words; of a header without a value only the name."""
     words = [f"version {rule.present} gets requests that name no version"]
     if rule.candidate and rule.stage == CANARY:
         who = [percent(rule.share)] if rule.share or not (rule.headers or rule.tenants) else []
-        who += [f"{name}={value}" for name, value in rule.headers]
+        who += [f"{name}={value}" if value else f"header {name}" for name, value in rule.headers]
         who += [f"tenant {tenant}" for tenant in rule.tenants]
         words.append(f"version {rule.candidate} gets {', '.join(who)}")
         if rule.sticky:

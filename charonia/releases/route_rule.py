@@ -8,7 +8,7 @@ rules of the log (`RouteChanged`), gateways apply them at admission, and `releas
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any
@@ -128,6 +128,23 @@ def chosen(rule: RouteRule, facts: RequestFacts, draw: int) -> int:
     if facts.is_bound and not (facts.correlation_id and rule.sticky == CORRELATION_ID):
         return rule.present
     return rule.candidate if draw < rule.share else rule.present
+
+
+def without_values(rule: RouteRule) -> RouteRule:
+    """The rule for those who may see what it does and not which values of headers choose the candidate."""
+    return replace(rule, headers=tuple((name, "") for name, _ in rule.headers))
+
+
+def standing_in(rule: RouteRule, versions: Collection[int]) -> int:
+    """Which of the served `versions`, of which there is one at least, gets the present version's requests.
+
+    It is the present version while that is served; else the highest that callers may be given: no shadow, and no
+    candidate that was rolled back, unless there is no other.
+    """
+    if rule.present in versions:
+        return rule.present
+    kept_out = {rule.shadow, rule.candidate if rule.stage == ROLLED_BACK else 0}
+    return max([version for version in versions if version not in kept_out] or versions)
 
 
 def sticky_key(rule: RouteRule, facts: RequestFacts) -> bytes:
@@ -315,9 +332,18 @@ def _number(body: Mapping[str, Any], name: str, default: float) -> float:
 
 def _word(body: Mapping[str, Any], name: str) -> str:
     value = body.get(name, "")
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not _is_text(value):
         raise InvalidArgument(f"'{name}' of a routing rule must be a string")
     return value
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be encoded: JSON may have halves of surrogate pairs."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _list(body: Mapping[str, Any], name: str) -> list[Any]:
@@ -329,21 +355,23 @@ def _list(body: Mapping[str, Any], name: str) -> list[Any]:
 
 def _words(body: Mapping[str, Any], name: str) -> list[str]:
     words = _list(body, name)
-    if not all(isinstance(word, str) and word for word in words):
+    if not all(isinstance(word, str) and word and _is_text(word) for word in words):
         raise InvalidArgument(f"'{name}' of a routing rule must be a list of strings")
     return words
 
 
 def _texts(body: Mapping[str, Any], name: str) -> dict[str, str]:
     texts = body.get(name, {})
-    if not isinstance(texts, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in texts.items()):
+    if not isinstance(texts, Mapping) or not all(
+        isinstance(word, str) and _is_text(word) for pair in texts.items() for word in pair
+    ):
         raise InvalidArgument(f"'{name}' of a routing rule must be an object of strings")
     return dict(texts)
 
 
 def _tolerances(body: Mapping[str, Any]) -> dict[str, float]:
     found = body.get("tolerances", {})
-    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) and _is_text(name) for name in found):
         raise InvalidArgument("'tolerances' of a routing rule must be an object of numbers")
     return {name: _number(found, name, 0.0) for name in found}
 
@@ -356,14 +384,18 @@ class Routes:
     revisions: dict[str, int] = field(default_factory=dict)
 
     def apply(self, fact: RouteChanged) -> bool:
-        """Fold one fact; returns whether it counts. A rule that this release cannot read changes nothing."""
+        """Fold one fact; returns whether it counts.
+
+        Of a rule that this release cannot read only the revision counts: the rule before it goes on here, and what this
+        release writes must have a greater one.
+        """
         if fact.revision <= self.revisions.get(fact.model, 0):
             return False
+        self.revisions[fact.model] = fact.revision
         try:
             rule = rule_of(fact)
         except InvalidArgument:
             return False
-        self.revisions[fact.model] = fact.revision
         if rule is None:
             self.rules.pop(fact.model, None)
         else:

@@ -150,6 +150,8 @@ class StreamRequests:
             if trace is not None:
                 ending.callback(sent, trace)
             async for response in responses:
+                # a routing rule may have chosen another version at admission
+                served = request.served or served
                 if isinstance(response, Accepted):
                     yield stream_answer(self._jobs.describe(response, request.id, served.version))
                 elif response.error is not None:

@@ -112,8 +112,13 @@ class ReleaseWatch:
         for model in self._tokens.keys() - judged:
             await self._give_back(model)
         for model in judged:
-            if await self._owns(model):
-                await self._judge(model, rules[model])
+            try:
+                if await self._owns(model) and (rule := rules.get(model)) is not None:
+                    await self._judge(model, rule)
+            except CharoniaError:
+                raise
+            except Exception:
+                _log.exception("the candidate of model '%s' could not be judged", model)
 
     async def _owns(self, model: str) -> bool:
         name = keys.release_owner(model)
@@ -163,15 +168,18 @@ class ReleaseWatch:
         if self._control.catalog.routes.rules.get(model) is not rule:
             return  # it was changed meanwhile
         self._windows.pop(model, None)
-        await self._write(model, changed)
+        if not await self._write(model, changed):
+            return
         self.decisions[model, verdict.action] = self.decisions.get((model, verdict.action), 0) + 1
         _log.log(
             logging.WARNING if verdict.action == ROLL_BACK else logging.INFO,
             "model '%s': %s: %s", model, changed.history[-1].what, verdict.reason,
         )  # fmt: skip
 
-    async def _write(self, model: str, rule: RouteRule) -> None:
-        """Write a rule, and wait until it is read: the next look has to know it."""
+    async def _write(self, model: str, rule: RouteRule) -> bool:
+        """Write a rule, and wait until it is read: the next look has to know it. Returns whether it is what counts and
+        not what another writer wrote meanwhile.
+        """
         routes = self._control.catalog.routes
         revision = routes.revisions.get(model, 0) + 1
         await self._control.announce(route_fact(model, revision, rule))
@@ -181,6 +189,7 @@ class ReleaseWatch:
                     await self._control.changed()
         except TimeoutError:
             _log.warning("model '%s': a change of its routing rule was written and is not read back yet", model)
+        return routes.rules.get(model) == rule
 
     async def _counts(self, served: ServedVersion) -> VersionCounts:
         return counts_of(await self._log.statistics(keys.statistics(served.model, served.version, served.content_hash)))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, ErrorCode
 from charonia.eventlog.port import Statistics
 from charonia.inference import InferenceRequest
 from charonia.releases.answer_comparison import differing
@@ -23,20 +23,26 @@ from charonia.releases.route_rule import RouteRule
 from charonia.tasks import Tasks
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
+from gateway.requests.delivery import ANYONE, Caller
 
 MAX_IN_FLIGHT = 16
 """Copies of one gateway under way: few beside its requests."""
 MAX_SIZE_BYTES = 16 << 20
 """Inputs and answers that copies hold in memory."""
 _PATIENCE_NS = 30_000_000_000
+_LOWEST_LEVEL = 2**31 - 1
+"""A version has the lowest of its levels for it."""
 _FLUSH_S = 1.0
 _LARGE_BYTES = 65_536
 """Larger answers are compared in a thread."""
 
 _log = logging.getLogger(__name__)
 
-Send = Callable[[InferenceRequest], Awaitable[ResponseRecord]]
-"""Admits and sends a request to its `served` version; returns the answer."""
+_NOT_ASKED = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED})
+"""Errors of a log that cannot be reached, of full queues and of a version that is just leaving: not the version's."""
+
+Send = Callable[[InferenceRequest, Caller], Awaitable[ResponseRecord]]
+"""Admits and sends a request of a caller to its `served` version; returns the answer."""
 
 
 class ShadowRequests:
@@ -50,35 +56,56 @@ class ShadowRequests:
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: dict[bytes, dict[str, int]] = {}
         self._size_bytes = 0
+        self._is_draining = False
         self.counts: dict[tuple[str, str], int] = {}
         """By model and result: same, different, failed, skipped."""
 
     def copy(
-        self, request: InferenceRequest, shadow: ServedVersion, rule: RouteRule, outputs: Sequence[Tensor]
+        self,
+        request: InferenceRequest,
+        shadow: ServedVersion,
+        rule: RouteRule,
+        outputs: Sequence[Tensor],
+        caller: Caller = ANYONE,
     ) -> None:
-        """Ask the shadow what a caller has asked; `outputs` is the answer that the caller got."""
+        """Ask the shadow what a caller has asked; `outputs` is the answer that the caller got.
+
+        The copy is of the caller's tenant, with the lowest priority of the version.
+        """
+        if self._is_draining:
+            return
         size = sum(len(tensor.data) for tensor in (*request.inputs, *outputs))
         if len(self._tasks) >= MAX_IN_FLIGHT or self._size_bytes + size > MAX_SIZE_BYTES:
             self._count(shadow, "skipped")
             return
         copied = replace(
-            request, served=shadow, headers=None, trace=None, id="", deadline_ns=wall_ns() + _PATIENCE_NS, timeout_us=0
+            request,
+            served=shadow,
+            headers=None,
+            trace=None,
+            id="",
+            priority=_LOWEST_LEVEL,
+            deadline_ns=wall_ns() + _PATIENCE_NS,
+            timeout_us=0,
         )
         self._size_bytes += size
-        self._tasks.spawn(self._compare(copied, shadow, dict(rule.tolerances), outputs, size), "a shadow's copy")
+        self._tasks.spawn(
+            self._compare(copied, shadow, caller, dict(rule.tolerances), outputs, size), "a shadow's copy"
+        )
 
     async def _compare(
         self,
         request: InferenceRequest,
         shadow: ServedVersion,
+        caller: Caller,
         tolerances: Mapping[str, float],
         outputs: Sequence[Tensor],
         size_bytes: int,
     ) -> None:
         try:
-            record = await self._send(request)
+            record = await self._send(request, caller)
             if record.error is not None:
-                self._count(shadow, "failed")
+                self._count(shadow, _result_of(record.error))
                 return
             answer = [tensor for tensor in record.outputs if not request.outputs or tensor.name in request.outputs]
             if size_bytes > _LARGE_BYTES:
@@ -86,8 +113,8 @@ class ShadowRequests:
             else:
                 found = differing(outputs, answer, tolerances)
             self._count(shadow, "different" if found else "same", *(f"different in {name}" for name in found))
-        except CharoniaError:
-            self._count(shadow, "failed")
+        except CharoniaError as error:
+            self._count(shadow, _result_of(error))
         except Exception:
             _log.exception("an answer of a shadow could not be compared")
             self._count(shadow, "failed")
@@ -113,6 +140,11 @@ class ShadowRequests:
             for key, counts in unsent.items():
                 await self._log.add_statistics(key, counts)
 
+    def begin_drain(self) -> None:
+        """End the copies that run, and make no more: nobody waits for one. What ends here is not counted."""
+        self._is_draining = True
+        self._tasks.cancel()
+
     async def close(self) -> None:
         """End the copies that run, and write the counts."""
         if self._timer is not None:
@@ -125,3 +157,8 @@ class ShadowRequests:
     async def settled(self) -> None:
         """Returns when no copy runs."""
         await self._tasks.settled()
+
+
+def _result_of(error: CharoniaError) -> str:
+    """As what a copy with this error is counted."""
+    return "skipped" if error.code in _NOT_ASKED else "failed"

@@ -37,14 +37,16 @@ class VersionChoice:
             return None
         if chosen.interface.decoupled or is_job(options) or options.respond_async:
             return None
-        return self._catalog.served(chosen.model).get(version)
+        shadow = self._catalog.served(chosen.model).get(version)
+        return None if shadow is None or shadow.interface.decoupled else shadow
 
     def choose(
         self, request: InferenceRequest, options: DeliveryOptions, found: ServedVersion
     ) -> tuple[ServedVersion, ServedVersion | None]:
         """The version for a request, and the one to run it again on if that fails: None where it cannot be hidden.
 
-        `found` is the version that requests without a rule would get. A version that is not served gets none.
+        `found` is what `Catalog.find` gives. A version that is not served gets none, nor does one that is decoupled
+        where `found` is not: the call of the caller is for the one or the other.
         """
         model = found.model
         rule = self.rules[model]
@@ -61,7 +63,7 @@ class VersionChoice:
         if version == found.version:
             return found, None
         served = self._catalog.served(model).get(version)
-        if served is None:
+        if served is None or served.interface.decoupled != found.interface.decoupled:
             return found, None
         return served, None if is_bound or version == rule.present else found
 

@@ -63,9 +63,10 @@ class Trace(Traced):
         self.front.append((name, wall_ns()))
 
     def begins(self, model: str, version: int, request_id: str, tenant: str = "") -> None:
-        """The gateway has accepted the request."""
+        """The gateway has accepted the request; once more, if another version has failed it."""
         self.model, self.version, self.request_id, self.tenant = model, version, request_id, tenant
-        self.own.append((REQUEST_START, wall_ns()))
+        if all(name != REQUEST_START for name, _ in self.own):
+            self.own.append((REQUEST_START, wall_ns()))
 
     def ends(self, error: str = "") -> None:
         """The request has its last answer."""

@@ -56,7 +56,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("releases")
     for version, before in VERSIONS.items():
         python(directory / "models", MODEL, SOURCE.format(before=before), CONFIG, version=version)
-    with serving(directory / "models", directory / "state") as server:
+    flags = ["--model-control-mode=explicit", f"--load-model={MODEL}"]
+    with serving(directory / "models", directory / "state", *flags) as server:
         yield server
 
 
@@ -121,8 +122,9 @@ def change(server: Any, **wanted: Any) -> Any:
 
 
 def ended(server: Any) -> Any:
-    """The rule once its candidate is no longer tested."""
-    return until("the candidate is judged", lambda: (rule := rule_of(server))["stage"] != "canary" and rule)
+    """The rule once its candidate was judged; what the command has just written may not be known here yet."""
+    stages = ("rolled back", "released")
+    return until("the candidate is judged", lambda: (rule := rule_of(server))["stage"] in stages and rule)
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
@@ -157,7 +159,8 @@ def test_candidates_are_judged_and_no_call_fails(server: Any) -> None:
         erring = change(server, candidate=3, share=50, headers={"x-new": "yes"})
         assert (erring["candidate"], erring["stage"]) == (3, "canary")
         erring = ended(server)
-        gate = {"steps": [100], "max_latency_ratio": 10, "latency_slack_ms": 1000, "window_s": 1}
+        # no latency of a busy machine is above these limits
+        gate = {"steps": [100], "max_latency_ratio": 1000, "latency_slack_ms": 100_000, "window_s": 1}
         change(server, candidate=4, share=50, gate=gate)
         good = ended(server)
         until("the new version answers", lambda: clients.versions["4"] > 100)

@@ -452,6 +452,7 @@ _REPOSITORY = (
         "model-repository",
         "The routing rule of a model",
         {200: _json("The rule that holds, null for none", "ModelRoute", examples.ROUTE)},
+        about="Without `--model-control-mode=explicit` the values of headers are empty strings.",
     ),
     Operation(
         "post",
@@ -461,7 +462,8 @@ _REPOSITORY = (
         "Change the routing rule of a model",
         {200: _json("The rule that holds now", "ModelRoute", examples.ROUTE)},
         (*ANY, 404),
-        about="What is left out stays as it is. JSON that does not parse is status 500.",
+        about="Needs `--model-control-mode=explicit`, otherwise 503. What is left out stays as it is. JSON that does "
+        "not parse is status 500.",
         bodies=_body("RouteChange", {"candidate": 3, "share": 10.0}),
     ),
     Operation(
@@ -472,6 +474,7 @@ _REPOSITORY = (
         "Take the routing rule of a model away",
         {200: _json("No rule holds: the highest version gets the requests", "ModelRoute", examples.NO_ROUTE)},
         (*ANY, 404),
+        about="Needs `--model-control-mode=explicit`, otherwise 503.",
     ),
     *(
         Operation(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import catalog_facts as facts
 import pytest
 from memory_log.log import MemoryLog
 
@@ -9,9 +10,12 @@ from charonia.errors import InvalidArgument, NotFound, Unavailable
 from charonia.eventlog.control import ControlPlane
 from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, pack_fact
 from charonia.inference import InferenceRequest
-from charonia.keys import CONTROL
+from charonia.keys import CONTROL, statistics
 from charonia.options.settings import GatewaySettings
+from charonia.releases.route_rule import CANARY, WHOLE, RouteRule, route_fact
 from gateway.service import GatewayService
+
+RULE = RouteRule(1, 2, headers=(("x-canary", "yes"),), stage=CANARY)
 
 
 async def service(*facts: object) -> tuple[GatewayService, ControlPlane]:
@@ -31,6 +35,15 @@ async def test_models_are_not_controlled_outside_explicit_mode(mode: str) -> Non
     assert caught.value.message == "explicit model load / unload is not allowed if polling is enabled"
     with pytest.raises(Unavailable):
         await gateway.unload_model("m", unload_dependents=False)
+    await control.log.append(CONTROL, [FIELD_FACT, pack_fact(route_fact("m", 1, RULE))])
+    while "m" not in control.catalog.routes.rules:
+        await control.changed()
+    for wanted in ({"present": 1}, None):
+        with pytest.raises(Unavailable, match="explicit model load / unload is not allowed"):
+            await gateway.change_route("m", wanted)
+    rule = gateway.route("m")
+    assert rule is not None
+    assert rule.headers == (("x-canary", ""),), "values are for those who may change them"
     await control.close()
 
 
@@ -68,4 +81,29 @@ async def test_a_draining_gateway_is_exiting() -> None:
         await gateway.infer(InferenceRequest("m", -1, []))
     with pytest.raises(Unavailable, match=r"^Server exiting$"):
         await gateway.load_model("m", None, {})
+    await control.close()
+
+
+async def test_rules_outlive_a_log_that_is_replaced_even_if_it_fails_to_join_at_first() -> None:
+    fact = route_fact("m", 3, RouteRule(1))
+    gateway, control = await service(fact)
+    for _ in range(2):
+        gateway.begin_anew()
+        assert control.catalog.routes.rules == {"m": RouteRule(1)}, "requests go by it all the time"
+    await gateway.publish_routes()
+    await gateway.publish_routes()
+    assert (await control.unheard()).count(fact) == 2, "as it was, and once more for a log that has it not"
+    await gateway.close()
+    await control.close()
+
+
+async def test_what_the_present_version_refuses_too_does_not_count_against_a_candidate() -> None:
+    rule = RouteRule(1, 2, WHOLE, stage=CANARY)
+    versions = [facts.loaded(version=1), facts.loaded(version=2)]
+    gateway, control = await service(facts.joined(), *versions, facts.scanned(), route_fact("m", 1, rule))
+    with pytest.raises(InvalidArgument):
+        await gateway.infer(InferenceRequest("m", -1, [], headers=[]))
+    await gateway.close()
+    counted = [await control.log.statistics(statistics("m", version, "h1")) for version in (1, 2)]
+    assert [fields.get("fail_count", 0) for fields in counted] == [1, 0]
     await control.close()

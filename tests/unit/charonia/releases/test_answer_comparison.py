@@ -27,6 +27,10 @@ def answer(*values: float, name: str = "y") -> Tensor:
         ([answer(1)], [answer(1, 1)], {"": 9}, ["y"]),
         ([answer(1), answer(2, name="z")], [answer(1), answer(2, name="w")], {}, ["w", "z"]),
         ([Tensor.of("y", np.array([b"a"]))], [Tensor.of("y", np.array([b"b"]))], {"": 9}, ["y"]),
+        ([Tensor.of("y", np.array([1 << 60]))], [Tensor.of("y", np.array([(1 << 60) + 1]))], {}, ["y"]),
+        ([Tensor.of("y", np.array([1 << 60]))], [Tensor.of("y", np.array([(1 << 60) + 1]))], {"": 0.1}, []),
+        ([answer(*[1] * 70_000, 2)], [answer(*[1] * 70_000, 2.5)], {"": 0.1}, ["y"]),
+        ([answer(0.0)], [answer(-0.0)], {}, []),
         (
             [Tensor("y", DataType.BF16, (1,), b"\x80\x3f")], [Tensor("y", DataType.BF16, (1,), b"\x81\x3f")],
             {"": 0.01}, [],

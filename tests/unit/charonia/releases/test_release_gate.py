@@ -19,11 +19,17 @@ STEP = 2500
     ("candidate", "elapsed_s", "step", "action", "reason"),
     [
         (VersionCounts(10, 30), 90, STEP, WAIT, "40 of 50 requests"),
-        (VersionCounts(97, 3, 1), 5, STEP, ROLL_BACK, "3.0% of 100 requests in 5 s failed; allowed were 1.0%"),
+        (VersionCounts(96, 4, 1), 5, STEP, ROLL_BACK, "4.0% of 100 requests in 5 s failed; allowed were 1.0%"),
+        (VersionCounts(49, 1, 1), 5, STEP, WAIT, "the window has lasted 5 of 60 s"),
+        (
+            VersionCounts(97, 3, 1), 60, STEP, BEGIN,
+            "3.0% of 100 requests in 60 s failed; allowed were 1.0%, which may be chance",
+        ),
+        (VersionCounts(60, 0, 60 * 21_000_000), 59, STEP, WAIT, "the window has lasted 59 of 60 s"),
         (VersionCounts(99, 1, 1), 5, STEP, WAIT, "the window has lasted 5 of 60 s"),
         (
-            VersionCounts(60, 0, 60 * 21_000_000), 5, STEP, ROLL_BACK,
-            "mean latency 21.0 ms of 60 requests in 5 s; allowed were 20.0 ms",
+            VersionCounts(60, 0, 60 * 21_000_000), 60, STEP, ROLL_BACK,
+            "mean latency 21.0 ms of 60 requests in 60 s; allowed were 20.0 ms",
         ),
         (GOOD, 59, STEP, WAIT, "the window has lasted 59 of 60 s"),
         (
@@ -40,7 +46,15 @@ def test_verdicts(candidate: VersionCounts, elapsed_s: float, step: int, action:
 
 def test_without_rollback_it_only_stays() -> None:
     gate = replace(GATE, rollback=False)
-    assert judge(gate, STEP, PRESENT, VersionCounts(0, 100), 90).action == WAIT
+    assert judge(gate, STEP, PRESENT, VersionCounts(0, 100), 59).action == WAIT
+    assert judge(gate, STEP, PRESENT, VersionCounts(0, 100), 90).action == BEGIN
+    assert judge(gate, STEP, PRESENT, VersionCounts(100, 0, 10**12), 90).action == BEGIN
+
+
+def test_few_failures_of_the_present_version_excuse_nothing() -> None:
+    candidate = VersionCounts(80, 20)
+    assert judge(GATE, STEP, VersionCounts(1, 1), candidate, 5).action == ROLL_BACK
+    assert judge(GATE, STEP, VersionCounts(50, 50), candidate, 5).action == WAIT
 
 
 def test_latency_needs_a_present_version_with_enough_requests() -> None:
@@ -54,4 +68,6 @@ def test_what_callers_cancel_says_nothing() -> None:
     fields = {"success_count": 7, "success_ns": 70, "fail_count": 5, "fail_CANCELED": 3, "fail_BACKEND": 2}
     assert counts_of(fields) == VersionCounts(7, 2, 70)
     assert counts_of({}) == VersionCounts()
+    hits = {"success_count": 7, "success_ns": 70, "cache_hit_count": 5, "cache_hit_ns": 10}
+    assert counts_of(hits) == VersionCounts(2, 0, 60), "what the cache answered says nothing either"
     assert VersionCounts(7, 2, 70).since(VersionCounts(4, 2, 30)) == VersionCounts(3, 0, 40)

@@ -8,7 +8,7 @@ import pytest
 
 from charonia.errors import InvalidArgument
 from charonia.releases.route_change import changed_rule, summary
-from charonia.releases.route_rule import CANARY, PINNED, ROLLED_BACK, RouteRule, rolled_back
+from charonia.releases.route_rule import CANARY, PINNED, ROLLED_BACK, RouteRule, rolled_back, without_values
 
 
 def changed(rule: RouteRule | None, **wanted: Any) -> RouteRule:
@@ -23,13 +23,23 @@ def test_the_present_version_is_the_highest_other_one() -> None:
         changed_rule(None, {"candidate": 3}, [3], 5)
 
 
+def test_a_version_that_is_not_served_cannot_become_the_present_one() -> None:
+    with pytest.raises(InvalidArgument, match="version 9 is not served: requests cannot go to it"):
+        changed(None, present=9)
+    rule = changed(None, present=1)
+    with pytest.raises(InvalidArgument, match="version 9 is not served"):
+        changed(rule, present=9)
+    assert changed_rule(rule, {"shadow": 3}, [2], 5).present == 1, "it was served when it was named"
+
+
 def test_what_is_not_named_stays() -> None:
     rule = changed(None, candidate=3, share=10, headers={"X-Canary": "yes"}, gate={"window_s": 30, "steps": [50]})
     wider = changed(rule, share=20, gate={"min_requests": 5})
     assert (wider.share, wider.headers, wider.present) == (2000, (("x-canary", "yes"),), 2)
     assert (wider.gate.window_s, wider.gate.min_requests, wider.gate.steps) == (30, 5, (5000,))
     assert [decision.by for decision in wider.history] == ["operator", "operator"]
-    assert wider.history[-1].what == summary(wider)
+    assert wider.history[-1].what == summary(without_values(wider))
+    assert "header x-canary" in wider.history[-1].what, "a history is shown to more people than values of headers"
 
 
 def test_a_candidate_that_is_named_again_is_tested_again() -> None:
@@ -51,6 +61,30 @@ def test_an_operator_releases_by_naming_the_candidate_as_present() -> None:
 def test_stage_and_history_are_not_for_operators() -> None:
     with pytest.raises(InvalidArgument, match="unknown field 'stage' of a routing rule: present, candidate, "):
         changed(None, present=1, stage="released")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"headers": {"a": "é" * 129}}, "names and values in a routing rule have at most 256 bytes"),
+        ({"tenants": ["a" * 257]}, "names and values in a routing rule have at most 256 bytes"),
+        ({"tolerances": {"a" * 257: 1}}, "names and values in a routing rule have at most 256 bytes"),
+        ({"tolerances": {str(n): 1 for n in range(65)}}, "a routing rule has at most 64 tolerances"),
+        ({"headers": {f"{n:0256}": "é" * 128 for n in range(64)}}, "a routing rule has at most 65536 bytes"),
+    ],
+)
+def test_rules_are_small(wanted: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        changed(None, candidate=3, **wanted)
+    assert caught.value.message == text
+
+
+def test_the_history_of_a_large_rule_does_not_stop_its_changes() -> None:
+    rule = changed(None, candidate=3, headers={f"{n:064}": "b" * 250 for n in range(64)})
+    for share in range(1, 30):
+        rule = changed(rule, share=share)
+    assert (rule.share, len(rule.history)) == (2900, 20)
+    assert rule.history[-1].what.endswith("...")
 
 
 def test_words() -> None:

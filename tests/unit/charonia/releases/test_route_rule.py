@@ -29,6 +29,7 @@ from charonia.releases.route_rule import (
     route_fact,
     share_of,
     spread_draw,
+    standing_in,
     sticky_key,
 )
 
@@ -64,6 +65,15 @@ def test_what_cannot_be_run_again_is_not_drawn() -> None:
     assert chosen(replace(RULE, sticky=CORRELATION_ID), sequence, 0) == 3
 
 
+def test_who_stands_in_for_a_present_version_that_is_not_served() -> None:
+    back = replace(RULE, stage=ROLLED_BACK)
+    assert standing_in(back, [1, 2, 3]) == 2
+    assert standing_in(back, [1, 3]) == 1, "no candidate that was rolled back"
+    assert standing_in(RULE, [1, 3]) == 3
+    assert standing_in(RouteRule(2, shadow=3), [1, 3]) == 1, "no shadow"
+    assert standing_in(replace(back, shadow=4), [3, 4]) == 4, "rather one of them than none"
+
+
 def test_keys_of_sticky_rules() -> None:
     facts = RequestFacts([(b"x-user", b"ann")], correlation_id="call")
     assert sticky_key(RULE, facts) == b""
@@ -96,6 +106,9 @@ def test_steps_and_ends() -> None:
         ({"present": 1, "weight": 1}, "unknown field 'weight' of a routing rule"),
         ({"present": True}, "'present' of a routing rule must be the number of a version"),
         ({"present": 1, "headers": {"a": 1}}, "'headers' of a routing rule must be an object of strings"),
+        ({"present": 1, "headers": {"a": "\ud800"}}, "'headers' of a routing rule must be an object of strings"),
+        ({"present": 1, "sticky": "\ud800"}, "'sticky' of a routing rule must be a string"),
+        ({"present": 1, "tenants": ["\ud800"]}, "'tenants' of a routing rule must be a list of strings"),
         ({"present": 1, "tenants": "a"}, "'tenants' of a routing rule must be a list"),
         ({"present": 1, "sticky": 3}, "'sticky' of a routing rule must be a string"),
         ({"present": 1, "stage": "odd"}, "'odd' is no stage of a routing rule: canary, rolled back, released, pinned"),
@@ -145,4 +158,5 @@ def test_rules_of_newer_releases_are_read_as_far_as_they_are_known() -> None:
     assert routes.rules["m"] == RULE
     for unreadable in ("{", "[]", '{"present":"x"}'):
         assert not routes.apply(RouteChanged("m", 2, unreadable))
-    assert routes.revisions["m"] == 1
+    assert routes.rules["m"] == RULE
+    assert routes.revisions["m"] == 2, "what is written next counts only after it"

@@ -15,6 +15,7 @@ from charonia.releases.route_rule import RouteRule
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 from gateway.releases.shadow_requests import MAX_IN_FLIGHT, ShadowRequests
+from gateway.requests.delivery import Caller
 
 SERVED = facts.catalog(facts.joined(), facts.loaded(version=2), facts.scanned()).find("m", 2)
 RULE = RouteRule(1, shadow=2, tolerances=(("", 0.1),))
@@ -37,8 +38,9 @@ async def test_answers_are_compared_and_counted() -> None:
     ]
     asked: list[InferenceRequest] = []
 
-    async def send(request: InferenceRequest) -> ResponseRecord:
+    async def send(request: InferenceRequest, caller: Caller) -> ResponseRecord:
         asked.append(request)
+        assert caller == Caller("acme")
         answer = answers[len(asked) - 1]
         if isinstance(answer, LogUnavailable):
             raise answer
@@ -48,19 +50,20 @@ async def test_answers_are_compared_and_counted() -> None:
     shadows = ShadowRequests(log, send)
     request = InferenceRequest("m", -1, [tensor(7)], id="mine", headers=[(b"a", b"b")])
     for _ in answers:
-        shadows.copy(request, SERVED, RULE, [tensor(1)])
+        shadows.copy(request, SERVED, RULE, [tensor(1)], Caller("acme"))
     await shadows.settled()
     assert {(found.served.version, found.headers, found.id) for found in asked} == {(2, None, "")}
+    assert all(found.priority > 1 << 30 for found in asked), "callers come first"
     assert request.id == "mine"
     await shadows.close()
     counted = await log.statistics(keys.shadow_counts("m", 2))
-    assert counted == {"same": 1, "different": 1, "different in y": 1, "failed": 2}
+    assert counted == {"same": 1, "different": 1, "different in y": 1, "failed": 1, "skipped": 1}
 
 
 async def test_while_many_run_no_others_are_copied() -> None:
     gate = asyncio.Event()
 
-    async def send(_request: InferenceRequest) -> ResponseRecord:
+    async def send(_request: InferenceRequest, _caller: Caller) -> ResponseRecord:
         await gate.wait()
         return answered(tensor(1))
 
@@ -73,4 +76,19 @@ async def test_while_many_run_no_others_are_copied() -> None:
     gate.set()
     await shadows.settled()
     assert shadows.counts == {("m", "skipped"): 4, ("m", "same"): MAX_IN_FLIGHT}
+    await shadows.close()
+
+
+async def test_a_gateway_that_drains_waits_for_no_copy() -> None:
+    async def send(_request: InferenceRequest, _caller: Caller) -> ResponseRecord:
+        await asyncio.Event().wait()
+        raise AssertionError("it never answers")
+
+    shadows = ShadowRequests(MemoryLog(), send)
+    shadows.copy(InferenceRequest("m", -1, [tensor(7)]), SERVED, RULE, [tensor(1)])
+    shadows.begin_drain()
+    await shadows.settled()
+    shadows.copy(InferenceRequest("m", -1, [tensor(7)]), SERVED, RULE, [tensor(1)])
+    await shadows.settled()
+    assert shadows.counts == {}
     await shadows.close()

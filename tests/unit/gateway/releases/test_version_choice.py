@@ -13,6 +13,7 @@ from charonia.inference import InferenceRequest
 from charonia.releases.route_rule import CANARY, CORRELATION_ID, RouteRule, route_fact
 from gateway.releases.version_choice import VersionChoice
 from gateway.requests.delivery import AS_USUAL, Caller, DeliveryOptions
+from protos.model_config_pb2 import ModelConfig
 
 RULE = RouteRule(1, 2, 5000, (("x-canary", "yes"),), ("acme",), stage=CANARY)
 MATCH = [(b"x-canary", b"yes")]
@@ -82,6 +83,16 @@ def test_a_version_that_is_not_served_gets_nothing() -> None:
     assert made.choose(request(headers=MATCH), AS_USUAL, found) == (found, None)
     _, other = choice(replace(RULE, present=9))
     assert other.find("m", -1).version == 2, "rather the highest than none"
+
+
+def test_a_candidate_that_answers_in_another_way_gets_nothing() -> None:
+    config = ModelConfig.FromString(facts.CONFIG)
+    config.model_transaction_policy.decoupled = True
+    decoupled = replace(facts.loaded(version=2), config=config.SerializeToString())
+    rule = route_fact("m", 1, replace(RULE, share=10_000))
+    catalog = facts.catalog(facts.joined(), facts.loaded(version=1), decoupled, facts.scanned(), rule)
+    found = catalog.find("m", -1)
+    assert VersionChoice(catalog).choose(request(), AS_USUAL, found) == (found, None)
 
 
 def test_errors_that_another_version_may_not_have() -> None:
