@@ -69,8 +69,8 @@ class ConsoleApp:
         identify: Identify | None = None,
         names: Collection[str] | None = None,
     ) -> None:
-        """Without `identify` every viewer sees everything. `names` are the host names, in lower case, under which it may
-        be opened beside IP addresses and localhost; None for any.
+        """Without `identify` every viewer sees everything. `names` are the host names, in lower case, under which it
+        may be opened beside IP addresses and localhost; None for any.
         """
         self._log = log
         self._sampler = sampler
