@@ -134,7 +134,7 @@ class Sampler:
             except CharoniaError as failure:
                 error = failure.message
                 _log.debug("the log could not be read for the console: %s", error)
-            if self._idle:  # nobody looked: plots begin anew
+            if self._idle:  # the first look after a pause: the plots show what follows
                 self._samples.clear()
                 self._idle = False
             self._samples.append(Sample(wall_ns() / 1e9, scrape, view, error))

@@ -141,7 +141,7 @@ class ShadowRequests:
                 await self._log.add_statistics(key, counts)
 
     def begin_drain(self) -> None:
-        """End the copies that run, and make no more: nobody waits for one. What ends here is not counted."""
+        """End the copies that run, and make no more: no caller waits for one. What ends here is not counted."""
         self._is_draining = True
         self._tasks.cancel()
 
