@@ -74,6 +74,7 @@ class Supervisor:
     async def run(self) -> int:
         _check_repositories(self._values["model_repository"])
         lock = self._state.lock()
+        self._state.clear()  # of one that was killed: others may listen where it did
         self._listen_to_signals()
         self._shm_dir = self._values["shm_dir"] or self._state.memory_directory()
         self._runtime_dir = short_directory(self._state.path)  # one that was killed is cleared away by its successor

@@ -348,6 +348,8 @@ def _refused(port: int) -> bool:
 def test_the_ports_open_when_the_first_loads_are_over(tmp_path: Path, gateways: int) -> None:
     ports, go = (free_port(), free_port()), tmp_path / "go"
     flags = (f"--http-port={ports[0]}", f"--grpc-port={ports[1]}", f"--gateways={gateways}")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "endpoints.json").write_text("{}")  # of a server that was killed: it ends with the start
     server = start(_slow_repository(tmp_path / "models", go), tmp_path / "state", *flags)
     _wait_for(lambda: server.log().count("the ports open when 1 executors have loaded") == gateways)
     _wait_for(lambda: server.log().count("the ports stay closed: 0 of 1 executors have loaded") >= gateways)

@@ -25,8 +25,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 class Server:
     """A running server: `http` and `grpc` are host:port, `state_dir` holds processes.json and endpoints.json."""
 
-    def __init__(self, process: subprocess.Popen[bytes], state_dir: Path, log_file: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], state_dir: Path, log_file: Path, before: tuple[int, int] | None
+    ) -> None:
+        """`before` is the `endpoints.json` that a server left which was killed: where it listened may be another's."""
         self.process = process
+        self._before = before
         self.state_dir = state_dir
         self.log_file = log_file
         self.http = ""
@@ -51,7 +55,10 @@ class Server:
 
     def read_endpoints(self) -> None:
         """Learn where it listens. Raises `OSError`, `ValueError` or `KeyError` while that is not known."""
-        where = json.loads((self.state_dir / "endpoints.json").read_text())
+        told = self.state_dir / "endpoints.json"
+        if _identity(told) == self._before:
+            raise KeyError(f"{told} is not this server's yet")
+        where = json.loads(told.read_text())
         self.http, self.grpc = where["http"], where["grpc"]
         self.metrics, self.log_url = where["metrics"], where["log"]
         if self.state_dir in _logs:
@@ -101,6 +108,15 @@ class Server:
             raise
 
 
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Its inode and time of writing; None if it is not there."""
+    try:
+        told = file.stat()
+    except FileNotFoundError:
+        return None
+    return told.st_ino, told.st_mtime_ns
+
+
 def start(models: Path, state_dir: Path, *flags: str, environment: dict[str, str] | None = None) -> Server:
     """Start `charonia serve` on free loopback ports, in a process group of its own; `environment` adds variables."""
     state_dir.mkdir(parents=True, exist_ok=True)
@@ -109,6 +125,7 @@ def start(models: Path, state_dir: Path, *flags: str, environment: dict[str, str
             _logs[state_dir] = topologies.Topology(topologies.wanted())
         flags = (f"--log-url={_logs[state_dir].url}", *flags)
     log_file = state_dir / "serve.log"
+    before = _identity(state_dir / "endpoints.json")
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [
@@ -132,7 +149,7 @@ def start(models: Path, state_dir: Path, *flags: str, environment: dict[str, str
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
         )
     _started.append(process)
-    return Server(process, state_dir, log_file)
+    return Server(process, state_dir, log_file, before)
 
 
 _started: list[subprocess.Popen[bytes]] = []
