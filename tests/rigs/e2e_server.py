@@ -26,7 +26,11 @@ class Server:
     """A running server: `http` and `grpc` are host:port, `state_dir` holds processes.json and endpoints.json."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], state_dir: Path, log_file: Path, before: tuple[int, int] | None
+        self,
+        process: subprocess.Popen[bytes],
+        state_dir: Path,
+        log_file: Path,
+        before: tuple[int, int] | None = None,
     ) -> None:
         """`before` is the `endpoints.json` that a server left which was killed: where it listened may be another's."""
         self.process = process
