@@ -47,7 +47,7 @@ class RouteControl:
         if model not in routes.rules and not any(row.model == model for row in catalog.index()):
             raise NotFound(f"Request for unknown model: '{name_of(model)}' is not found")
         while True:
-            revision = routes.revisions.get(model, 0) + 1
+            revision = routes.next_revision(model)
             rule = None
             if wanted is not None:
                 rule = changed_rule(routes.rules.get(model), wanted, list(catalog.served(model)), wall_ns() // 1000)
