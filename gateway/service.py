@@ -52,6 +52,7 @@ from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
 from .releases.release_watch import ReleaseWatch, release_metrics
 from .releases.shadow_requests import ShadowRequests
+from .releases.version_choice import may_run_again
 from .reports.metadata import metadata_of
 from .reports.model_statistics import model_statistics
 from .reports.readiness import Readiness
@@ -281,11 +282,15 @@ class GatewayService:
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         counts = entrance.counts
         try:
-            record = await self._send(entrance, one)
-            if record.error is not None and (again := self._again(entrance, one, record.error)) is not None:
-                entrance, one = again
-                counts = entrance.counts
+            if one.fallback is None:
                 record = await self._send(entrance, one)
+            else:
+                with self._requester.coming():  # a gateway that stops waits for what is run again
+                    record = await self._send(entrance, one)
+                    if record.error is not None and (again := self._again(entrance, one, record.error)) is not None:
+                        entrance, one = again
+                        counts = entrance.counts
+                        record = await self._send(entrance, one)
             if in_regions is not None:
                 record = await self._counted_open(in_regions.write(record))
         except CharoniaError as error:
@@ -320,15 +325,9 @@ class GatewayService:
         """A version has failed a request: what to send to the version that its rule would have chosen otherwise
         (ADR 0058). None if the error is the answer; otherwise the failure is counted here.
         """
-        if one.fallback is None or not self._entrances.choice.runs_again(one.served.model, error):
-            return None
-        try:
-            again = self._entrances.admit_again(
-                one.request, one.fallback, monotonic_ns(), one.options, one.min_interval_s
-            )
-        except CharoniaError:
-            return None  # its deadline has passed by now
-        entrance.counts.failed(error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
+        again = self._entrances.admit_again(one) if may_run_again(error) else None
+        if again is not None:
+            entrance.counts.failed(error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
         return again
 
     async def _ask_shadow(self, request: InferenceRequest) -> ResponseRecord:
