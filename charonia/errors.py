@@ -111,10 +111,17 @@ class LogUnavailable(Unavailable):
     """The event log could not be reached or refused the command; whether the work was taken is unknown."""
 
 
+class LogAway(LogUnavailable):
+    """There was no connection to the event log, so the command was not sent."""
+
+
 class LogRefused(LogUnavailable):
-    """The event log refused the command: nothing of it was done. `passes`: it may take the same one later."""
+    """The event log refused the command: nothing of it was done. `passes`: it may take the same one later. `denied`:
+    this process may not give it such commands.
+    """
 
     passes: bool = True
+    denied: bool = False
 
 
 class StreamInterrupted(Unavailable):

@@ -14,7 +14,7 @@ from charonia.calls.cache.cache_keys import rules_of
 from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable
+from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable, shed
 from charonia.inference import InferenceRequest
 
 from .dataplane import AdmittedRequest
@@ -88,11 +88,12 @@ class Entrances:
                 if request.trace is not None:
                     failed(request.trace, error)
                 raise
-            refused = error
+            refused = shed(error)  # with its traceback it would be a cycle with this frame, which has the inputs
+        request.served, request.headers = fallback, None
         # what the other version refuses too says nothing about a candidate
-        again = self.admit_again(request, fallback, started_ns, options, min_interval_s)
+        again = self.admit(request, started_ns, options, min_interval_s)
         self._refused(known, started_ns, refused)
-        self.choice.runs_again(served.model, refused)
+        self.choice.ran_again(served.model)
         return again
 
     def _refused(self, entrance: Entrance, started_ns: int, error: CharoniaError) -> None:
@@ -100,17 +101,28 @@ class Entrances:
         entrance.counts.failures[reason] += 1
         self._unsent.count(entrance.served, monotonic_ns() - started_ns, reason)
 
-    def admit_again(
-        self,
-        request: InferenceRequest,
-        fallback: ServedVersion,
-        started_ns: int,
-        options: DeliveryOptions | None = None,
-        min_interval_s: float = 0.0,
-    ) -> tuple[Entrance, AdmittedRequest]:
-        """Admit a request that a candidate has failed to the version that its rule would have chosen otherwise."""
-        request.served, request.headers = fallback, None
-        return self.admit(request, started_ns, options, min_interval_s)
+    def admit_again(self, one: AdmittedRequest) -> tuple[Entrance, AdmittedRequest] | None:
+        """Admit a request that a candidate has failed to the version that its rule would have chosen otherwise, also
+        while this gateway drains, for the request was accepted before.
+
+        None if that version refuses it or its deadline has passed: its answer is the failure, and nothing is counted.
+        """
+        request, served = one.request, one.fallback
+        if served is None:
+            return None
+        known = self.of(served)
+        admission = known.admission
+        try:
+            if request.deadline_ns:
+                check_deadline(request.deadline_ns, wall_ns())
+            admitted, level = admission.admit(request), admission.level(request.priority)
+        except CharoniaError:
+            return None
+        request.served, request.headers = served, None
+        if isinstance(request.trace, Trace):
+            request.trace.begins(served.interface.name, served.version, request.id, one.options.caller.tenant)
+        self.choice.ran_again(served.model)
+        return known, AdmittedRequest(request, served, admitted, level, one.options, one.min_interval_s)
 
     def of(self, served: ServedVersion) -> Entrance:
         """The entrance of a version."""

@@ -24,7 +24,7 @@ from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unav
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import EventLog
-from charonia.facts.events import LanesWeighed, RouteChanged
+from charonia.facts.events import LanesWeighed
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, parse_version, wanted_outputs
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.names import name_of
@@ -52,6 +52,7 @@ from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
 from .releases.release_watch import ReleaseWatch, release_metrics
 from .releases.shadow_requests import ShadowRequests
+from .releases.version_choice import may_run_again
 from .reports.metadata import metadata_of
 from .reports.model_statistics import model_statistics
 from .reports.readiness import Readiness
@@ -136,7 +137,6 @@ class GatewayService:
         self._entrances = Entrances(self._catalog, self.metrics, self._unsent, caches=self._cache is not None)
         self.routes = self._entrances.choice.rules
         self._releases = ReleaseWatch(log, control, settings.incarnation)
-        self._routes_before: list[RouteChanged] = []
         self._shadows = ShadowRequests(log, self._ask_shadow)
         self.metrics.more.append(lambda: release_metrics(self._entrances.choice, self._releases, self._shadows))
         self.lane = ExpressLane(
@@ -177,9 +177,8 @@ class GatewayService:
         """Publish the rules of a log that was replaced; where the new one has them, this changes nothing. Raises
         `LogUnavailable`.
         """
-        for fact in self._routes_before:
+        for fact in self._catalog.routes.unwritten():
             await self._control.announce(fact)
-        self._routes_before = []
 
     def _check_tenants(self) -> None:
         """Check the tenants' file from time to time: requests in the lane do not identify their caller."""
@@ -203,12 +202,8 @@ class GatewayService:
         if self._cache is not None:
             self._cache.store.forget()
         self.jobs.begin_anew()
-        self._routes_before = self._catalog.routes.facts()
         self._releases.begin_anew()
         self._control.begin_anew()
-        # no request may go by no rule until the new log has them, nor may they be lost when this happens once more
-        for fact in self._routes_before:
-            self._catalog.apply(fact)
         self.tracer.begin_anew()
 
     def leave_rotation(self) -> None:
@@ -287,11 +282,15 @@ class GatewayService:
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         counts = entrance.counts
         try:
-            record = await self._send(entrance, one)
-            if record.error is not None and (again := self._again(entrance, one, record.error)) is not None:
-                entrance, one = again
-                counts = entrance.counts
+            if one.fallback is None:
                 record = await self._send(entrance, one)
+            else:
+                with self._requester.coming():  # a gateway that stops waits for what is run again
+                    record = await self._send(entrance, one)
+                    if record.error is not None and (again := self._again(entrance, one, record.error)) is not None:
+                        entrance, one = again
+                        counts = entrance.counts
+                        record = await self._send(entrance, one)
             if in_regions is not None:
                 record = await self._counted_open(in_regions.write(record))
         except CharoniaError as error:
@@ -317,7 +316,7 @@ class GatewayService:
         counts.succeeded(monotonic_ns() - started_ns)
         outputs = wanted_outputs(record.outputs, request.outputs)
         if one.shadow is not None and (rule := self.routes.get(one.served.model)) is not None:
-            self._shadows.copy(request, one.shadow, rule, outputs, one.options.caller)
+            self._shadows.copy(request, one.shadow, rule, outputs)
         return InferenceResponse(one.served.interface.name, record.version, outputs, request.id, record.parameters)
 
     def _again(
@@ -326,21 +325,14 @@ class GatewayService:
         """A version has failed a request: what to send to the version that its rule would have chosen otherwise
         (ADR 0058). None if the error is the answer; otherwise the failure is counted here.
         """
-        if one.fallback is None or not self._entrances.choice.runs_again(one.served.model, error):
-            return None
-        try:
-            again = self._entrances.admit_again(
-                one.request, one.fallback, monotonic_ns(), one.options, one.min_interval_s
-            )
-        except CharoniaError:
-            return None  # its deadline has passed by now
-        entrance.counts.failed(error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
+        again = self._entrances.admit_again(one) if may_run_again(error) else None
+        if again is not None:
+            entrance.counts.failed(error, ensemble=one.served.interface.scheduling == ENSEMBLE_SCHEDULING)
         return again
 
-    async def _ask_shadow(self, request: InferenceRequest, caller: Caller) -> ResponseRecord:
-        """The answer of a shadow to a copy of this caller's request."""
-        options = AS_USUAL if caller is ANYONE else DeliveryOptions(caller=caller)
-        return await self._dataplane.infer(self._entrances.admit(request, monotonic_ns(), options)[1])
+    async def _ask_shadow(self, request: InferenceRequest) -> ResponseRecord:
+        """The answer of a shadow to a copy of a request."""
+        return await self._dataplane.infer(self._entrances.admit(request, monotonic_ns())[1])
 
     async def _answered(
         self, entrance: Entrance, one: AdmittedRequest, moved: Callable[[Entrance], None]

@@ -47,11 +47,12 @@ class RouteControl:
         if model not in routes.rules and not any(row.model == model for row in catalog.index()):
             raise NotFound(f"Request for unknown model: '{name_of(model)}' is not found")
         while True:
-            revision = routes.revisions.get(model, 0) + 1
+            revision = routes.next_revision(model)
+            before = routes.rules.get(model)
             rule = None
             if wanted is not None:
-                rule = changed_rule(routes.rules.get(model), wanted, list(catalog.served(model)), wall_ns() // 1000)
-            elif model not in routes.rules:
+                rule = changed_rule(before, wanted, list(catalog.served(model)), wall_ns() // 1000)
+            elif before is None:
                 return None
             await self._control.announce(route_fact(model, revision, rule))
             try:
@@ -63,5 +64,9 @@ class RouteControl:
             counting = routes.rules.get(model)
             if counting == rule:
                 return counting
-            if rule is not None and counting is not None and rule.history[-1] in counting.history:
+            if counting is None:
+                continue
+            if rule is not None and rule.history[-1] in counting.history:
                 return counting  # another writer has built on ours
+            if rule is None and before is not None and before.history and before.history[-1] not in counting.history:
+                return counting  # another writer has made it since, from none

@@ -102,7 +102,9 @@ class Catalog:
         self._namespaces = Namespaces(self._is_meant)
 
     def clear(self) -> None:
-        """Drop all state, as at the start. Listeners stay and are not called: the caller knows."""
+        """Drop all state, as at the start, but the routing rules: no request may go by none until the new log has them.
+        Listeners stay and are not called: the caller knows.
+        """
         for known in (self.processes, self.executors, self._replaced, self.finished, self._newest):
             known.clear()
         self._served.clear()
@@ -110,7 +112,7 @@ class Catalog:
         self._namespaces.clear()
         self.lane_weights.clear()
         self.trace_settings.clear()
-        self.routes.clear()
+        self.routes.begin_anew()
 
     # -- folding ------------------------------------------------------------------------------------------------------
 

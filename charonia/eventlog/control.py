@@ -94,7 +94,7 @@ class ControlPlane:
         self._task = asyncio.create_task(self._watch(), name="liveness watch")
 
     def begin_anew(self) -> None:
-        """The log has a new epoch: all its processes report again, and until then the catalog is empty."""
+        """The log has a new epoch: all its processes report again, and until then the catalog has only routes."""
         self.epoch_changes += 1
         self._suspects.clear()
         self._neighbours.close()

@@ -92,7 +92,8 @@ def judge(gate: Gate, step: int, present: VersionCounts, candidate: VersionCount
         reason = f"mean latency {candidate.mean_ms:.1f} ms {compared}; allowed were {limit_ms:.1f} ms"
         return Verdict(exceeded, reason)
     if candidate.error_percent > allowed:
-        return Verdict(BEGIN, f"{failures}, which may be chance")
+        # the window goes on, until there are so many requests that chance is excluded or the rate is within its limit
+        return Verdict(WAIT if gate.rollback else BEGIN, f"{failures}, which may be chance")
     if not step:
         return Verdict(BEGIN, "within its limits")
     if not is_comparable:

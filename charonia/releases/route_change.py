@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from charonia.errors import InvalidArgument
 
-from .route_rule import CANARY, PINNED, Decision, RouteRule, decided, document, percent, read_rule, without_values
+from .route_rule import (
+    CANARY,
+    PINNED,
+    Decision,
+    RouteRule,
+    decided,
+    document,
+    percent,
+    read_rule,
+    route_fact,
+    without_values,
+)
 
 MAX_RULE_BYTES = 65_536
 """With its history: every process keeps it."""
@@ -58,9 +68,18 @@ def changed_rule(
         rule = replace(rule, stage=stage, history=current.history)
     _check_size(rule)
     changed = decided(rule, Decision(at_us, "operator", _shortened(summary(without_values(rule))), "asked for"))
-    if len(json.dumps(document(changed))) > MAX_RULE_BYTES:
-        raise InvalidArgument(f"a routing rule has at most {MAX_RULE_BYTES} bytes")
-    return changed
+    return _fitting(changed)
+
+
+def _fitting(rule: RouteRule) -> RouteRule:
+    """The rule without its oldest decisions, if it is too large with them. Raises `InvalidArgument` if the last one
+    alone is too much.
+    """
+    while len(route_fact("", 0, rule).rule) > MAX_RULE_BYTES:
+        if len(rule.history) == 1:
+            raise InvalidArgument(f"a routing rule has at most {MAX_RULE_BYTES} bytes")
+        rule = replace(rule, history=rule.history[1:])
+    return rule
 
 
 def _check_size(rule: RouteRule) -> None:

@@ -378,10 +378,18 @@ def _tolerances(body: Mapping[str, Any]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Routes:
-    """The rules of all models: a fold of `RouteChanged`. `rules` is changed in place, so parts may keep it."""
+    """The rules of all models: a fold of `RouteChanged`. `rules` is changed in place, so parts may keep it.
+
+    `revisions` are those of the log that is read now. The rules of a log that was replaced stay until the new one has a
+    fact of the model, whichever revision that has: all processes that read a log end with the same rules.
+    """
 
     rules: dict[str, RouteRule] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
+    _facts: dict[str, RouteChanged] = field(default_factory=dict)
+    """By model: the fact that counts, as it was written."""
+    _former: dict[str, RouteChanged] = field(default_factory=dict)
+    """By model: the fact with the largest revision of the logs before."""
 
     def apply(self, fact: RouteChanged) -> bool:
         """Fold one fact; returns whether it counts.
@@ -392,6 +400,7 @@ class Routes:
         if fact.revision <= self.revisions.get(fact.model, 0):
             return False
         self.revisions[fact.model] = fact.revision
+        self._facts[fact.model] = fact
         try:
             rule = rule_of(fact)
         except InvalidArgument:
@@ -402,13 +411,26 @@ class Routes:
             self.rules[fact.model] = rule
         return True
 
-    def facts(self) -> list[RouteChanged]:
-        """Facts that make an empty fold this one."""
-        return [route_fact(model, revision, self.rules.get(model)) for model, revision in self.revisions.items()]
-
-    def clear(self) -> None:
-        self.rules.clear()
+    def begin_anew(self) -> None:
+        """The log was replaced; calling it again changes nothing."""
+        for model, fact in self._facts.items():
+            if model not in self._former or fact.revision >= self._former[model].revision:
+                self._former[model] = fact
+        self._facts.clear()
         self.revisions.clear()
+
+    def unwritten(self) -> list[RouteChanged]:
+        """The facts of former logs that the present one has nothing as new for, as they were written: a rule that this
+        release cannot read must not be replaced by the one before it.
+        """
+        return [fact for fact in self._former.values() if fact.revision > self.revisions.get(fact.model, 0)]
+
+    def next_revision(self, model: str) -> int:
+        """The revision of a change. It equals that of a former log's rule that is not written again yet: the first of
+        both counts.
+        """
+        former = self._former.get(model)
+        return max(self.revisions.get(model, 0) + 1, former.revision if former is not None else 0)
 
 
 def rule_of(fact: RouteChanged) -> RouteRule | None:

@@ -83,7 +83,11 @@ class ExecutedWaves(Executed):
         return [index for index, answer in enumerate(self.answers) if not answer and index not in self.singly]
 
     def succeeded(self, place: int, index: int, count: int) -> int:
-        """How many of the `count` requests of a wave succeeded in the execution with index `place`."""
+        """How many of the `count` requests of a wave succeeded in the execution with index `place`: none of one that is
+        `left`, for it runs again.
+        """
+        if not self.answers[index] and index not in self.singly:
+            return 0
         if place in self.shares:
             return self.shares[place][index]
         return count - self.failed.get(index, 0) if self.failed else count
@@ -460,12 +464,15 @@ class WaveBatch:
         """Take over the results of a batch of requests as results of their waves."""
         at = 0
         wave_of: list[int] = []
+        left: set[int] = set()
         for index, _ in run:
             count = self._waves[index].count
             answers = executed.answers[at : at + count]
             wave_of += [index] * count
             at += count
-            if all(answers):
+            if not all(answers):
+                left.add(index)
+            else:
                 infer_ns = executed.executions[0].infer_ns if executed.executions else 0
                 together = self._together(self._waves[index], answers, infer_ns)
                 if together:
@@ -474,6 +481,8 @@ class WaveBatch:
                     self.executed.singly[index] = [self._referred(self._waves[index], answer) for answer in answers]
         for failure in executed.failures:
             index = wave_of[failure.index]
+            if index in left:
+                continue  # its instance died: it runs again, or fails whole
             self.executed.failed[index] = self.executed.failed.get(index, 0) + 1
             self.executed.failures.append(Failure(index, failure.error, failure.reason, failure.end_ns))
         for execution in executed.executions:

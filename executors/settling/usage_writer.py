@@ -1,7 +1,8 @@
 """Writes what requests have used (`usage_counts`) to the log, in parts, and forgets its oldest days (ADR 0055).
 
-A part is written again only if the log has certainly not taken it: after a lost connection that is unknown, and a bill
-must rather miss a second than have it twice. A log that does not allow the write gets none until the next hour.
+A part is written again only if the log has certainly not taken it: after a connection that was lost meanwhile that is
+unknown, and a bill must rather miss a second than have it twice. A log that does not allow the write gets none until
+the next hour; what it refuses for good for another reason is dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, LogRefused, LogUnavailable
+from charonia.errors import CharoniaError, LogAway, LogRefused, LogUnavailable
 from charonia.eventlog.port import WaveLog
 from charonia.facts.usage import KEPT_DAYS, hour_of, in_parts
 from charonia.tasks import Tasks
@@ -68,12 +69,14 @@ class UsageWriter:
             self.writing.discard(written)
             if error is None:
                 pass
-            elif not isinstance(error, LogRefused):
-                _log.warning("the usage of about a second may be lost: %s", error)
-            elif error.passes:
+            elif isinstance(error, LogAway) or (isinstance(error, LogRefused) and error.passes):
                 self._keep(key, part, error)
-            else:
+            elif isinstance(error, LogRefused) and error.denied:
                 self._give_up(error)
+            elif isinstance(error, LogRefused):
+                _log.warning("the usage of about a second in '%s' is lost: %s", key.decode(), error)
+            else:
+                _log.warning("the usage of about a second may be lost: %s", error)
             if not written.done():
                 written.set_result(None)
 
@@ -86,19 +89,19 @@ class UsageWriter:
         if not self._unwritten:
             _log.warning("usage cannot be written, trying again: %s", error)
         self._add(key, part)
+        while sum(map(len, self._unwritten.values())) > _MOST_UNWRITTEN:
+            oldest = next(iter(self._unwritten))
+            _log.warning("the usage in '%s' is lost: too much of it waits to be written", oldest.decode())
+            del self._unwritten[oldest]
         self._on_kept()
 
     def _add(self, key: bytes, increments: dict[str, int]) -> None:
         totals = self._unwritten.setdefault(key, {})
         for name, amount in increments.items():
             totals[name] = totals.get(name, 0) + amount
-        while sum(map(len, self._unwritten.values())) > _MOST_UNWRITTEN:
-            oldest = next(iter(self._unwritten))
-            _log.warning("the usage in '%s' is lost: too much of it waits to be written", oldest.decode())
-            del self._unwritten[oldest]
 
     def _give_up(self, error: CharoniaError) -> None:
-        """Drop the usage of this hour: a log that refuses one write for such a reason refuses all."""
+        """Drop the usage of this hour: a log that does not allow one write allows none."""
         self._unwritten.clear()
         if self._refused is None:
             _log.warning(
@@ -114,8 +117,12 @@ class UsageWriter:
             await self._log.set_times(keys.USED_MODELS, {model.encode(): wall_ns() // 1000})
             await self._log.delete_keys([keys.usage(model, last - before) for before in range(_FORGOTTEN_DAYS)])
         except CharoniaError as error:
-            self._days.pop(model, None)
             if isinstance(error, LogRefused) and not error.passes:
-                self._give_up(error)
-            else:
-                _log.warning("the usage of '%s' cannot be listed, trying again: %s", model, error)
+                if error.denied:
+                    self._days.pop(model, None)
+                    self._give_up(error)
+                else:
+                    _log.warning("the usage of '%s' cannot be listed until tomorrow: %s", model, error)
+                return
+            self._days.pop(model, None)
+            _log.warning("the usage of '%s' cannot be listed, trying again: %s", model, error)

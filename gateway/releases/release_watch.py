@@ -181,7 +181,7 @@ class ReleaseWatch:
         not what another writer wrote meanwhile.
         """
         routes = self._control.catalog.routes
-        revision = routes.revisions.get(model, 0) + 1
+        revision = routes.next_revision(model)
         await self._control.announce(route_fact(model, revision, rule))
         try:
             async with asyncio.timeout(_PATIENCE_S):

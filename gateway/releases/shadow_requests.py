@@ -23,7 +23,6 @@ from charonia.releases.route_rule import RouteRule
 from charonia.tasks import Tasks
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
-from gateway.requests.delivery import ANYONE, Caller
 
 MAX_IN_FLIGHT = 16
 """Copies of one gateway under way: few beside its requests."""
@@ -41,8 +40,8 @@ _log = logging.getLogger(__name__)
 _NOT_ASKED = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED})
 """Errors of a log that cannot be reached, of full queues and of a version that is just leaving: not the version's."""
 
-Send = Callable[[InferenceRequest, Caller], Awaitable[ResponseRecord]]
-"""Admits and sends a request of a caller to its `served` version; returns the answer."""
+Send = Callable[[InferenceRequest], Awaitable[ResponseRecord]]
+"""Admits and sends a request to its `served` version; returns the answer."""
 
 
 class ShadowRequests:
@@ -61,16 +60,12 @@ class ShadowRequests:
         """By model and result: same, different, failed, skipped."""
 
     def copy(
-        self,
-        request: InferenceRequest,
-        shadow: ServedVersion,
-        rule: RouteRule,
-        outputs: Sequence[Tensor],
-        caller: Caller = ANYONE,
+        self, request: InferenceRequest, shadow: ServedVersion, rule: RouteRule, outputs: Sequence[Tensor]
     ) -> None:
         """Ask the shadow what a caller has asked; `outputs` is the answer that the caller got.
 
-        The copy is of the caller's tenant, with the lowest priority of the version.
+        The copy has the lowest priority of the version, and no tenant: the caller's bounds and bill are for what the
+        caller has asked.
         """
         if self._is_draining:
             return
@@ -89,21 +84,18 @@ class ShadowRequests:
             timeout_us=0,
         )
         self._size_bytes += size
-        self._tasks.spawn(
-            self._compare(copied, shadow, caller, dict(rule.tolerances), outputs, size), "a shadow's copy"
-        )
+        self._tasks.spawn(self._compare(copied, shadow, dict(rule.tolerances), outputs, size), "a shadow's copy")
 
     async def _compare(
         self,
         request: InferenceRequest,
         shadow: ServedVersion,
-        caller: Caller,
         tolerances: Mapping[str, float],
         outputs: Sequence[Tensor],
         size_bytes: int,
     ) -> None:
         try:
-            record = await self._send(request, caller)
+            record = await self._send(request)
             if record.error is not None:
                 self._count(shadow, _result_of(record.error))
                 return

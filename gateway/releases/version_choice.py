@@ -67,9 +67,11 @@ class VersionChoice:
             return found, None
         return served, None if is_bound or version == rule.present else found
 
-    def runs_again(self, model: str, error: CharoniaError) -> bool:
-        """Whether a request that a candidate failed with this error is run again; then it is counted."""
-        if error.code in _FINAL:
-            return False
+    def ran_again(self, model: str) -> None:
+        """Count a request that a candidate has failed and that goes to the present version."""
         self.reruns[model] = self.reruns.get(model, 0) + 1
-        return True
+
+
+def may_run_again(error: CharoniaError) -> bool:
+    """Whether a request that a candidate failed with this error is run again."""
+    return error.code not in _FINAL

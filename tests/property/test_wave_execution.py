@@ -16,7 +16,7 @@ from instance_pool import BROKEN, DEADLY, MODEL, WRONG, Doubling, DoublingReques
 
 from charonia.backend import InstanceDied
 from charonia.datatypes import DataType
-from charonia.errors import ErrorCode
+from charonia.errors import ErrorCode, InternalError, InvalidArgument
 from charonia.models.interface import TensorSpec
 from charonia.tensors import Buffer, Tensor, join_bytes_elements
 from charonia.wire import (
@@ -33,6 +33,7 @@ from charonia.wire import (
 )
 from executors.batches import wave_execution
 from executors.batches.assembly import Planner, Workspace
+from executors.batches.batch_results import OTHER, Executed, Failure
 from executors.batches.execution import Batch
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.settling.settlement import increments
@@ -277,6 +278,19 @@ def test_waves_that_were_not_answered_before_a_death_have_no_outcome(kind: str) 
         run()
     assert [len(told) for told in answers_of(waves, batch.executed)] == [5, 0, 0]
     assert counted(wave_increments(waves, batch.executed))["success_count"] == 5
+
+
+def test_failures_of_a_wave_that_runs_again_do_not_count() -> None:
+    """One of its requests was malformed, and under the others the instance died."""
+    waves = [numbers_wave(1, [1.0, 2.0]), numbers_wave(2, [1.0])]
+    batch = WaveBatch(Planner(SIX), 1, waves)
+    (run,) = batch._runs()
+    failures = [Failure(index, InvalidArgument("malformed"), OTHER, 5) for index in (1, 2)]
+    batch._take(run, batch._requests_of(run), Executed([b"", b"failed", b"failed"], [], failures))
+    assert (batch.executed.left(), batch.executed.failed) == ([0], {1: 1})
+    assert wave_increments(waves, batch.executed)["fail_count"] == 1
+    batch.fail_all(InternalError("it died"))
+    assert wave_increments(waves, batch.executed)["fail_count"] == 3
 
 
 def test_a_wave_that_fits_no_batch_any_more_fails_by_itself() -> None:

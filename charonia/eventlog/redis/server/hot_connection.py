@@ -14,7 +14,7 @@ from typing import Any
 
 import hiredis
 
-from charonia.errors import LogUnavailable
+from charonia.errors import LogAway, LogUnavailable
 from charonia.tensors import Buffer
 
 from .address import Address
@@ -202,7 +202,7 @@ class Connection:
     def _away(self) -> LogUnavailable:
         if self._closed:
             return LogUnavailable("the event log has been closed")
-        return LogUnavailable(f"the event log at {self.address.text} cannot be reached")
+        return LogAway(f"the event log at {self.address.text} cannot be reached")
 
     # -- coming and going ---------------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class Refused(LogRefused):
         super().__init__(f"the event log {why}: {reply}")
         self.reply = reply
         self.passes = reply.startswith(_PASSING)
+        self.denied = reply.startswith("NOPERM")
 
     @property
     def out_of_memory(self) -> bool:

@@ -27,6 +27,7 @@ class Rivalled:
         self.catalog.apply(fact)
         if self._after is not None:
             rule = changed_rule(rule_of(fact), self._after, [1, 2], 5)
+            self._after = None
             self.catalog.apply(route_fact("m", fact.revision + 1, rule))
 
     async def changed(self) -> None:
@@ -53,3 +54,17 @@ async def test_a_rule_that_cannot_be_read_is_written_over() -> None:
     rule = await RouteControl(control).change("m", {"present": 1})
     assert rule is not None
     assert (control.catalog.routes.revisions["m"], control.catalog.routes.rules["m"]) == (2, rule)
+
+
+async def test_a_removal_takes_away_what_another_writer_made_of_the_rule_and_not_a_later_one() -> None:
+    first = changed_rule(None, {"present": 1}, [1, 2], 3)
+    control = Rivalled([route_fact("m", 2, changed_rule(first, {"shadow": 2}, [1, 2], 4))])
+    control.catalog.apply(route_fact("m", 1, first))
+    assert await RouteControl(control).change("m", None) is None
+    assert (control.written, control.catalog.routes.rules) == (2, {})
+    control = Rivalled([], {"present": 2})
+    control.catalog.apply(route_fact("m", 1, first))
+    later = await RouteControl(control).change("m", None)
+    assert later is not None
+    assert (later.present, control.written) == (2, 1)
+    assert control.catalog.routes.rules == {"m": later}

@@ -16,6 +16,7 @@ from charonia.facts.events import (
     VersionStateChanged,
     VersionUnloaded,
 )
+from charonia.releases.route_rule import RouteRule, route_fact
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -195,15 +196,18 @@ def test_a_model_may_come_while_somebody_starts_loads_or_is_missing() -> None:
     assert catalog(joined(), scanned("e", "m"), left()).may_come("m")
 
 
-def test_a_cleared_catalog_knows_nothing() -> None:
-    known = catalog(joined(), loaded(), scanned("e", "m"))
+def test_a_cleared_catalog_knows_only_routing_rules() -> None:
+    known = catalog(joined(), loaded(), loaded(version=2), scanned("e", "m"), route_fact("m", 5, RouteRule(1)))
     known.clear()
     assert known.index() == []
     assert known.processes == {}
     assert not known.started()
-    for fact in (joined(), loaded(), scanned("e", "m")):
+    for fact in (joined(), loaded(), loaded(version=2), scanned("e", "m")):
         known.apply(fact)
     assert known.is_ready("m", 1)
+    assert known.find("m", -1).version == 1, "so do steps of ensembles, before a gateway has written it again"
+    known.apply(route_fact("m", 1, None))
+    assert known.find("m", -1).version == 2
 
 
 def test_the_memory_of_a_version_is_that_of_all_its_executors() -> None:

@@ -22,7 +22,7 @@ STEP = 2500
         (VersionCounts(96, 4, 1), 5, STEP, ROLL_BACK, "4.0% of 100 requests in 5 s failed; allowed were 1.0%"),
         (VersionCounts(49, 1, 1), 5, STEP, WAIT, "the window has lasted 5 of 60 s"),
         (
-            VersionCounts(97, 3, 1), 60, STEP, BEGIN,
+            VersionCounts(97, 3, 1), 60, STEP, WAIT,
             "3.0% of 100 requests in 60 s failed; allowed were 1.0%, which may be chance",
         ),
         (VersionCounts(60, 0, 60 * 21_000_000), 59, STEP, WAIT, "the window has lasted 59 of 60 s"),
@@ -44,8 +44,22 @@ def test_verdicts(candidate: VersionCounts, elapsed_s: float, step: int, action:
     assert (verdict.action, verdict.reason) == (action, reason)
 
 
+def test_a_candidate_that_is_a_little_worse_is_rolled_back_in_the_end() -> None:
+    """With twice the allowed failures, no window of 100 requests shows by itself that it is not chance."""
+    seen = VersionCounts()
+    actions: list[str] = []
+    for minute in range(1, 9):
+        if not actions or actions[-1] == BEGIN:
+            began = minute - 1
+            seen = VersionCounts()
+        seen = VersionCounts(seen.answered + 98, seen.failed + 2, 1)
+        actions.append(judge(GATE, STEP, PRESENT, seen, 60 * (minute - began)).action)
+    assert actions[:5] == [WAIT] * 4 + [ROLL_BACK]
+
+
 def test_without_rollback_it_only_stays() -> None:
     gate = replace(GATE, rollback=False)
+    assert judge(gate, STEP, PRESENT, VersionCounts(97, 3, 1), 90).action == BEGIN
     assert judge(gate, STEP, PRESENT, VersionCounts(0, 100), 59).action == WAIT
     assert judge(gate, STEP, PRESENT, VersionCounts(0, 100), 90).action == BEGIN
     assert judge(gate, STEP, PRESENT, VersionCounts(100, 0, 10**12), 90).action == BEGIN

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from charonia.errors import InvalidArgument
-from charonia.releases.route_change import changed_rule, summary
-from charonia.releases.route_rule import CANARY, PINNED, ROLLED_BACK, RouteRule, rolled_back, without_values
+from charonia.releases.route_change import MAX_RULE_BYTES, changed_rule, summary
+from charonia.releases.route_rule import CANARY, PINNED, ROLLED_BACK, RouteRule, rolled_back, route_fact, without_values
 
 
 def changed(rule: RouteRule | None, **wanted: Any) -> RouteRule:
@@ -61,6 +61,19 @@ def test_an_operator_releases_by_naming_the_candidate_as_present() -> None:
 def test_stage_and_history_are_not_for_operators() -> None:
     with pytest.raises(InvalidArgument, match="unknown field 'stage' of a routing rule: present, candidate, "):
         changed(None, present=1, stage="released")
+
+
+def test_a_long_history_makes_room_for_a_change() -> None:
+    """Characters outside ASCII take six bytes each, in the tenants and in each decision that names them."""
+    rule = changed(None, candidate=3, tenants=[f"{number}" + "é" * 120 for number in range(30)])
+    for share in range(1, 20):
+        rule = changed(rule, share=share)
+    assert rule.share == 1900
+    assert 1 < len(rule.history) < 20
+    assert rule.history[-1].what.startswith(
+        "version 2 gets requests that name no version; version 3 gets 19%, tenant 0é"
+    )
+    assert len(route_fact("m", 1, rule).rule) <= MAX_RULE_BYTES
 
 
 @pytest.mark.parametrize(

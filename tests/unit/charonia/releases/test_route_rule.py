@@ -142,9 +142,6 @@ def test_the_largest_revision_counts_and_the_first_of_equal_ones() -> None:
     assert routes.apply(route_fact("m", 1, RULE))
     assert not routes.apply(route_fact("m", 1, None)), "another writer was first"
     assert routes.rules == {"m": RULE}
-    again = Routes()
-    assert [again.apply(fact) for fact in routes.facts()] == [True]
-    assert again == routes
     assert routes.apply(route_fact("m", 2, None))
     assert not routes.apply(route_fact("m", 1, RULE))
     assert routes.rules == {}
@@ -160,3 +157,43 @@ def test_rules_of_newer_releases_are_read_as_far_as_they_are_known() -> None:
         assert not routes.apply(RouteChanged("m", 2, unreadable))
     assert routes.rules["m"] == RULE
     assert routes.revisions["m"] == 2, "what is written next counts only after it"
+
+
+def test_rules_go_on_until_the_log_that_replaced_theirs_has_one() -> None:
+    other = replace(RULE, present=9)
+    ours, theirs, fresh = Routes(), Routes(), Routes()
+    for routes in (ours, theirs):
+        routes.apply(route_fact("m", 7, RULE))
+        for _ in range(2):  # joining the new log may need another attempt
+            routes.begin_anew()
+            assert routes.rules == {"m": RULE}
+            assert routes.next_revision("m") == 7, "a change competes with the rule that is written again"
+            assert routes.unwritten() == [route_fact("m", 7, RULE)]
+    for fact in (route_fact("m", 7, other), *ours.unwritten()):  # another writer is first in the new log
+        for routes in (ours, theirs, fresh):
+            routes.apply(fact)
+    assert ours.rules == theirs.rules == fresh.rules == {"m": other}
+    assert (ours.unwritten(), ours.next_revision("m")) == ([], 8)
+    ours.begin_anew()
+    assert ours.unwritten() == [route_fact("m", 7, other)]
+
+
+def test_a_log_that_was_restored_is_believed_until_newer_rules_are_written_again() -> None:
+    routes, restored = Routes(), replace(RULE, present=9)
+    routes.apply(route_fact("m", 7, RULE))
+    routes.begin_anew()
+    routes.apply(route_fact("m", 3, restored))
+    assert routes.rules == {"m": restored}, "as in a process that has only read the new log"
+    assert routes.next_revision("m") == 7
+    for fact in routes.unwritten():
+        routes.apply(fact)
+    assert routes.rules == {"m": RULE}
+
+
+def test_rules_that_cannot_be_read_here_are_written_again_as_they_are() -> None:
+    routes, newer = Routes(), RouteChanged("m", 2, '{"present":"x"}')
+    routes.apply(route_fact("m", 1, RULE))
+    routes.apply(newer)
+    routes.begin_anew()
+    assert routes.unwritten() == [newer], "the rule before must not take its revision"
+    assert routes.rules == {"m": RULE}

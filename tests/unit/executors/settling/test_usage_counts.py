@@ -144,6 +144,7 @@ def test_waves_that_run_again_do_not_count() -> None:
     counted.executed(Execution((0, 1, 2), 6, 3000, 9000, 0, 60, 0), waves, {}, None, executed.left())
     assert {tenant: amounts[REQUESTS] for tenant, amounts in counted.used.items()} == {"acme": 2, "": 1}
     assert counted.increments()["success_count"] == 3
+    assert [executed.succeeded(0, index, wave.count) for index, wave in enumerate(waves)] == [2, 0, 1]
     assert list(ExecutedWaves([answer()]).left()) == []
 
 

@@ -12,7 +12,7 @@ from memory_log.waves import MemoryWaves
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.errors import CharoniaError, LogRefused, LogUnavailable
+from charonia.errors import CharoniaError, LogAway, LogRefused, LogUnavailable
 from charonia.eventlog.port import Counted
 from charonia.eventlog.redis.server.transport import Refused
 from charonia.facts.usage import HOUR_S, MOST_WRITTEN, REQUESTS, hour_of, rows_of
@@ -23,6 +23,7 @@ from executors.settling.usage_counts import UsageCounts
 from executors.settling.usage_writer import UsageWriter
 
 DENIED = Refused("NOPERM No permissions to access a key")
+WRONG = Refused("WRONGTYPE Operation against a key")
 FULL = Refused("OOM command not allowed when used memory > 'maxmemory'.")
 
 
@@ -91,9 +92,11 @@ async def test_many_tenants_are_written_in_parts(bench: Bench) -> None:
     await bench.tasks.settled()
 
 
-@pytest.mark.parametrize("away", [True, False], ids=["not sent", "refused for now"])
-async def test_what_is_certainly_not_written_is_written_later(bench: Bench, away: bool) -> None:
-    bench.waves.is_away, bench.waves.error = away, None if away else FULL
+@pytest.mark.parametrize(
+    "error", [None, LogAway("no connection"), FULL], ids=["not taken", "not sent", "refused for now"]
+)
+async def test_what_is_certainly_not_written_is_written_later(bench: Bench, error: CharoniaError | None) -> None:
+    bench.waves.is_away, bench.waves.error = error is None, error
     bench.use("acme")
     bench.writer.write(bench.now_ns)
     assert (bench.requests(), bench.kept) == ({}, 1)
@@ -145,6 +148,36 @@ async def test_a_log_that_does_not_allow_it_is_left_alone_for_an_hour(
     assert bench.requests() == {"acme": 1}
 
 
+async def test_what_is_refused_for_another_reason_is_dropped_alone(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def set_times(*_: Any) -> None:
+        raise WRONG
+
+    monkeypatch.setattr(bench.log, "set_times", set_times)
+    bench.waves.error = WRONG
+    bench.use("acme")
+    bench.writer.write(bench.now_ns)
+    await bench.tasks.settled()
+    bench.waves.error = None
+    bench.use("wind")
+    bench.writer.write(bench.now_ns)
+    await bench.tasks.settled()
+    assert bench.requests() == {"wind": 1}
+    assert sorted(line.split(": the event log")[0] for line in caplog.messages) == [
+        "the usage of 'm' cannot be listed until tomorrow",
+        f"the usage of about a second in '{keys.usage('m', hour_of(bench.now_ns)[0]).decode()}' is lost",
+    ]
+
+
+async def test_what_a_healthy_log_takes_at_once_has_no_bound(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_writer, "_MOST_UNWRITTEN", 20)
+    bench.use("acme", "wind", "north")
+    bench.writer.write(bench.now_ns)
+    assert bench.requests() == {"acme": 1, "wind": 1, "north": 1}
+    await bench.tasks.settled()
+
+
 async def test_what_waits_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage_writer, "_MOST_UNWRITTEN", 20)
     bench.waves.is_away = True
@@ -161,4 +194,5 @@ def test_refusals_that_pass() -> None:
     assert FULL.passes
     assert Refused("LOADING the dataset").passes
     assert not DENIED.passes
-    assert not Refused("WRONGTYPE Operation against a key").passes
+    assert not WRONG.passes
+    assert [refused.denied for refused in (DENIED, FULL, WRONG)] == [True, False, False]

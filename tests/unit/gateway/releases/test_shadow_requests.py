@@ -15,7 +15,6 @@ from charonia.releases.route_rule import RouteRule
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 from gateway.releases.shadow_requests import MAX_IN_FLIGHT, ShadowRequests
-from gateway.requests.delivery import Caller
 
 SERVED = facts.catalog(facts.joined(), facts.loaded(version=2), facts.scanned()).find("m", 2)
 RULE = RouteRule(1, shadow=2, tolerances=(("", 0.1),))
@@ -38,9 +37,8 @@ async def test_answers_are_compared_and_counted() -> None:
     ]
     asked: list[InferenceRequest] = []
 
-    async def send(request: InferenceRequest, caller: Caller) -> ResponseRecord:
+    async def send(request: InferenceRequest) -> ResponseRecord:
         asked.append(request)
-        assert caller == Caller("acme")
         answer = answers[len(asked) - 1]
         if isinstance(answer, LogUnavailable):
             raise answer
@@ -50,7 +48,7 @@ async def test_answers_are_compared_and_counted() -> None:
     shadows = ShadowRequests(log, send)
     request = InferenceRequest("m", -1, [tensor(7)], id="mine", headers=[(b"a", b"b")])
     for _ in answers:
-        shadows.copy(request, SERVED, RULE, [tensor(1)], Caller("acme"))
+        shadows.copy(request, SERVED, RULE, [tensor(1)])
     await shadows.settled()
     assert {(found.served.version, found.headers, found.id) for found in asked} == {(2, None, "")}
     assert all(found.priority > 1 << 30 for found in asked), "callers come first"
@@ -63,7 +61,7 @@ async def test_answers_are_compared_and_counted() -> None:
 async def test_while_many_run_no_others_are_copied() -> None:
     gate = asyncio.Event()
 
-    async def send(_request: InferenceRequest, _caller: Caller) -> ResponseRecord:
+    async def send(_request: InferenceRequest) -> ResponseRecord:
         await gate.wait()
         return answered(tensor(1))
 
@@ -80,12 +78,16 @@ async def test_while_many_run_no_others_are_copied() -> None:
 
 
 async def test_a_gateway_that_drains_waits_for_no_copy() -> None:
-    async def send(_request: InferenceRequest, _caller: Caller) -> ResponseRecord:
+    begun = asyncio.Event()
+
+    async def send(_request: InferenceRequest) -> ResponseRecord:
+        begun.set()
         await asyncio.Event().wait()
         raise AssertionError("it never answers")
 
     shadows = ShadowRequests(MemoryLog(), send)
     shadows.copy(InferenceRequest("m", -1, [tensor(7)]), SERVED, RULE, [tensor(1)])
+    await begun.wait()
     shadows.begin_drain()
     await shadows.settled()
     shadows.copy(InferenceRequest("m", -1, [tensor(7)]), SERVED, RULE, [tensor(1)])
