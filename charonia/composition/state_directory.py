@@ -80,6 +80,6 @@ class StateDirectory:
             temporary.replace(path)
 
     def clear(self) -> None:
-        """Remove what is told of a server: none runs."""
+        """Remove what is said about a server: none runs."""
         for name in (PROCESSES, ENDPOINTS):
             (self.path / name).unlink(missing_ok=True)
