@@ -26,8 +26,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from charonia.errors import CharoniaError, NotFound, Unauthenticated
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import JobState, parse_public_id
+from charonia.operations.dead_letters import LetterPlace
+from charonia.operations.job_commands import Place
 
 from . import log_views
+from .cursors import Cursors
 from .log_views import ReadStatistics, Viewer
 from .page_rendering import HERE, PageRenderer
 from .readings import PerSample, Sample, Sampler
@@ -78,6 +81,7 @@ class ConsoleApp:
         self._identify = identify
         self._pages = PageRenderer()
         self._live_models = PerSample()
+        self._job_cursors, self._letter_cursors = Cursors[Place](), Cursors[LetterPlace]()
         pages = [
             Route("/", self._overview),
             Route("/live", self._live),
@@ -117,7 +121,7 @@ class ConsoleApp:
     async def _jobs(self, request: Request) -> Response:
         asked = request.query_params
         model, state, after = (asked.get(name, "") for name in ("model", "state", "after"))
-        listed = await log_views.job_list(self._log, self._viewer(request), model, state, after)
+        listed = await log_views.job_list(self._log, self._viewer(request), model, state, after, self._job_cursors)
         states = [one.value for one in JobState]
         return self._page("jobs", **listed, model=model, state=state, states=states, here="jobs")
 
@@ -136,8 +140,8 @@ class ConsoleApp:
         return self._page("request", **found, here="jobs")
 
     async def _letters(self, request: Request) -> Response:
-        model = request.query_params.get("model", "")
-        listed = await log_views.letter_list(self._log, self._viewer(request), model)
+        model, after = (request.query_params.get(name, "") for name in ("model", "after"))
+        listed = await log_views.letter_list(self._log, self._viewer(request), model, after, self._letter_cursors)
         return self._page("letters", **listed, model=model, here="letters")
 
     async def _letter(self, request: Request) -> Response:
