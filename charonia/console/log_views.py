@@ -99,12 +99,13 @@ def _models(catalog: Catalog, queued: Mapping[str, Any]) -> list[dict[str, Any]]
         name: {"model": name, "versions": versions, "requests": 0, "bytes": 0, "paused": False}
         for name, versions in states.items()
     }
+    oldest_s: dict[str, float] = {}
+    for lane in queued["queues"]:
+        oldest_s[lane["model"]] = max(oldest_s.get(lane["model"], 0.0), lane["oldest_age_s"])
     for total in queued["models"]:
         listed = found.setdefault(total["model"], {"model": total["model"], "versions": []})
         listed.update(total)
-        listed["oldest_age_s"] = max(
-            (lane["oldest_age_s"] for lane in queued["queues"] if lane["model"] == total["model"]), default=None
-        )
+        listed["oldest_age_s"] = oldest_s.get(total["model"])
     return [found[name] for name in sorted(found)]
 
 

@@ -7,6 +7,7 @@ asks is decided by `identify`, as for the API (`charonia.composition.console.con
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -33,7 +34,7 @@ from . import log_views
 from .cursors import Cursors
 from .log_views import ReadStatistics, Viewer
 from .page_rendering import HERE, PageRenderer
-from .readings import PerSample, Sample, Sampler
+from .readings import READ_S, PerSample, Sample, Sampler
 from .server_figures import LOAD, ModelFigures, bars, quantiles_ms
 
 ROOT = "/console"
@@ -169,12 +170,16 @@ class ConsoleApp:
         first = True
         async for sample in self._sampler.follow():
             if sample.error:  # the page keeps what it shows, and says how old that is
-                yield _event("problem", {"text": f"the log does not answer: {sample.error}"})
+                yield _event("problem", {"text": sample.error})
                 continue
             try:
-                regions = await self._regions(page, model, viewer)
+                async with asyncio.timeout(READ_S):
+                    regions = await self._regions(page, model, viewer)
             except CharoniaError as error:
                 yield _event("problem", {"text": error.message})
+                continue
+            except TimeoutError:
+                yield _event("problem", {"text": f"The log does not answer within {READ_S:g} s"})
                 continue
             points = {"history": self._sampler.history(model)} if first else {"point": self._sampler.point(model)}
             first = False
