@@ -308,7 +308,7 @@ class Supervisor:
             self._console.is_down(child.reason)
         if self._stopping or self._failed:  # several parts that cannot start for one reason are one failure
             return
-        if child.role == CONSOLE:  # the next request for a page starts another: perhaps nobody looks any more
+        if child.role == CONSOLE:  # the next request for a page starts another: perhaps no one looks any more
             self._children.remove(child)
             what = "ended" if child.was_ready else "cannot start"
             _log.error("the console %s: %s", what, child.reason or f"it ended with status {status}")

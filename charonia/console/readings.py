@@ -81,7 +81,7 @@ class Sampler:
             yield sample
             seen = sample
             while sample is seen:
-                # `latest` says that readings are wanted and starts them if they ended: nobody may wait for ever
+                # `latest` says that readings are wanted and starts them if they ended: no one may wait for ever
                 with suppress(TimeoutError):
                     async with asyncio.timeout(max(1.0, 2 * self._interval_s)), self._changed:
                         await self._changed.wait_for(lambda seen=seen: self._samples[-1] is not seen)  # type: ignore[misc]
