@@ -87,34 +87,40 @@ class Child:
         self._pinned = list(flags)
 
     def start(self) -> None:
-        """Start (again). SIGINT stays blocked in the child: Ctrl-C reaches the whole group, the parent decides."""
+        """Start (again). SIGINT stays blocked in the child: Ctrl-C reaches the whole group, the parent decides.
+
+        Raises `OSError` where the system gives no process or no descriptor.
+        """
         reader, writer = os.pipe()
+        process = None
+        try:
+            process = self._spawn(writer)
+            os.set_blocking(reader, False)
+            self._loop.add_reader(reader, self._read, reader)
+            watch(self._loop, process, self._ended)
+        except BaseException:  # nothing is left of a start that failed, however often it is tried
+            self._loop.remove_reader(reader)
+            os.close(reader)
+            if process is not None:
+                process.kill()
+                process.wait()
+            raise
+        self._process, self._report, self._reader = process, b"", reader
+        self.ready = self.serving = False
+        self.exited.clear()
+        self.started_at_s = self._loop.time()
+
+    def _spawn(self, writer: int) -> subprocess.Popen[bytes]:
+        """The process; `writer`, where it reports, is its own from then on."""
+        command = [sys.executable, "-m", "charonia.cli", self._argv[0], f"--report-fd={writer}", *self._argv[1:]]
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "charonia.cli",
-                    self._argv[0],
-                    f"--report-fd={writer}",
-                    *self._argv[1:],
-                    *self._pinned,
-                ],
-                pass_fds=[writer],
-                stdin=subprocess.DEVNULL,
-                env=_environment(),
+            return subprocess.Popen(
+                [*command, *self._pinned], pass_fds=[writer], stdin=subprocess.DEVNULL, env=_environment()
             )
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             os.close(writer)
-        os.set_blocking(reader, False)
-        self._report, self._reader = b"", reader
-        self.ready = self.serving = False
-        self.exited.clear()
-        self.started_at_s = self._loop.time()
-        self._loop.add_reader(reader, self._read, reader)
-        watch(self._loop, self._process, self._ended)
 
     def signal(self, number: int) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -160,7 +166,11 @@ def watch(loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes], end
         os.close(descriptor)
         ended(process.wait())
 
-    loop.add_reader(descriptor, exited)
+    try:
+        loop.add_reader(descriptor, exited)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:

@@ -282,7 +282,7 @@ class Supervisor:
             *(("openai", http, "/v1"), ("sagemaker", "http://", ""), ("vertex-ai", "http://", "")),
         ):
             if name in self._endpoints:
-                print(f"{name:8} {scheme}{reachable(self._endpoints[name])}{path}", flush=True)  # noqa: T201
+                print(f"{name:8} {scheme}{as_host(reachable(self._endpoints[name]))}{path}", flush=True)  # noqa: T201
         if self._console is not None:
             print(f"console  {self._console.announced(as_host(reachable(self._endpoints['metrics'])))}", flush=True)  # noqa: T201
         if self._values["allow_webhooks"] and not self._values["webhook_secrets"]:
@@ -306,12 +306,13 @@ class Supervisor:
         if self._metrics_union is not None:
             self._metrics_union.ended(child.metrics_socket)
         if child.role == CONSOLE and self._console is not None:
-            self._console.is_down(child.reason, for_good=not child.was_ready)
+            self._console.is_down(child.reason)
         if self._stopping or self._failed:  # several parts that cannot start for one reason are one failure
             return
-        if child.role == CONSOLE and not child.was_ready:  # the next request for a page starts another
+        if child.role == CONSOLE:  # the next request for a page starts another: perhaps no one looks any more
             self._children.remove(child)
-            _log.error("the console cannot start: %s", child.reason or f"it ended with status {status}")
+            what = "ended" if child.was_ready else "cannot start"
+            _log.error("the console %s: %s", what, child.reason or f"it ended with status {status}")
             return
         loop = asyncio.get_running_loop()
         child.failures = 1 if loop.time() - child.started_at_s > STABLE_S else child.failures + 1
@@ -352,9 +353,16 @@ class Supervisor:
         return status >= 0 or child.failures >= _STARTS
 
     def _restart(self, child: Child) -> None:
-        if not self._stopping:
+        if self._stopping:
+            return
+        try:
             child.start()
-            self._take_census_once()
+        except OSError as error:  # no process or no descriptor is free: that may pass
+            child.failures += 1
+            wait_s = backoff_s(child.failures)
+            _log.error("%s cannot be started: %s; trying it again in %.2f s", child.role, error, wait_s)
+            asyncio.get_running_loop().call_later(wait_s, self._restart, child)
+        self._take_census_once()
 
     async def _take_census(self) -> None:
         while True:

@@ -15,8 +15,9 @@ _PAGE = 1000
 _LAST_OF_MS = 2**64 - 1
 _BEFORE_S = (1, 5, 20, 60)
 """Where windows before an acceptance begin, for the requests that were before it."""
-_BACK_S = (10, 60, 600, 3_600, 21_600, 86_400)
-"""Where windows before now begin, in which an acceptance is looked for."""
+_BACK_S = (0.1, 0.5, 2, 10, 60, 600, 3_600, 21_600, 86_400)
+"""Where windows before now begin, in which an acceptance is looked for. Each is read forwards: of a first one of ten
+seconds a busy model's newest entries, which are asked for most, would be beyond the bound."""
 _AFTER_END_US = 1_000_000
 _CLOCKS_US = 50_000
 """How far the clock of a process that accepts may be before the log's."""
@@ -55,7 +56,7 @@ class JournalReader:
         """When the journal says that a request was accepted, looked for from now backwards; 0 if that was not found."""
         end_us = 0
         for seconds in (*_BACK_S, 0):
-            begin_us = max(0, now_us - seconds * 1_000_000) if seconds else 0
+            begin_us = max(0, now_us - round(seconds * 1_000_000)) if seconds else 0
             found, _ = await self._read(begin_us, end_us)
             for at_us, fact in found:
                 if fact.kind == "accepted" and request_id in fact.ids:

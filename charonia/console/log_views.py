@@ -23,6 +23,7 @@ from charonia.operations import dead_letters, executors, queues
 from charonia.operations import job_commands as jobs
 from charonia.operations.queued import find_queued
 
+from .cursors import Cursors
 from .journal_reading import JournalReader, entry_us
 from .request_story import History, explain
 
@@ -34,6 +35,8 @@ _JOB_ROWS = 100
 _JOBS_READ = 5_000
 """Records that one page of jobs reads at most: few of many may be in the state that is asked for."""
 _LETTER_ROWS = 100
+_LETTERS_READ = 1_000
+"""Letters that one page reads at most: they have their requests' inputs with them."""
 _PAGE = 1000
 
 ReadStatistics = Callable[[str, int, Mapping[str, int], Mapping[str, int]], dict[str, Any]]
@@ -96,12 +99,13 @@ def _models(catalog: Catalog, queued: Mapping[str, Any]) -> list[dict[str, Any]]
         name: {"model": name, "versions": versions, "requests": 0, "bytes": 0, "paused": False}
         for name, versions in states.items()
     }
+    oldest_s: dict[str, float] = {}
+    for lane in queued["queues"]:
+        oldest_s[lane["model"]] = max(oldest_s.get(lane["model"], 0.0), lane["oldest_age_s"])
     for total in queued["models"]:
         listed = found.setdefault(total["model"], {"model": total["model"], "versions": []})
         listed.update(total)
-        listed["oldest_age_s"] = max(
-            (lane["oldest_age_s"] for lane in queued["queues"] if lane["model"] == total["model"]), default=None
-        )
+        listed["oldest_age_s"] = oldest_s.get(total["model"])
     return [found[name] for name in sorted(found)]
 
 
@@ -167,16 +171,24 @@ async def _statistics(log: EventLog, catalog: Catalog, model: str, read: ReadSta
 # -- jobs and requests -------------------------------------------------------------------------------------------------
 
 
-async def job_list(log: EventLog, viewer: Viewer, model: str, state: str, after: str) -> dict[str, Any]:
-    """Jobs, active ones first, of a model ("" for all) and in a state ("" for any)."""
+async def job_list(
+    log: EventLog, viewer: Viewer, model: str, state: str, after: str, cursors: Cursors[jobs.Place]
+) -> dict[str, Any]:
+    """Jobs, active ones first, of a model ("" for all) and in a state ("" for any). `after` is the `next` of another
+    list, for a scoped viewer a word of `cursors`: the job where a list ends may be another's. Raises `NotFound`."""
     wanted = jobs.Filter(
         (model,) if model else (),
         frozenset({JobState(state)}) if state in set(JobState) else frozenset(),
         viewer.tenant if viewer.scoped else None,
         0.0,
-        after,
+        cursors.place(viewer.tenant, after) if viewer.scoped and after else after,
     )
-    return await jobs.list_jobs(log, wanted, wall_ns() // 1000, _JOB_ROWS, _JOBS_READ)
+    now_us = wall_ns() // 1000
+    found, last = await jobs.read_jobs(log, wanted, now_us, _JOB_ROWS, _JOBS_READ)
+    further = last.public_id if last is not None else None
+    if last is not None and viewer.scoped:
+        further = cursors.word(viewer.tenant, jobs.place_of(last))
+    return {"jobs": [jobs.job_json(job, now_us) for job in found], "next": further}
 
 
 async def request_page(log: EventLog, model: str, text: str, viewer: Viewer) -> dict[str, Any]:
@@ -253,16 +265,20 @@ def _batch_delay_us(catalog: Catalog, model: str) -> int | None:
 # -- dead letters ------------------------------------------------------------------------------------------------------
 
 
-async def letter_list(log: EventLog, viewer: Viewer, model: str) -> dict[str, Any]:
-    """Dead letters of a model, or of all ("")."""
-    tenant = viewer.tenant if viewer.scoped else None
-    models = (model,) if model else ()
-    return await dead_letters.list_letters(log, models, wall_ns() // 1000, _LETTER_ROWS, tenant)
+async def letter_list(
+    log: EventLog, viewer: Viewer, model: str, after: str, cursors: Cursors[dead_letters.LetterPlace]
+) -> dict[str, Any]:
+    """Dead letters of a model, or of all (""), after the `next` of another list. Raises `NotFound`."""
+    rows, last = await dead_letters.read_letters(
+        log, (model,) if model else (), wall_ns() // 1000, _LETTER_ROWS, viewer.tenant if viewer.scoped else None,
+        after=cursors.place(viewer.tenant, after) if after else None, scan=_LETTERS_READ,
+    )  # fmt: skip
+    return {"letters": rows, "next": cursors.word(viewer.tenant, last) if last is not None else None}
 
 
 async def letter_page(log: EventLog, viewer: Viewer, model: str, text: str) -> dict[str, Any]:
     """One dead letter with a preview of its inputs. Raises `NotFound`."""
-    (letter,) = await dead_letters.choose(log, model, (text,), every=False)
+    (letter,) = await dead_letters.choose(log, model, (text,), every=False, scan=_LETTERS_READ)
     shown = await dead_letters.show_letter(log, letter, wall_ns() // 1000, None)
     if not viewer.may_see(shown["tenant"]):
         raise NotFound(f"dead letter '{text}' is unknown to model '{model}'")

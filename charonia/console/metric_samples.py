@@ -21,6 +21,17 @@ class Scrape:
 
     time_s: float
     families: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+    _sums: dict[str, dict[str, dict[str, float]]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    """By family, model and version: with hundreds of models looking through all series for each would take a second."""
+
+    def __post_init__(self) -> None:
+        for family, series in self.families.items():
+            sums = self._sums.setdefault(family, {})
+            for labels, value in series.items():
+                named = dict(labels)
+                of_model = sums.setdefault(named.get("model", ""), {})
+                version = named.get("version", "")
+                of_model[version] = of_model.get(version, 0.0) + value
 
     def total(self, family: str) -> float:
         """The sum over all series of a family, 0 without any."""
@@ -32,12 +43,8 @@ class Scrape:
 
     def of_model(self, family: str, model: str, version: str = "") -> float:
         """The sum over the series of a model, or of one version."""
-        found = 0.0
-        for labels, value in self.families.get(family, {}).items():
-            named = dict(labels)
-            if named.get("model") == model and version in ("", named.get("version", "")):
-                found += value
-        return found
+        sums = self._sums.get(family, {}).get(model, {})
+        return sums.get(version, 0.0) if version else sum(sums.values())
 
     def series_of(self, family: str, model: str) -> Iterator[tuple[dict[str, str], float]]:
         """Labels and value of each series of a model."""
@@ -48,9 +55,8 @@ class Scrape:
 
     def versions(self) -> list[Version]:
         """Every model version that has statistics, by name."""
-        series = self.families.get("nv_inference_request_success", {})
-        pairs = {(dict(labels).get("model", ""), dict(labels).get("version", "")) for labels in series}
-        return sorted(pair for pair in pairs if pair[0])
+        sums = self._sums.get("nv_inference_request_success", {})
+        return sorted((model, version) for model, versions in sums.items() if model for version in versions)
 
 
 def read_page(text: str, time_s: float, wanted: Collection[str] = ()) -> Scrape:

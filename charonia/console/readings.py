@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,14 @@ from charonia.tasks import Tasks
 
 from .log_views import overview
 from .metric_samples import Scrape, read_page
+from .plot_history import PlotHistory, Row
 from .server_figures import FAMILIES, ServerFigures, figures, model_figures
 
 INTERVAL_S = 2.0
 _KEPT = 450
-"""Readings in memory: a quarter of an hour."""
+"""Readings that plots show: a quarter of an hour."""
+READ_S = 5.0
+"""After so long a reading is given up: pages say that the log does not answer, and the next one is tried."""
 _IDLE_S = 60.0
 """For so long after the last page readings go on: who comes back finds plots without a gap."""
 _RATE_SPAN = 5
@@ -37,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One reading: the metrics, and what the log said; None while it does not answer."""
+    """One reading: the metrics, and what the log said; None while it does not answer: then `error` is a sentence."""
 
     wall_s: float
     scrape: Scrape
@@ -52,7 +56,9 @@ class Sampler:
         self._event_log = log
         self._read_metrics = read_metrics
         self._interval_s = interval_s
-        self._samples: deque[Sample] = deque(maxlen=_KEPT)
+        self._samples: deque[Sample] = deque(maxlen=_RATE_SPAN + 1)
+        self._plots = PlotHistory(_KEPT)
+        self._figures: tuple[Sample, ServerFigures] | None = None
         self._wanted_s = float("-inf")
         self._changed = asyncio.Condition()
         self._reading = asyncio.Lock()
@@ -73,37 +79,28 @@ class Sampler:
         sample = await self.latest()
         while True:
             yield sample
-            async with self._changed:
-                await self._changed.wait_for(lambda seen=sample: self._samples[-1] is not seen)  # type: ignore[misc]
-            sample = await self.latest()
+            seen = sample
+            while sample is seen:
+                # `latest` says that readings are wanted and starts them if they ended: no one may wait for ever
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(1.0, 2 * self._interval_s)), self._changed:
+                        await self._changed.wait_for(lambda seen=seen: self._samples[-1] is not seen)  # type: ignore[misc]
+                sample = await self.latest()
 
     def server(self) -> ServerFigures:
-        """Figures of the last seconds."""
-        return figures(self._before().scrape, self._samples[-1].scrape)
+        """Figures of the last seconds, computed once for each reading."""
+        last = self._samples[-1]
+        if self._figures is None or self._figures[0] is not last:
+            self._figures = last, figures(self._samples[0].scrape, last.scrape)
+        return self._figures[1]
 
     def history(self, model: str = "") -> list[list[float | None]]:
         """Columns for plots, one value for each reading: time (s), answers/s, errors/s, latency (ms), pending."""
-        samples = list(self._samples)
-        columns: list[list[float | None]] = [[], [], [], [], []]
-        for at, sample in enumerate(samples):
-            values = self._point(samples[max(0, at - _RATE_SPAN)], sample, model)
-            for column, value in zip(columns, values, strict=True):
-                column.append(value)
-        return columns
+        return self._plots.columns(model)
 
     def point(self, model: str = "") -> list[float | None]:
         """The last row of `history`."""
-        return self._point(self._before(), self._samples[-1], model)
-
-    def _before(self) -> Sample:
-        return self._samples[max(0, len(self._samples) - 1 - _RATE_SPAN)]
-
-    def _point(self, before: Sample, after: Sample, model: str) -> list[float | None]:
-        if not after.scrape.families or before is after or not before.scrape.families:
-            return [after.wall_s, None, None, None, _queued(after, model)]
-        found = model_figures(before.scrape, after.scrape, model)
-        latency = None if found.latency_ms is None else round(found.latency_ms, 3)
-        return [after.wall_s, round(found.rate, 3), round(found.error_rate, 3), latency, _queued(after, model)]
+        return self._plots.last(model)
 
     async def close(self) -> None:
         """Read nothing more."""
@@ -119,6 +116,7 @@ class Sampler:
                 _log.exception("the console could not take a reading")
         while len(self._samples) > 1:
             self._samples.popleft()
+        self._plots.keep(1)
         self._idle = True
 
     async def _read(self) -> None:
@@ -127,19 +125,61 @@ class Sampler:
             last = self._samples[-1] if self._samples else None
             if last is not None and monotonic_ns() / 1e9 - last.scrape.time_s < self._interval_s / 2:
                 return
-            page, error, view = await self._read_metrics(), "", None
-            scrape = read_page(page, monotonic_ns() / 1e9, FAMILIES)
-            try:
-                view = await overview(self._event_log)
-            except CharoniaError as failure:
-                error = failure.message
-                _log.debug("the log could not be read for the console: %s", error)
+            sample = await self._sample()
             if self._idle:  # the first look after a pause: the plots show what follows
                 self._samples.clear()
+                self._plots.keep(0)
                 self._idle = False
-            self._samples.append(Sample(wall_ns() / 1e9, scrape, view, error))
+            self._samples.append(sample)
+            self._plots.add(sample.wall_s, plot_rows(self._samples[0], sample))
         async with self._changed:
             self._changed.notify_all()
+
+    async def _sample(self) -> Sample:
+        """What is read now, whatever goes wrong: a page that hears nothing looks as if all were well."""
+        page, error, view = "", "", None
+        try:
+            async with asyncio.timeout(READ_S):
+                page = await self._read_metrics()
+        except Exception as failure:
+            error = _told(failure, "The metrics cannot be read")
+        time_s = monotonic_ns() / 1e9
+        try:
+            async with asyncio.timeout(READ_S):
+                view = await overview(self._event_log)
+        except Exception as failure:
+            error = _told(failure, "The log does not answer")
+        return Sample(wall_ns() / 1e9, read_page(page, time_s, FAMILIES), view, error)
+
+
+def _told(failure: Exception, what: str) -> str:
+    if isinstance(failure, CharoniaError):
+        _log.debug("console: %s: %s", what, failure.message)
+        return f"{what}: {failure.message}"
+    if isinstance(failure, TimeoutError):
+        return f"{what} within {READ_S:g} s"
+    _log.error("console: %s", what, exc_info=failure)
+    return f"{what}: {type(failure).__name__}"
+
+
+def plot_rows(before: Sample, after: Sample) -> dict[str, Row]:
+    """What plots show of a reading: of the server ("") and of each model that metrics or log know."""
+    queued: dict[str, float] = {}
+    for row in after.log["models"] if after.log is not None else ():
+        queued[row["model"]] = queued.get(row["model"], 0.0) + row["requests"]
+    names = {model for model, _ in after.scrape.versions()} | queued.keys()
+    has_rates = bool(before is not after and after.scrape.families and before.scrape.families)
+    rows: dict[str, Row] = {}
+    for name in ("", *sorted(names)):
+        pending = None
+        if after.log is not None:
+            pending = queued.get(name, 0.0) if name else float(after.log["queued"])
+        rows[name] = (None, None, None, pending)
+        if has_rates:
+            found = model_figures(before.scrape, after.scrape, name)
+            latency = None if found.latency_ms is None else round(found.latency_ms, 3)
+            rows[name] = (round(found.rate, 3), round(found.error_rate, 3), latency, pending)
+    return rows
 
 
 class PerSample:
@@ -159,11 +199,3 @@ class PerSample:
             if key not in kept:
                 kept[key] = await read()
             return kept[key]
-
-
-def _queued(sample: Sample, model: str) -> float | None:
-    if sample.log is None:
-        return None
-    if not model:
-        return float(sample.log["queued"])
-    return float(sum(row["requests"] for row in sample.log["models"] if row["model"] == model))

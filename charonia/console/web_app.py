@@ -7,6 +7,7 @@ asks is decided by `identify`, as for the API (`charonia.composition.console.con
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -26,11 +27,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from charonia.errors import CharoniaError, NotFound, Unauthenticated
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import JobState, parse_public_id
+from charonia.operations.dead_letters import LetterPlace
+from charonia.operations.job_commands import Place
 
 from . import log_views
+from .cursors import Cursors
 from .log_views import ReadStatistics, Viewer
 from .page_rendering import HERE, PageRenderer
-from .readings import PerSample, Sample, Sampler
+from .readings import READ_S, PerSample, Sample, Sampler
 from .server_figures import LOAD, ModelFigures, bars, quantiles_ms
 
 ROOT = "/console"
@@ -78,6 +82,7 @@ class ConsoleApp:
         self._identify = identify
         self._pages = PageRenderer()
         self._live_models = PerSample()
+        self._job_cursors, self._letter_cursors = Cursors[Place](), Cursors[LetterPlace]()
         pages = [
             Route("/", self._overview),
             Route("/live", self._live),
@@ -117,7 +122,7 @@ class ConsoleApp:
     async def _jobs(self, request: Request) -> Response:
         asked = request.query_params
         model, state, after = (asked.get(name, "") for name in ("model", "state", "after"))
-        listed = await log_views.job_list(self._log, self._viewer(request), model, state, after)
+        listed = await log_views.job_list(self._log, self._viewer(request), model, state, after, self._job_cursors)
         states = [one.value for one in JobState]
         return self._page("jobs", **listed, model=model, state=state, states=states, here="jobs")
 
@@ -136,8 +141,8 @@ class ConsoleApp:
         return self._page("request", **found, here="jobs")
 
     async def _letters(self, request: Request) -> Response:
-        model = request.query_params.get("model", "")
-        listed = await log_views.letter_list(self._log, self._viewer(request), model)
+        model, after = (request.query_params.get(name, "") for name in ("model", "after"))
+        listed = await log_views.letter_list(self._log, self._viewer(request), model, after, self._letter_cursors)
         return self._page("letters", **listed, model=model, here="letters")
 
     async def _letter(self, request: Request) -> Response:
@@ -165,12 +170,16 @@ class ConsoleApp:
         first = True
         async for sample in self._sampler.follow():
             if sample.error:  # the page keeps what it shows, and says how old that is
-                yield _event("problem", {"text": f"the log does not answer: {sample.error}"})
+                yield _event("problem", {"text": sample.error})
                 continue
             try:
-                regions = await self._regions(page, model, viewer)
+                async with asyncio.timeout(READ_S):
+                    regions = await self._regions(page, model, viewer)
             except CharoniaError as error:
                 yield _event("problem", {"text": error.message})
+                continue
+            except TimeoutError:
+                yield _event("problem", {"text": f"The log does not answer within {READ_S:g} s"})
                 continue
             points = {"history": self._sampler.history(model)} if first else {"point": self._sampler.point(model)}
             first = False

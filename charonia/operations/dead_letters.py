@@ -6,11 +6,12 @@ attempts, error, stderr, time_us, tenant and job.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -37,6 +38,8 @@ from .text.tensor_text import described, saved_all
 FIELD_ABOUT = b"m"
 RETENTION_S = 86_400
 _PAGE = 100
+_ENTRY = re.compile(r"(\d{1,19})-(\d{1,19})")
+_LAST_OF_MS = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +65,23 @@ class DeadLetter:
         return value if isinstance(value, int) else 0
 
 
-async def letters(log: Streams, model: str) -> AsyncIterator[DeadLetter]:
+class LetterPlace(NamedTuple):
+    """Of a letter in a list."""
+
+    model: str
+    entry_id: bytes
+
+
+async def letters(log: Streams, model: str, after: bytes = START) -> AsyncIterator[DeadLetter]:
     """The letters, oldest first, each once: a new owner may repeat those that its predecessor wrote."""
     seen: set[bytes] = set()
-    async for letter in _entries(log, model):
+    async for letter in _entries(log, model, after):
         if not letter.id or letter.id not in seen:
             seen.add(letter.id)
             yield letter
 
 
-async def _entries(log: Streams, model: str) -> AsyncIterator[DeadLetter]:
-    after = START
+async def _entries(log: Streams, model: str, after: bytes = START) -> AsyncIterator[DeadLetter]:
     while entries := await log.range(keys.dead_letters(model), after, _PAGE):
         after = entries[-1].id
         for entry in entries:
@@ -98,16 +107,37 @@ async def list_letters(
     log: JobLog, models: Sequence[str], now_us: int, limit: int, tenant: str | None = None
 ) -> dict[str, Any]:
     """A row for each letter, or each of a tenant, oldest first within a model."""
+    rows, last = await read_letters(log, models, now_us, limit, tenant)
+    return {"letters": rows, "more": last is not None}
+
+
+async def read_letters(
+    log: JobLog, models: Sequence[str], now_us: int, limit: int, tenant: str | None = None, *,
+    after: LetterPlace | None = None, scan: int = 0,
+) -> tuple[list[dict[str, Any]], LetterPlace | None]:  # fmt: skip
+    """The rows of `list_letters` after a place, and the place after which the list goes on, None at its end.
+
+    `scan` is how many letters may be read, 0 for any number: that place may be of one that is not listed then.
+    """
     rows: list[dict[str, Any]] = []
-    for model in models or await known_models(log):
-        async for letter in letters(log, model):
+    read, last, listed = 0, after, after
+    names = list(models or await known_models(log))
+    if after is not None:
+        names = names[names.index(after.model) :] if after.model in names else []
+    for model in names:
+        begin = after.entry_id if after is not None and after.model == model else START
+        async for letter in letters(log, model, begin):
+            if scan and read >= scan:
+                return rows, last
+            read, last = read + 1, LetterPlace(model, letter.entry_id)
             row = _summary(letter, now_us)
             if tenant is not None and row["tenant"] != tenant:
                 continue
             if len(rows) == limit:
-                return {"letters": rows, "more": True}
+                return rows, listed
             rows.append(row)
-    return {"letters": rows, "more": False}
+            listed = last
+    return rows, None
 
 
 async def show_letter(log: Blobs, letter: DeadLetter, now_us: int, directory: Path | None) -> dict[str, Any]:
@@ -192,8 +222,11 @@ async def drop(log: Streams, chosen: Sequence[DeadLetter]) -> list[str]:
     return [letter.id.hex() for letter in chosen]
 
 
-async def choose(log: JobLog, model: str, texts: Sequence[str], *, every: bool) -> list[DeadLetter]:
-    """The letters that `texts` identify, or every one of a model ("" for all models). Raises `NotFound` for a text."""
+async def choose(log: JobLog, model: str, texts: Sequence[str], *, every: bool, scan: int = 0) -> list[DeadLetter]:
+    """The letters that `texts` identify, or every one of a model ("" for all models). Raises `NotFound` for a text.
+
+    A letter's entry is read alone, another id is looked for among `scan` letters, 0 for all.
+    """
     if every:
         models = [model] if model else await known_models(log)
         return [letter for name in models for letter in [found async for found in letters(log, name)]]
@@ -201,7 +234,7 @@ async def choose(log: JobLog, model: str, texts: Sequence[str], *, every: bool) 
     for text in texts:
         parsed = parse_public_id(text)
         where = model or (parsed[0] if parsed is not None else "")
-        found = await _named(log, where, text)
+        found = await _named(log, where, text, scan)
         if found is None:
             raise NotFound(
                 f"dead letter '{text}' is unknown" + (f" to model '{where}'" if where else "; name its model")
@@ -210,11 +243,21 @@ async def choose(log: JobLog, model: str, texts: Sequence[str], *, every: bool) 
     return chosen
 
 
-async def _named(log: Streams, model: str, text: str) -> DeadLetter | None:
-    if model:
-        async for letter in letters(log, model):
-            if letter.named(text):
-                return letter
+async def _named(log: Streams, model: str, text: str, scan: int) -> DeadLetter | None:
+    if not model:
+        return None
+    if place := _ENTRY.fullmatch(text):
+        ms, number = int(place[1]), int(place[2])
+        before = b"%d-%d" % ((ms, number - 1) if number else (max(0, ms - 1), _LAST_OF_MS))
+        entries = await log.range(keys.dead_letters(model), before, 1)
+        return next((_letter(model, entry) for entry in entries if entry.id == text.encode()), None)
+    read = 0
+    async for letter in letters(log, model):
+        if letter.named(text):
+            return letter
+        read += 1
+        if scan and read >= scan:
+            break
     return None
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from charonia import keys
 from charonia.calls.request_endings import Ending, cancel_requests
@@ -24,15 +24,24 @@ _WAIT_LOOK_S = 1.0
 _CANCELLED = Ending(JobState.CANCELLED, "the job was cancelled by an operator", "operator")
 
 
+class Place(NamedTuple):
+    """Of a job in the listing, where it was when it was read. `time_us` is that of its end, or of its acceptance."""
+
+    model: str
+    ended: bool
+    time_us: int
+    id: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Selects jobs. Empty fields match all; `after` is the id of the last job seen."""
+    """Selects jobs. Empty fields match all; `after` is the id of the last job seen, or its place."""
 
     models: tuple[str, ...] = ()
     states: frozenset[JobState] = frozenset()
     tenant: str | None = None
     older_than_s: float = 0.0
-    after: str = ""
+    after: str | Place = ""
 
 
 async def list_jobs(log: Jobs, wanted: Filter, now_us: int, limit: int, scan: int = 0) -> dict[str, Any]:
@@ -41,23 +50,39 @@ async def list_jobs(log: Jobs, wanted: Filter, now_us: int, limit: int, scan: in
     `scan` is how many records may be read for one answer, 0 for any number: there may be fewer than `limit` jobs, or
     none, before `next` then.
     """
-    rows: list[dict[str, Any]] = []
-    read, last = 0, ""
+    found, last = await read_jobs(log, wanted, now_us, limit, scan)
+    return {"jobs": [job_json(job, now_us) for job in found], "next": last.public_id if last is not None else None}
+
+
+async def read_jobs(
+    log: Jobs, wanted: Filter, now_us: int, limit: int, scan: int = 0
+) -> tuple[list[JobRecord], JobRecord | None]:
+    """The jobs of `list_jobs`, and the one after which the list goes on, which may be one that does not match."""
+    found: list[JobRecord] = []
+    read, last = 0, None
     async for page in _pages(log, wanted):
         for job in page:
             if scan and read >= scan:
-                return {"jobs": rows, "next": last}
-            read, last = read + 1, job.public_id
+                return found, last
+            read, last = read + 1, job
             if _matches(job, wanted, now_us):
-                if len(rows) == limit:
-                    return {"jobs": rows, "next": rows[-1]["id"] if rows else None}
-                rows.append(job_json(job, now_us))
-    return {"jobs": rows, "next": None}
+                if len(found) == limit:
+                    return found, found[-1] if found else None
+                found.append(job)
+    return found, None
+
+
+def place_of(job: JobRecord) -> Place:
+    """Where a listing goes on after a job."""
+    ended = job.state.terminal
+    return Place(job.model, ended, job.ended_us if ended else job.accepted_us, job.id)
 
 
 async def _pages(log: Jobs, wanted: Filter) -> AsyncIterator[list[JobRecord]]:
     models = list(wanted.models or await log.job_models())
-    seen = await _must_be(log, wanted.after) if wanted.after else None
+    seen = wanted.after if isinstance(wanted.after, Place) else None
+    if isinstance(wanted.after, str) and wanted.after:
+        seen = place_of(await _must_be(log, wanted.after))
     if seen is not None:
         models = models[models.index(seen.model) :] if seen.model in models else []
     any_state = not wanted.states
@@ -66,10 +91,10 @@ async def _pages(log: Jobs, wanted: Filter) -> AsyncIterator[list[JobRecord]]:
             if not any_state and not any(state.terminal == ended for state in wanted.states):
                 continue
             after: tuple[int, bytes] | None = None
-            if seen is not None and seen.state.terminal and not ended:
+            if seen is not None and seen.ended and not ended:
                 continue
-            if seen is not None and seen.state.terminal == ended:
-                after = (seen.ended_us if ended else seen.accepted_us, seen.id)
+            if seen is not None and seen.ended == ended:
+                after = (seen.time_us, seen.id)
             seen = None
             while page := await log.jobs(model, ended=ended, after=after, count=_PAGE):
                 yield page

@@ -18,6 +18,8 @@ _FRONTS = {
     "vertex_ai": "Vertex AI",
     "openai": "OpenAI",
 }
+VARIABLES = frozenset({"AIP_MODE", "AIP_HTTP_PORT", "AIP_STORAGE_URI"})
+"""What `vertex_ai_defaults` reads."""
 
 
 def vertex_ai_defaults(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -20,8 +20,12 @@ from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 
 from .trial_server import ModelCopies, RunningServer, started
 from .tune_options import TuneOptions
+from .verdict import Aim, has_failed, score_of
 
 _T = TypeVar("_T")
+
+Turn = Callable[[], dict[str, Any]]
+"""Measures a running configuration once: an observation."""
 
 
 def measure(
@@ -37,7 +41,7 @@ def measure(
 @contextmanager
 def running(
     options: TuneOptions, copies: ModelCopies, targets: Sequence[str], loaded: Sequence[str], configs: Mapping[str, str]
-) -> Iterator[Callable[[], dict[str, Any]]]:
+) -> Iterator[Turn]:
     """Within it a server runs with a configuration, and each call of what it gives measures it once: an observation.
 
     `configs` are the texts of `config.pbtxt`, `loaded` the models to load, `targets` those that get load. What a
@@ -69,6 +73,36 @@ def running(
             return found | {"seconds": time.monotonic() - began_s, "load_average": [load, load_average()]}
 
         yield turn
+
+
+class SideBySide:
+    """Servers of configurations that are measured in turns: each starts with its first turn, and again with the next
+    one after it failed, as it may be gone. They end with `stack`."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        beside: Callable[[str], Callable[[Mapping[str, str]], AbstractContextManager[Turn]]],
+        aim: Aim,
+    ) -> None:
+        """`beside` gives what starts the servers of a configuration, by its name; called once for each."""
+        self._stack, self._beside, self._aim = stack, beside, aim
+        self._starts: dict[str, Callable[[Mapping[str, str]], AbstractContextManager[Turn]]] = {}
+        self._servers: dict[str, tuple[ExitStack, Turn]] = {}
+
+    def measured(self, name: str, configs: Mapping[str, str]) -> dict[str, Any]:
+        """One turn of a configuration: its observation."""
+        if name not in self._starts:
+            self._starts[name] = self._beside(name)
+        if name not in self._servers:
+            own = self._stack.enter_context(ExitStack())
+            self._servers[name] = own, own.enter_context(self._starts[name](configs))
+        own, turn = self._servers[name]
+        found = turn()
+        if has_failed(score_of(found, self._aim)):
+            del self._servers[name]
+            own.close()
+        return found
 
 
 def loaded_configs(options: TuneOptions, copies: ModelCopies, models: Sequence[str]) -> dict[str, Any]:

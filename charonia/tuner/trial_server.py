@@ -23,6 +23,7 @@ from typing import Any
 
 from charonia.errors import InvalidArgument, NotFound, Unavailable
 from charonia.models.json_form import from_json
+from charonia.options.cloud_options import VARIABLES
 from charonia.options.table import OPTIONS
 from protos.model_config_pb2 import ModelConfig
 
@@ -34,7 +35,8 @@ _POLL_S = 0.02
 _SHOWN_LINES = 3
 _CACHE_BYTES = 256 << 20
 """Of the server's response cache, when the knob `cache` is tuned."""
-_OPTION_VARIABLES = frozenset(option.variable for option in OPTIONS)
+_OPTION_VARIABLES = frozenset(option.variable for option in OPTIONS) | VARIABLES
+_FRONTS = ("http", "grpc", "metrics", "openai", "sagemaker", "vertex-ai")
 
 
 class ModelCopies:
@@ -122,19 +124,13 @@ def started(
     """
     shutil.rmtree(copies.state, ignore_errors=True)
     copies.state.mkdir(parents=True)
-    arguments = [
-        f"--model-repository={copies.path}", f"--state-dir={copies.state}", "--http-address=127.0.0.1", "--http-port=0",
-        "--grpc-address=127.0.0.1", "--grpc-port=0", "--metrics-port=0", "--allow-webhooks=false",
-        "--model-control-mode=explicit", *(f"--load-model={model}" for model in models),
-    ]  # fmt: skip
-    if caches:
-        arguments.append(f"--cache-config=local,size={_CACHE_BYTES}")
     log = copies.state / "serve.log"
-    launcher = [sys.executable, "-P", "-m", "charonia.tuner.server_launcher", str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "charonia.tuner.server_launcher", str(os.getpid())]
+    command += server_arguments(copies, models, options, caches=caches)
     with log.open("wb") as output:
         # a group of its own: Ctrl-C of the terminal is the tuner's, which stops the server
         process = subprocess.Popen(
-            [*launcher, *arguments, *options], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True, env=server_environment(os.environ),
         )  # fmt: skip
     try:
@@ -144,8 +140,24 @@ def started(
         _stop(process)
 
 
+def server_arguments(copies: ModelCopies, models: Sequence[str], options: Sequence[str], *, caches: bool) -> list[str]:
+    """The arguments of `serve`: defaults of a run, the user's options, and what no option may change, last, as the
+    last one counts: an empty log URL is a private log, port 0 one that is free."""
+    defaults = [f"--{front}-address=127.0.0.1" for front in _FRONTS if front != "metrics"]  # which has that of HTTP
+    defaults.append("--allow-webhooks=false")
+    if caches:
+        defaults.append(f"--cache-config=local,size={_CACHE_BYTES}")
+    return [
+        *defaults, *options,
+        f"--model-repository={copies.path}", f"--state-dir={copies.state}", "--config=", "--log-url=", "--shm-dir=",
+        "--http-socket=", "--grpc-socket=", *(f"--{front}-port=0" for front in _FRONTS),
+        "--model-control-mode=explicit", *(f"--load-model={model}" for model in models),
+    ]  # fmt: skip
+
+
 def server_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without option variables: one such as CHARONIA_LOG_URL would have the server join the log of another."""
+    """Without variables that are options: CHARONIA_LOG_URL would have the server join the log of another, AIP_MODE (of
+    Vertex AI) would turn off the fronts that are measured."""
     return {name: value for name, value in environment.items() if name not in _OPTION_VARIABLES}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from charonia.errors import InvalidArgument
+from charonia.options.table import ALIASES
 
 from .knobs import KNOBS, parsed_values
 from .verdict import OBJECTIVES, RATE, Aim
@@ -15,8 +16,10 @@ from .verdict import OBJECTIVES, RATE, Aim
 QUICK, BRUTE = "quick", "brute"
 MOST_POINTS = 5000
 """A brute search of more asks for `--max-configurations`."""
-_OWN = ("log-url", "state-dir", "model-repository")
-"""Options that the servers of a run have of their own, and their ports: others would let them meet another server."""
+_OWN = ("config", "log-url", "state-dir", "shm-dir", "model-repository")
+_OWN_ENDINGS = ("-port", "-socket")
+"""Options that the servers of a run have of their own, and their ports and sockets: others would let them meet another
+server. A file of options (`config`) may name any of them."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -178,7 +181,10 @@ def parsed(line: Sequence[str]) -> TuneOptions:
     for text in words.serve:
         if "=" not in text or text.startswith("-"):
             _refuse(f"--serve '{text}' is not NAME=VALUE")
-        if (name := text.partition("=")[0]) in _OWN or name.endswith("-port"):
+        name = text.partition("=")[0]
+        if name == "config":
+            _refuse("--serve config: the servers of a run read no file of options; name each as --serve NAME=VALUE")
+        if ALIASES.get(name, name) in _OWN or name.endswith(_OWN_ENDINGS):
             _refuse(f"--serve {name}: the servers of a run have their own")
     values = {knob: parsed_values(knob, text) for knob in KNOBS if (text := getattr(words, knob.replace("-", "_")))}
     aim = Aim(words.objective, words.percentile, words.latency_limit * 1000, round(words.memory_limit * (1 << 20)))

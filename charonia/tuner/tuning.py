@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -28,7 +28,7 @@ from . import checkpoint, tune_page, tune_report, verdict
 from .checkpoint import CONFIG, TRIAL, TURN, Checkpoint
 from .configuration_search import BruteSearch, Point, QuickSearch, Search
 from .knobs import Circumstances, Dimension, Settings, applied, config_of, dimensions, identity
-from .trial_measurement import loaded_configs, measure, running
+from .trial_measurement import SideBySide, Turn, loaded_configs, measure, running
 from .trial_server import CONFIG as CONFIG_FILE
 from .trial_server import ModelCopies, find_model, written_config
 from .tune_options import BRUTE, MOST_POINTS, TuneOptions, parsed
@@ -293,16 +293,8 @@ class GroupTuning:
         mark = hashlib.blake2b(" ".join(names).encode(), digest_size=8).hexdigest()
         turns = []
         left = words.rounds * len(names)
-        servers: dict[str, Callable[[], dict[str, Any]]] = {}
         with ExitStack() as stack:
-
-            def measured(name: str, configs: Mapping[str, str]) -> dict[str, Any]:
-                if name not in servers:
-                    copies = ModelCopies(words.model_repository, self._loaded, self._root / name)
-                    server = running(self._options, copies, self._targets, self._loaded, configs)
-                    servers[name] = stack.enter_context(server)
-                return servers[name]()
-
+            servers = SideBySide(stack, self._beside, aim)
             for number in range(words.rounds):
                 order = names if number % 2 == 0 else names[::-1]
                 known = {name: self._known(TURN, f"{mark}:{number}:{name}") for name in order}
@@ -312,7 +304,7 @@ class GroupTuning:
                     settings, record = self._trials.settings[name], f"{mark}:{number}:{name}"
                     found = known[name] if is_whole else None
                     if found is None:
-                        found = self._observed(TURN, record, settings, left, partial(measured, name))
+                        found = self._observed(TURN, record, settings, left, partial(servers.measured, name))
                     else:
                         self._tell(name, found, left, "known")
                     turn[name] = verdict.with_memory_of(found, self._trials.observations[name])
@@ -320,16 +312,25 @@ class GroupTuning:
                 turns.append(turn)
         return turns
 
+    def _beside(self, name: str) -> Callable[[Mapping[str, str]], AbstractContextManager[Turn]]:
+        copies = ModelCopies(self._options.words.model_repository, self._loaded, self._root / name)
+        return partial(running, self._options, copies, self._targets, self._loaded)
+
     # -- report --------------------------------------------------------------------------------------------------------
 
     def _report(self, turns: list[dict[str, dict[str, Any]]], interrupted: bool) -> dict[str, Any]:
         aim, gain = self._options.aim, self._options.gain
         observations = self._trials.observations
         scores = {name: verdict.score_of(found, aim) for name, found in observations.items()}
-        medians: dict[str, Score] = {}
+        medians, stays = dict[str, Score](), ""
         winner = (verdict.ranked(observations, aim) or [""])[0]
         if turns:
             winner, medians = verdict.confirmed(turns, self._base, aim, gain)
+            if stays := verdict.stays_unheard(turns, self._base, observations[self._base], aim):
+                winner = self._base
+                medians[winner] = scores[winner] if verdict.has_failed(medians[winner]) else medians[winner]
+                self._notes.append(stays)
+                _say(stays)
             scores |= medians
         elif winner and not verdict.improves(scores[winner], scores[self._base], gain):
             winner = self._base
@@ -356,7 +357,7 @@ class GroupTuning:
             ],
             "front": verdict.front(observations, aim), "base": self._base, "winner": winner,
             "turns": turns, "medians": {name: list(score) for name, score in medians.items()},
-            "reasons": self._reasons(winner, changes, turns),
+            "reasons": [stays] if stays else self._reasons(winner, changes, turns),
             "changed": {model: text for model in self._tuned if (text := _changes_text(changes, model))},
             "configs": {model: self._config_text(model, config, changes) for model, config in configs.items()},
         }  # fmt: skip

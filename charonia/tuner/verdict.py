@@ -152,6 +152,18 @@ def confirmed(
     return base, scores
 
 
+def stays_unheard(rounds: Sequence[Mapping[str, Observation]], base: str, trial: Observation, aim: Aim) -> str:
+    """Why the configuration as written stays whatever the turns say: it kept to the limits in its trial and failed in
+    a turn, so that it has not been heard in each. Empty if that is not so."""
+    lost = sum(has_failed(score_of(turn[base], aim)) for turn in rounds)
+    if not lost or not is_within(score_of(trial, aim)):
+        return ""
+    return (
+        f"The configuration as written stays: it kept to the limits alone, and failed in {lost} of {len(rounds)} "
+        "rounds of the turns. The same command measures these rounds again."
+    )
+
+
 def _rounds_won(rounds: Sequence[Mapping[str, Observation]], key: str, base: str, aim: Aim) -> int:
     return sum(score_of(turn[key], aim) > score_of(turn[base], aim) for turn in rounds)
 

@@ -29,7 +29,7 @@ def test_a_model_is_tuned(
     before = children()
     words = ["tune", "identity", "--model-repository", str(example_models), "--output", str(tmp_path / "out"), "--json"]
     knobs = ["--instances", "keep", "--threads", "keep", "--max-batch", "keep", "--preferred", "keep"]
-    load = ["--delay-us", "0,3000", "--concurrency", "2", "-p", "500", "-r", "1", "--rounds", "0", "--min-gain", "0"]
+    load = ["--delay-us", "0,3000", "--concurrency", "2", "-p", "2000", "-r", "1", "--rounds", "0", "--min-gain", "0"]
     found = []
     for _ in range(2):
         assert cli.main([*words, *knobs, *load]) == 0, capsys.readouterr().err

@@ -1,7 +1,7 @@
 """The console of `serve`: passes requests below `/console` of the metrics port to a process that starts with the first.
 
-Most servers are never looked at, so the process costs nothing before. It is a child like the others from then on: the
-supervisor starts it again when it ends. What it does is `console_role`'s.
+Most servers are never looked at, so the process costs nothing before. When it ends, the next request starts another.
+What it does is `console_role`'s.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from charonia.options.values import Values
 
 INSTALL = "needs jinja2: pip install 'charonia[console]'"
 _START_TIMEOUT_S = 60.0
+_PAUSE_S = 5.0
+"""For so long after a start for which the system had no process, requests are refused without trying another."""
 _CHUNK_BYTES = 65_536
 _GUARDS = (
     "http_restricted_api",
@@ -46,10 +48,11 @@ class ConsolePart:
     """Starts the console's process and connects viewers to its socket."""
 
     def __init__(self, socket_path: Path, start: Callable[[], None]) -> None:
-        """`start` starts the process, which listens at `socket_path`; called again after one that never was up."""
+        """`start` starts the process, which listens at `socket_path`; called again after one that ended."""
         self._socket_path = socket_path
         self._start = start
         self._started = False
+        self._not_before_s = 0.0
         self._up = asyncio.Event()
         self._changed = asyncio.Event()
         self._reason = ""
@@ -63,13 +66,12 @@ class ConsolePart:
         self._up.set()
         self._tell()
 
-    def is_down(self, reason: str, *, for_good: bool = False) -> None:
-        """The process ended; another is being started, or `for_good`, with the next request."""
+    def is_down(self, reason: str) -> None:
+        """The process ended; the next request starts another."""
         self._up.clear()
         self._reason = reason
-        if for_good:
-            self._started = False
-            self._tell()
+        self._started = False
+        self._tell()
 
     def _tell(self) -> None:
         self._changed.set()
@@ -82,6 +84,18 @@ class ConsolePart:
             if not self._started:
                 raise ConnectionError
 
+    def _start_once(self) -> None:
+        """Raises `OSError` where there is no process for it, and for a while afterwards."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._not_before_s:
+            raise ConnectionError
+        try:
+            self._start()
+        except OSError as error:
+            self._not_before_s, self._reason = now_s + _PAUSE_S, error.strerror or str(error)
+            raise
+        self._started, self._reason = True, ""
+
     async def forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Have the console answer a request; one for each connection, as the next may be for the metrics."""
         if not is_installed():
@@ -89,8 +103,7 @@ class ConsolePart:
             return
         try:
             if not self._started:
-                self._start()
-                self._started, self._reason = True, ""
+                self._start_once()
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._up_or_ended()
             upstream, to_console = await asyncio.open_unix_connection(str(self._socket_path))

@@ -26,7 +26,7 @@ from charonia.metrics.endpoint import scrape
 from charonia.metrics.exposition import merge
 from charonia.options.values import Values
 
-from .console_part import INSTALL, is_installed
+from .console_part import INSTALL, as_host, is_installed
 
 if TYPE_CHECKING:
     from charonia.console.log_views import Viewer
@@ -63,10 +63,7 @@ async def _run(values: Values) -> int:
             "charonia console needs --log-url, the URL of the log, or --state-dir, the state directory of a running "
             "'charonia serve'"
         )
-    metrics = values["metrics_url"] or ((f"http://{told['metrics']}/metrics",) if "metrics" in told else ())
-    for address in metrics:
-        if not address.startswith(("http://", "https://", "unix:")):
-            raise StartupError(f"--metrics-url must begin with http://, https:// or unix:, got '{address}'")
+    metrics = metrics_urls(values, told)
     identify = identification(values)
     await check_servers({**_NO_CACHE, **values}, url)
     log = open_log(url)
@@ -95,6 +92,15 @@ def _told(values: Values) -> Mapping[str, str]:
     except (OSError, ValueError):
         return {}
     return found
+
+
+def metrics_urls(values: Values, told: Mapping[str, str]) -> tuple[str, ...]:
+    """Where the metrics are: as the options have it, else as a running `serve` has told. Raises `StartupError`."""
+    given: tuple[str, ...] = values["metrics_url"]
+    for address in given:
+        if not address.startswith(("http://", "https://", "unix:")):
+            raise StartupError(f"--metrics-url must begin with http://, https:// or unix:, got '{address}'")
+    return given or ((f"http://{as_host(told['metrics'])}/metrics",) if "metrics" in told else ())
 
 
 def identification(values: Values) -> Identify | None:

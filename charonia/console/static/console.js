@@ -86,12 +86,24 @@
     region.querySelectorAll(".scroll").forEach((one, at) => { one.scrollLeft = scrolled[at] || 0; });
   }
 
+  // readings come every two seconds, and one is given up after five: longer silence is no good news
+  const SILENCE_MS = 8000;
+  let heard = Date.now();
+  setInterval(() => {
+    if (source && !held && live.dataset.state !== "bad" && Date.now() - heard > SILENCE_MS) say("bad", "nothing heard for 8 s");
+  }, 1000);
+
   const query = new URLSearchParams({ page: live.dataset.page, model: live.dataset.model });
   let source = null;
   function connect() {
+    heard = Date.now();
+    if (!held) say("connecting", "connecting");
     source = new EventSource(`${location.pathname.split("/console")[0]}/console/live?${query}`);
     source.addEventListener("update", update);
-    source.addEventListener("problem", (event) => say("bad", JSON.parse(event.data).text));
+    source.addEventListener("problem", (event) => {
+      heard = Date.now();
+      say("bad", JSON.parse(event.data).text);
+    });
     source.addEventListener("error", () => say("bad", source.readyState === EventSource.CLOSED ? "disconnected" : "reconnecting"));
   }
   // a page that nobody sees holds no connection and costs no reading
@@ -102,6 +114,7 @@
     } else if (!source) connect();
   });
   function update(event) {
+    heard = Date.now();
     const told = JSON.parse(event.data);
     if (told.history) { columns = told.history; draw(); } else if (columns) add(told.point);
     if (held) return;

@@ -192,4 +192,4 @@ class MemoryReader:
 def entry_number(entry_id: bytes) -> int:
     """Where an entry stands in its stream."""
     first, _, second = entry_id.partition(b"-")
-    return int(first) << SEQUENCE_BITS | int(second or 0)
+    return int(first) << SEQUENCE_BITS | min(int(second or 0), _LAST_SEQUENCE)

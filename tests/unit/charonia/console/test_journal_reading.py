@@ -89,5 +89,13 @@ async def test_an_acceptance_is_looked_for_from_the_newest_entries_backwards() -
     assert await journal.reader(10_000).acceptance(b"x" * 16, now_us) == 0
 
 
+async def test_the_newest_acceptance_of_a_busy_model_is_found() -> None:
+    journal = Journal()
+    for number in range(500):  # of ten seconds, more than may be read
+        journal.accept(NOW_US - number * S // 50, other(number))
+    assert await journal.reader(200).acceptance(other(50), NOW_US) == NOW_US - S
+    assert journal.read <= 200
+
+
 def test_times_of_entries() -> None:
     assert entry_us(b"17-3") == 17_000

@@ -13,6 +13,7 @@ import pytest
 from charonia import keys
 from charonia.errors import NotFound
 from charonia.facts.jobs import parse_public_id
+from charonia.operations.dead_letters import choose, read_letters
 from charonia.wire import records_of, unpack_request
 
 Ids = Callable[[int], bytes]
@@ -104,6 +105,52 @@ async def test_a_letter_that_was_written_twice_is_one(yard: Any, ids: Ids) -> No
     assert [row["id"] for row in document["replayed"]] == [ids(1).hex(), ids(2).hex()]
     await yard.run("dlq", "drop", "m", ids(1).hex())
     assert [row["id"] for row in (await yard.run("dlq", "ls"))[0]["letters"]] == [ids(2).hex()]
+
+
+class Counting:
+    """A log that counts what is read of dead letters."""
+
+    def __init__(self, log: Any) -> None:
+        self._log, self.read = log, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    async def range(self, stream: bytes, after: bytes, count: int) -> Any:
+        found = await self._log.range(stream, after, count)
+        self.read += len(found)
+        return found
+
+
+async def test_a_list_of_a_tenant_reads_so_many_letters_and_says_where_it_goes_on(yard: Any, ids: Ids) -> None:
+    for number in range(1, 8):
+        await yard.letter(ids(number), tenant="acme" if number in (4, 7) else "other")
+    seen, place, lists = list[str](), None, 0
+    while lists < 10:
+        rows, place = await read_letters(yard.log, (), 0, 10, "acme", after=place, scan=3)
+        seen += [row["id"] for row in rows]
+        lists += 1
+        if place is None:
+            break
+    assert (seen, lists) == ([ids(4).hex(), ids(7).hex()], 3)
+    rows, place = await read_letters(yard.log, ("m",), 0, 1, "acme")
+    assert place is not None
+    rows, place = await read_letters(yard.log, ("m",), 0, 1, "acme", after=place)
+    assert ([row["id"] for row in rows], place) == ([ids(7).hex()], None)
+
+
+async def test_a_letter_is_found_by_its_entry_alone_or_among_so_many(yard: Any, ids: Ids) -> None:
+    for number in range(1, 8):
+        await yard.letter(ids(number))
+    last = (await read_letters(yard.log, ("m",), 0, 10))[0][-1]
+    log = Counting(yard.log)
+    (found,) = await choose(log, "m", (last["entry"],), every=False)
+    assert (found.id, log.read) == (ids(7), 1)
+    (found,) = await choose(log, "m", (ids(5).hex(),), every=False, scan=5)
+    assert found.id == ids(5)
+    for text in (ids(6).hex(), "1-0", "0-0", f"{2**63 - 1}-5"):
+        with pytest.raises(NotFound, match="is unknown"):
+            await choose(log, "m", (text,), every=False, scan=5)
 
 
 async def test_an_unknown_letter_changes_nothing(yard: Any, ids: Ids) -> None:

@@ -16,7 +16,7 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import InternalError, NotFound
 from charonia.facts.jobs import JobEnd, JobState
-from charonia.operations.job_commands import Filter, list_jobs
+from charonia.operations.job_commands import Filter, list_jobs, place_of, read_jobs
 from charonia.tensors import Tensor
 from charonia.wire import pack_failure, pack_response
 
@@ -83,6 +83,23 @@ async def test_a_listing_that_may_read_only_so_much_says_where_to_go_on(yard: An
             break
         wanted = replace(wanted, after=listed["next"])
     assert (found, listings) == ([], 3)
+
+
+async def test_a_listing_goes_on_from_a_place_when_its_job_is_gone(yard: Any, ids: Ids) -> None:
+    for number in range(1, 5):
+        await yard.job(ids(number), age_s=60 - number)
+    await yard.end(ids(1))
+    now_us = 2**62
+    seen: list[bytes] = []
+    wanted = Filter()
+    for _ in range(4):
+        found, last = await read_jobs(yard.log, wanted, now_us, 10, 1)
+        seen += [job.id for job in found]
+        if last is not None:
+            wanted = replace(wanted, after=place_of(last))
+    assert seen == [ids(number) for number in (2, 3, 4, 1)]
+    elsewhere = place_of(found[0])._replace(id=ids(9))  # no such job
+    assert await read_jobs(yard.log, Filter(after=elsewhere), now_us, 10) == (found, None)
 
 
 async def test_ls_filters_by_state_tenant_and_age(yard: Any, ids: Ids) -> None:

@@ -49,6 +49,8 @@ def test_the_search_is_no_part_of_a_measurement() -> None:
     ("m --concurrency 0", "levels"), ("m --concurrency 1.5", "levels"), ("m --request-rate nan", "levels"),
     ("m --serve x", "NAME=VALUE"), ("m --serve log-url=redis://x", "log-url"), ("m --serve state-dir=x", "their own"),
     ("m --serve model-repository=x", "their own"), ("m --serve http-port=1", "http-port"),
+    ("m --serve model-store=x", "their own"), ("m --serve shm-dir=x", "their own"),
+    ("m --serve http-socket=x", "their own"), ("m --serve config=/etc/charonia.toml", "no file of options"),
     ("m --finalists 0", "--finalists"), ("m --max-batch many", "--max-batch"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(line: str, said: str) -> None:

@@ -31,7 +31,7 @@ class Machine:
 
     def __init__(self, rate: Callable[[ModelConfig], float]) -> None:
         self.rate, self.configs, self.targets = rate, list[dict[str, str]](), list[tuple[str, ...]]()
-        self.interrupt_at, self.starts = 0, 0
+        self.interrupt_at, self.starts, self.opened = 0, 0, 0
 
     def measure(
         self, options: TuneOptions, _copies: ModelCopies, targets: Sequence[str], _loaded: Sequence[str],
@@ -64,6 +64,7 @@ class Machine:
 
     @contextmanager
     def running(self, *words: Any) -> Iterator[Callable[[], dict[str, Any]]]:
+        self.opened += 1
         yield lambda: self.measure(*words)
 
     def loaded(self, _options: TuneOptions, copies: ModelCopies, models: Sequence[str]) -> dict[str, ModelConfig]:
@@ -223,6 +224,33 @@ def test_a_configuration_that_was_lucky_once_does_not_win(repository: Path, mach
     assert "Measured in turns, none" in group["reasons"][0]
     assert (repository.parent / "out" / "a" / "config.pbtxt").read_text() == before
     assert not (repository / "a" / "config.pbtxt~").exists()
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_written_one_that_fails_in_turns_stays_and_gets_another_server(
+    repository: Path, machine: Machine, lost: int
+) -> None:
+    good, seen = machine.rate, list[int]()
+
+    def rate(config: ModelConfig) -> float:
+        if config.instance_group:
+            return good(config)
+        seen.append(1)  # its trial is the first
+        return 0.1 if 1 < len(seen) <= 1 + lost else good(config)
+
+    machine.rate = rate
+    before = (repository / "a" / "config.pbtxt").read_text()
+    assert tune(repository, "a", "--write") == 0
+    (group,) = report(repository)["groups"]
+    assert group["winner"] == group["base"]
+    assert group["reasons"] == [
+        f"The configuration as written stays: it kept to the limits alone, and failed in {lost} "
+        "of 3 rounds of the turns. The same command measures these rounds again."
+    ]
+    assert (repository / "a" / "config.pbtxt").read_text() == before
+    assert machine.opened == 3 + min(lost, 2)  # after the last turn there is no next one
+    assert tune(repository, "a") == 0  # the rounds that failed are measured again
+    assert report(repository)["groups"][0]["changed"] == {"a": "instances from 1 to 3"}
 
 
 def test_what_failed_is_measured_again(repository: Path, machine: Machine) -> None:

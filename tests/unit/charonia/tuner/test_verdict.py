@@ -19,6 +19,7 @@ from charonia.tuner.verdict import (
     ranked,
     reasons,
     score_of,
+    stays_unheard,
     typical_turn,
     with_memory_of,
 )
@@ -106,6 +107,15 @@ def test_the_winner_wins_nearly_all_rounds(lost: int, rounds: int, winner: str) 
 def test_a_written_one_beyond_a_limit_does_not_stay() -> None:
     turns = [{"base": seen(level(100, was)), "new": seen(level(100, now))} for was, now in ((9, 5), (9, 5), (9, 20))]
     assert confirmed(turns, "base", Aim("rate", 99, 8_000), 0.03)[0] == "new"
+
+
+def test_a_written_one_that_fails_in_turns_alone_is_not_heard() -> None:
+    aim, good, none = Aim("rate", 99, 8_000), seen(level(100, 5)), seen(failed="gone")
+    turns = [{"base": found, "new": good} for found in (good, none, none)]
+    assert "failed in 2 of 3 rounds" in stays_unheard(turns, "base", good, aim)
+    assert stays_unheard(turns[:1], "base", good, aim) == ""
+    for trial in (none, seen(level(100, 9))):  # one that cannot stay in any case
+        assert stays_unheard(turns, "base", trial, aim) == ""
 
 
 def test_the_larger_memory_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -117,7 +118,7 @@ async def test_one_that_cannot_start_is_refused_with_its_reason_and_tried_again_
 
         def fail() -> None:
             console.starts += 1
-            asyncio.get_running_loop().call_soon(lambda: console.part.is_down("no log", for_good=True))
+            asyncio.get_running_loop().call_soon(lambda: console.part.is_down("no log"))
 
         console.part._start = fail
         for _ in range(2):
@@ -128,15 +129,19 @@ async def test_one_that_cannot_start_is_refused_with_its_reason_and_tried_again_
         assert console.starts == 3
 
 
-async def test_a_start_that_fails_leaves_the_next_request_another(tmp_path: Path) -> None:
+async def test_after_a_start_without_a_process_others_wait_a_while(tmp_path: Path) -> None:
     async with served(tmp_path / "console") as (console, port):
 
         def fail() -> None:
-            raise BlockingIOError("no process")
+            console.starts += 1
+            raise BlockingIOError(errno.EAGAIN, "no process")
 
         listen, console.part._start = console.start, fail
-        assert b" 503 " in await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
-        console.part._start = listen
+        for _ in range(3):
+            answer = await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
+            assert answer.endswith(b"the console does not answer: no process\n")
+        assert console.starts == 1
+        console.part._start, console.part._not_before_s = listen, 0.0
         assert b" 200 " in await ask(port, b"GET /console HTTP/1.1\r\n\r\n")
 
 
