@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, LogUnavailable, ResourceExhausted
 from charonia.eventlog.port import Limits, Work
 from charonia.inference import InferenceRequest
+from charonia.tensors import Buffer
 from charonia.wire import FLAG_TIMED, Lineage, Reference, SequenceMark, pack_request, record_fields
 
 from .admission import Admitted, sequence_mark
@@ -233,10 +234,11 @@ def request_record(
     tenant: str = "",
     sequence: SequenceMark | None = None,
     window: int = 0,
+    join: Callable[[Sequence[Buffer]], Any] = b"".join,
 ) -> bytes:
     """The record of an admitted request of a tenant, accepted now. With a `reference`, its tensor bytes are there.
     `sequence` overrides its own mark. A request of a sequence, or with a correlation id, always has a mark: models may
-    ask for it (P9, S52).
+    ask for it (P9, S52). `join` is `pack_request`'s.
     """
     if sequence is None and (admitted.sequential or request.sequence_id):
         sequence = sequence_mark(request, request_id, tenant)
@@ -266,4 +268,5 @@ def request_record(
         trace=request.trace.context if request.trace is not None else None,
         window=window,
         prompt=request.prompt,
+        join=join,
     )

@@ -24,11 +24,9 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from charonia import keys
 from charonia.errors import InvalidRecord
-from charonia.tensors import Buffer
+from charonia.tensors import Buffer, copy_into
 from charonia.wire import BLOB, FILE, Reference
 
 from .payload_slots import SlotPool, SlotReader, is_slot
@@ -48,17 +46,6 @@ _SLOTS = "slots"
 """A file beside the token: this process reads payloads in slots."""
 _WRITE_AT_ONCE = 64 * 1024 * 1024
 _MOST_KNOWN = 4096
-
-
-_LONG_COPY_BYTES = 1 << 20
-
-
-def copy_into(target: memoryview, buffer: Buffer) -> None:
-    """Copy bytes; a large copy lets go of the interpreter's lock."""
-    if len(buffer) < _LONG_COPY_BYTES:
-        target[:] = buffer.cast("B") if isinstance(buffer, memoryview) else buffer
-    else:
-        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(buffer, np.uint8))
 
 
 def total_size(buffers: Sequence[Buffer]) -> int:

@@ -195,10 +195,12 @@ def pack_request(
     trace: Context | None = None,
     window: int = 0,
     prompt: PromptRoute | None = None,
+    join: Callable[[Sequence[Buffer]], Any] = b"".join,
 ) -> bytes:
     """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`.
 
-    With a `reference` the bytes are there already, and `data` is ignored.
+    With a `reference` the bytes are there already, and `data` is ignored. What `join` makes is returned: for what is
+    large, in a thread, `charonia.tensors.joined`, whose memoryview the log takes as well.
     """
     packed = meta.packed if prompt is None else _with_prompt(meta.packed, prompt)
     if reference is not None:
@@ -230,7 +232,8 @@ def pack_request(
         level,
         signature,
     )
-    return b"".join((header, endpoint, client_id, mark, descent, packed, *data))
+    record: bytes = join((header, endpoint, client_id, mark, descent, packed, *data))
+    return record
 
 
 def unpack_request(record: Buffer) -> RequestRecord:

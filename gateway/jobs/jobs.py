@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from charonia import failpoints
@@ -35,6 +36,7 @@ from charonia.facts.jobs import JobRecord, JobState, JobTicket, NewJob, public_i
 from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import GatewaySettings
+from charonia.tensors import Buffer, joined
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
 from gateway.dataplane import AdmittedRequest, DataPlane
@@ -53,8 +55,8 @@ BY_CALLER = Ending(JobState.CANCELLED, CANCELLED, "caller")
 BY_DISCONNECT = Ending(JobState.CANCELLED, CANCELLED, "disconnect")
 
 _CANCEL_AT_ONCE = 200
-_DIGESTED_BYTES = 1 << 20
-"""Digesting this much takes 2 ms."""
+_AT_ONCE_BYTES = 1 << 20
+"""Digesting this much takes 2 ms, packing it one."""
 _ENTER_WITHIN_S = 10.0
 """Twice the time limit for reaching a durability level."""
 
@@ -64,7 +66,7 @@ class _Prepared:
     """A job ready to be accepted."""
 
     new: NewJob
-    record: bytes
+    record: Buffer
     level: int
     terms: Terms
 
@@ -281,9 +283,7 @@ class Jobs:
         job_id = self._requester.ids.next()
         if request.trace is not None and not endpoint:
             request.trace.context = replace(request.trace.context, report_to=self._endpoint.decode())
-        record = request_record(
-            job_id, endpoint, request, one.admitted, one.level, self._flags, tenant=options.caller.tenant
-        )
+        record = await self._packed(job_id, endpoint, one)
         new = NewJob(
             job_id,
             len(record),
@@ -295,6 +295,14 @@ class Jobs:
             about_of(request, served, options, endpoint) | ({} if self._journalled else {"unjournalled": True}),
         )
         return _Prepared(new, record, one.level, terms)
+
+    async def _packed(self, job_id: bytes, endpoint: bytes, one: AdmittedRequest) -> Buffer:
+        """The record of a job; that of a large one is put together in a thread."""
+        tenant = one.options.caller.tenant
+        pack = partial(request_record, job_id, endpoint, one.request, one.admitted, one.level, self._flags)
+        if _size_bytes(one.request) <= _AT_ONCE_BYTES:
+            return pack(tenant=tenant)
+        return await asyncio.to_thread(pack, tenant=tenant, join=joined)
 
     async def _accept(self, model: str, job: _Prepared) -> JobTicket:
         failpoints.hit("gateway.parsed")
@@ -434,8 +442,13 @@ class Retentions:
 
 async def _digest(request: InferenceRequest) -> bytes:
     """The digest of a request; of a large one it is computed in a thread."""
-    size = sum([len(tensor.data) for tensor in request.inputs])
-    return request_digest(request) if size <= _DIGESTED_BYTES else await asyncio.to_thread(request_digest, request)
+    if _size_bytes(request) <= _AT_ONCE_BYTES:
+        return request_digest(request)
+    return await asyncio.to_thread(request_digest, request)
+
+
+def _size_bytes(request: InferenceRequest) -> int:
+    return sum([len(tensor.data) for tensor in request.inputs])
 
 
 def _is_number(text: str) -> bool:

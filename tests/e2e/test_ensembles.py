@@ -411,11 +411,13 @@ def test_what_cannot_be_loaded_says_why(server: Server) -> None:
 
 @pytest.mark.parametrize("role", ["batcher", "executor"])
 def test_a_crash_in_the_middle_repeats_nothing_that_was_done(server: Server, tmp_path: Path, role: str) -> None:
-    before = counted(server, "triple")
+    before, copied = counted(server, "triple"), counted(server, "copying")["success"]
     with ThreadPoolExecutor(1) as pool:
         gate = Gate(server, tmp_path, pool)
         gate.until_entered()
         until("the first step is done", lambda: counted(server, "triple")["success"] == before["success"] + 1)
+        # an executor that is killed as it writes an answer leaves its file, which is kept for an hour
+        until("the copies are done", lambda: counted(server, "copying")["success"] == copied + 2)
         (pid,) = server.pids(role)
         assert files_of(server, "waiting")  # what a successor reads on from
         if role == "executor":

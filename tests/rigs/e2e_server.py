@@ -58,10 +58,10 @@ class Server:
         raise AssertionError(f"serve was not ready within {timeout_s} s:\n{self.log()}")
 
     def read_endpoints(self) -> None:
-        """Learn where it listens. Raises `OSError`, `ValueError` or `KeyError` while that is not known."""
+        """Learn where it listens. Raises `OSError` or `ValueError` while that is not known."""
         told = self.state_dir / "endpoints.json"
         if _identity(told) == self._before:
-            raise KeyError(f"{told} is not this server's yet")
+            raise FileNotFoundError(f"{told} is not there, or of the server before")
         where = json.loads(told.read_text())
         self.http, self.grpc = where["http"], where["grpc"]
         self.metrics, self.log_url = where["metrics"], where["log"]

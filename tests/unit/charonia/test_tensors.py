@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import ml_dtypes
 import numpy as np
@@ -12,11 +12,13 @@ import pytest
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
 from charonia.tensors import (
+    Buffer,
     Tensor,
     check_bytes_elements,
     element_count,
     expected_size_bytes,
     join_bytes_elements,
+    joined,
     object_array,
     shape_text,
     split_bytes_elements,
@@ -159,3 +161,10 @@ class TestManyElements:
         turns.clear()
         object_array(elements(), 10)
         assert turns == {usual_s}
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (3, 0, 5), (1 << 20, 7, (1 << 20) + 1)])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_buffers_are_joined(sizes: tuple[int, ...], kind: Callable[[bytes], Buffer]) -> None:
+    pieces = [bytes([at + 1]) * size for at, size in enumerate(sizes)]
+    assert joined([kind(piece) for piece in pieces]) == b"".join(pieces)
