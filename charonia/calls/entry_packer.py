@@ -234,8 +234,8 @@ def request_record(
     tenant: str = "",
     sequence: SequenceMark | None = None,
     window: int = 0,
-    join: Callable[[Sequence[Buffer]], Any] = b"".join,
-) -> bytes:
+    join: Callable[[Sequence[Buffer]], Buffer] = b"".join,
+) -> Buffer:
     """The record of an admitted request of a tenant, accepted now. With a `reference`, its tensor bytes are there.
     `sequence` overrides its own mark. A request of a sequence, or with a correlation id, always has a mark: models may
     ask for it (P9, S52). `join` is `pack_request`'s.

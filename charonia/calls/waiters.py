@@ -11,6 +11,7 @@ from collections import deque
 from typing import Protocol
 
 from charonia.errors import Cancelled, CharoniaError, InternalError, ResourceExhausted, StreamInterrupted, shed
+from charonia.tensors import Buffer
 from charonia.wire import Reference, ResponseRecord
 
 _RECORD_BYTES = 512
@@ -31,7 +32,7 @@ class OpenRequest:
     def __init__(self, model: str, request_id: bytes) -> None:
         self.model = model
         self.id = request_id
-        self.record = b""
+        self.record: Buffer = b""
         self.size_bytes = self.held_bytes = 0
         self.withdrawn = False
         self.sent = False

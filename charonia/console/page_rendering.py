@@ -116,5 +116,5 @@ def short(text: str, length: int = 12) -> str:
 
 
 def ending(text: str, length: int = 12) -> str:
-    """The end of an id, of those that begin alike."""
+    """The last characters of an id: ids of one process begin alike."""
     return text if len(text) <= length else f"…{text[-length:]}"

@@ -19,6 +19,7 @@ from charonia.eventlog.control import folded_control
 from charonia.eventlog.port import ControlLog, EventLog, Limits, RequestLog, Streams
 from charonia.facts.events import FIELD_FACT, RequestsMoved, pack_fact
 from charonia.facts.jobs import MOVED, JobState
+from charonia.tensors import Buffer
 from charonia.wire import RequestRecord, pack_request, record_fields
 
 from .queued import Queued, find_queued, must_be_known
@@ -104,7 +105,7 @@ async def _forgotten_by_owner(log: ControlLog, model: str, moving: Sequence[Queu
     return True
 
 
-def _at_level(record: RequestRecord, level: int) -> bytes:
+def _at_level(record: RequestRecord, level: int) -> Buffer:
     return pack_request(
         record.id,
         record.endpoint.encode(),

@@ -9,11 +9,9 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import orjson
 from google.protobuf import text_format
 
 from charonia import keys
@@ -26,6 +24,7 @@ from charonia.models.interface import ModelInterface
 from charonia.models.json_form import from_json
 from charonia.operations.command_line import log_place
 from charonia.operations.queued import known_models, must_be_known
+from charonia.operations.trace_files import read_trace_file
 from protos.model_config_pb2 import ModelConfig
 
 from .journal_recording import JournalRecording
@@ -85,7 +84,7 @@ def _corrected(setting: Setting, options: argparse.Namespace) -> Setting:
 def _measured(options: argparse.Namespace, models: Sequence[str]) -> Mapping[str, Sequence[RecordedRequest]]:
     if not options.measured:
         return {}
-    found = trace_recordings(_objects(options.measured), models)
+    found = trace_recordings([read_trace_file(name) for name in options.measured], models)
     window = window_ns(options)
     return {model: one.cut(*window).requests for model, one in found.items()}
 
@@ -94,7 +93,7 @@ def _recorded(
     options: argparse.Namespace, environment: Mapping[str, str], default_state_dir: Callable[[], str]
 ) -> list[Recorded]:
     if options.trace:
-        found = trace_recordings(_objects(options.trace), options.model)
+        found = trace_recordings([read_trace_file(name) for name in options.trace], options.model)
         interfaces = _interfaces(options, environment, sorted(found))
         return [(found[model], _setting(found[model], interfaces[model])) for model in sorted(found)]
     url, password_file = log_place(options, environment, default_state_dir)
@@ -102,22 +101,6 @@ def _recorded(
 
 
 # -- trace files and configurations ------------------------------------------------------------------------------------
-
-
-def _objects(files: Iterable[str]) -> list[list[Any]]:
-    return [_content(name) for name in files]
-
-
-def _content(name: str) -> list[Any]:
-    try:
-        content = orjson.loads(Path(name).read_bytes())
-    except OSError as error:
-        raise InvalidArgument(f"'{name}' cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise InvalidArgument(f"'{name}' is not JSON: {error}") from None
-    if not isinstance(content, list):
-        raise InvalidArgument(f"'{name}' is no trace file: it must be a JSON array")
-    return content
 
 
 def _setting(recorded: Recording, interface: ModelInterface) -> Setting:

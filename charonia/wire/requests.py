@@ -195,8 +195,8 @@ def pack_request(
     trace: Context | None = None,
     window: int = 0,
     prompt: PromptRoute | None = None,
-    join: Callable[[Sequence[Buffer]], Any] = b"".join,
-) -> bytes:
+    join: Callable[[Sequence[Buffer]], Buffer] = b"".join,
+) -> Buffer:
     """The record of one request; `data` holds each input's raw bytes in the order of `meta.inputs`.
 
     With a `reference` the bytes are there already, and `data` is ignored. What `join` makes is returned: for what is
@@ -232,8 +232,7 @@ def pack_request(
         level,
         signature,
     )
-    record: bytes = join((header, endpoint, client_id, mark, descent, packed, *data))
-    return record
+    return join((header, endpoint, client_id, mark, descent, packed, *data))
 
 
 def unpack_request(record: Buffer) -> RequestRecord:

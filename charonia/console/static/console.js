@@ -106,7 +106,7 @@
     });
     source.addEventListener("error", () => say("bad", source.readyState === EventSource.CLOSED ? "disconnected" : "reconnecting"));
   }
-  // a page that nobody sees holds no connection and costs no reading
+  // a hidden page has no connection and causes no reading
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) {
       if (source) source.close();

@@ -1,4 +1,4 @@
-"""A change of a rule is made to the rule that counts, whoever else writes."""
+"""A change of a rule is made to the rule that counts, also while another process writes one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies for a shadow are bounded, compared and counted, and hold nobody up."""
+"""Copies for a shadow are bounded, compared and counted, and delay no other request."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_it_closes_its_descriptor_once(make_loop: Callable[[], asyncio.AbstractE
         else:
             pipe.close()
             os.close(write_end)
-        # whoever opens something now may get the number
+        # the next file that is opened may get the number
         later = fcntl.fcntl(null, fcntl.F_DUPFD_CLOEXEC, read_end)
         pipe.close()
         del pipe
