@@ -16,7 +16,6 @@ import io
 import re
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import hiredis
@@ -41,14 +40,15 @@ INCOMPLETE: Any = object()
 class ReplyReader:
     """The replies of one connection to a server that speaks RESP2.
 
-    A bulk string whose length in bytes has at least `min_digits` digits is large; the default is 1,000,000 bytes. While
-    `is_small(data)` the caller may feed `parser` by itself, and call its `gets` until that returns `INCOMPLETE`.
+    A bulk string whose length in bytes has at least `min_digits` digits is large; the default is 10,000 bytes. While
+    `is_small(data)` the caller may `feed` it to the parser by itself and call `gets` until that returns `INCOMPLETE`.
     """
 
-    __slots__ = ("_bulk", "_bulks", "_cut", "_header", "_held", "_missing", "_number", "_within", "parser")
+    __slots__ = ("_bulk", "_bulks", "_cut", "_header", "_held", "_missing", "_number", "_parser", "_within", "feed", "gets")
 
-    def __init__(self, min_digits: int = 7) -> None:
-        self.parser = hiredis.Reader(notEnoughData=INCOMPLETE)
+    def __init__(self, min_digits: int = 5) -> None:
+        self._parser = hiredis.Reader(notEnoughData=INCOMPLETE)
+        self.feed, self.gets = self._parser.feed, self._parser.gets
         self._header = re.compile(rb"\$([1-9][0-9]{%d,%d})\r\n" % (min_digits - 1, _MAX_DIGITS - 1))
         self._number = slice(-min_digits - len(_LINE_END), -len(_LINE_END))
         self._within = False
@@ -85,19 +85,24 @@ class ReplyReader:
                 at = self._fill(data, at)
                 yield from self._parsed()
                 continue
-            for header in islice(self._header.finditer(data, at), _MAX_CANDIDATES):
-                start = header.start()
+            after, tries = at, 0
+            while (header := self._header.search(data, after)) and tries < _MAX_CANDIDATES:
+                tries += 1
+                start, after = header.span()
                 if start > at:
                     if data[start - 1] != _NEWLINE:
                         continue
                     self._parse(data, at, start)
                     yield from self._parsed()
                     at = start
-                if not self._cut and not self.parser.has_data():
-                    at = header.end()
-                    self._bulk = io.BytesIO(bytes(int(header[1])))
-                    self._missing = int(header[1]) + len(_LINE_END)
-                    break
+                if not self._cut and not self._parser.has_data():
+                    size = int(header[1]) + len(_LINE_END)
+                    if after + size > len(data):
+                        at = after
+                        self._bulk = io.BytesIO(bytes(int(header[1])))
+                        self._missing = size
+                        break
+                    after += size  # hiredis reads it: that takes no longer than a piece of data allows
             else:
                 end = self._possible_header(data, at)
                 self._parse(data, at, end)
@@ -108,11 +113,11 @@ class ReplyReader:
 
     def _parse(self, data: bytes, start: int, end: int) -> None:
         if start < end:
-            self.parser.feed(data, start, end - start)
+            self.feed(data, start, end - start)
             self._cut = data[end - 1] != _NEWLINE
 
     def _parsed(self) -> Iterator[Any]:
-        gets = self.parser.gets
+        gets = self.gets
         reply = gets()
         while reply is not INCOMPLETE:
             yield self._completed(reply) if self._bulks else reply
@@ -155,6 +160,6 @@ class ReplyReader:
         if not self._missing:
             self._bulk = None
             self._bulks.append(bulk.getvalue())
-            self.parser.feed(_PLACEHOLDER)
+            self.feed(_PLACEHOLDER)
             self._cut = False
         return at

@@ -167,8 +167,8 @@ class Wire(asyncio.Protocol):
         replies = self._replies
         try:
             if replies.is_small(data):
-                replies.parser.feed(data)
-                gets = replies.parser.gets
+                replies.feed(data)
+                gets = replies.gets
             else:
                 gets = partial(next, replies.replies(data), INCOMPLETE)
             reply = gets()

@@ -63,8 +63,8 @@ def by_pieces(pieces: Iterable[bytes], reader: ReplyReader, *, always: bool = Fa
     try:
         for piece in pieces:
             if not always and reader.is_small(piece):
-                reader.parser.feed(piece)
-                while (reply := reader.parser.gets()) is not INCOMPLETE:
+                reader.feed(piece)
+                while (reply := reader.gets()) is not INCOMPLETE:
                     found.append(comparable(reply))
             else:
                 found += map(comparable, reader.replies(piece))
