@@ -26,7 +26,7 @@ _LINE_END = b"\r\n"
 _NEWLINE = 10
 
 _MAX_CANDIDATES = 64
-"""Headers tried in one piece of data, so that strings full of them cost no more. After so many hiredis gets the rest."""
+"""Tried in one piece of data, so that strings full of headers cost no more. After so many hiredis gets the rest."""
 
 _MAX_DIGITS = 10
 """Of the length of a large bulk string; the server's limit, 512 MB unless it is configured, has nine."""
@@ -44,7 +44,19 @@ class ReplyReader:
     `is_small(data)` the caller may `feed` it to the parser by itself and call `gets` until that returns `INCOMPLETE`.
     """
 
-    __slots__ = ("_bulk", "_bulks", "_cut", "_header", "_held", "_missing", "_number", "_parser", "_within", "feed", "gets")
+    __slots__ = (
+        "_bulk",
+        "_bulks",
+        "_cut",
+        "_header",
+        "_held",
+        "_missing",
+        "_number",
+        "_parser",
+        "_within",
+        "feed",
+        "gets",
+    )
 
     def __init__(self, min_digits: int = 5) -> None:
         self._parser = hiredis.Reader(notEnoughData=INCOMPLETE)

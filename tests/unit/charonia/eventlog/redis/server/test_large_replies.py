@@ -27,7 +27,9 @@ ITEMS = st.one_of(
     st.sampled_from([b"$-1\r\n", b"*-1\r\n", b"*0\r\n"]),
 )
 REPLIES = st.recursive(
-    ITEMS, lambda inner: st.lists(inner, max_size=5).map(lambda of: b"*%d\r\n%s" % (len(of), b"".join(of))), max_leaves=9
+    ITEMS,
+    lambda inner: st.lists(inner, max_size=5).map(lambda of: b"*%d\r\n%s" % (len(of), b"".join(of))),
+    max_leaves=9,
 )
 STREAMS = st.lists(REPLIES, min_size=1, max_size=4).map(b"".join)
 CUTS = st.lists(st.integers(0, 400), max_size=12)
