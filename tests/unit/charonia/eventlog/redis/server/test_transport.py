@@ -1,4 +1,4 @@
-"""Commands as bytes: both packers write the same protocol, and large arguments are not copied; and replies of any size."""
+"""Commands as bytes: both packers write the same protocol, large arguments are not copied. Replies of any size."""
 
 from __future__ import annotations
 
