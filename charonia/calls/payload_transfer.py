@@ -151,10 +151,10 @@ class Payloads:
 
     def room(self, size_bytes: int, skew: int) -> memoryview | None:
         """Memory to receive a large message into; the byte at `skew` is aligned. `lend` copies no tensor that lies in
-        it. None if there is none. It is released when no view of it is left and no reader has it.
+        it, if it is a slot. None if there is none. It is released when no view of it is left and no reader has it.
         """
         slots = self._directory.slots
-        return slots.lend(size_bytes, skew=skew) if slots is not None else None
+        return slots.receive(size_bytes, skew=skew) if slots is not None else None
 
     def sends_in_slots(self, served: ServedVersion, size_bytes: int) -> bool:
         """Whether to try `lend_slot` for a message of this size."""

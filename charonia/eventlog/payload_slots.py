@@ -54,6 +54,9 @@ UNTAKEN_S = 120.0
 """A payload that its reader has not taken for so long is removed, not reused. A reader that stalls for longer has lost
 its lease, and its callers were answered."""
 
+PREPARING = "charonia-slot"
+"""The name of threads that make slots."""
+
 _HEADER_BYTES = 4096
 _MAGIC = 0x31544F4C53414843  # "CHASLOT1"
 _WORD_MAGIC, _WORD_GENERATION, _WORD_TAKEN, _WORD_USED = range(4)
@@ -62,7 +65,8 @@ whether its owner has a use for it now, for who looks at the directory from outs
 _ALIGNMENT = 64
 _MIN_CAPACITY_BYTES = 32 * 1024
 _POPULATED_BYTES = 4 * 1024 * 1024
-"""Slots up to here get their pages when they are mapped; of larger ones that would stall the event loop."""
+"""Slots up to here get their pages when they are mapped; of larger ones that would stall the event loop. For the same
+reason larger ones are made in threads."""
 
 
 class _Lease(np.ndarray):
@@ -85,15 +89,31 @@ class _Held:
         raise NotImplementedError
 
 
+def _used(slot: _Slot, size_bytes: int, skew: int) -> memoryview:
+    """A slot's bytes from the beginning of a use."""
+    slot.words[_WORD_USED] = 1
+    return _lease(slot.map, _HEADER_BYTES + -skew % _ALIGNMENT, size_bytes, slot)
+
+
 def _lease(source: mmap.mmap, offset: int, size_bytes: int, held: _Held) -> memoryview:
     array: Any = np.ndarray.__new__(_Lease, (size_bytes,), np.uint8, buffer=source, offset=offset)
     array.held = held
     return memoryview(array)
 
 
-def _capacity(size_bytes: int) -> int:
-    """The size class of a payload: four of them to each power of two."""
-    size = max(size_bytes, _MIN_CAPACITY_BYTES)
+def _private(size_bytes: int, skew: int) -> memoryview:
+    """Memory of this process alone whose byte at `skew` is aligned."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    size = size_bytes + _ALIGNMENT
+    start = -skew % _ALIGNMENT
+    return memoryview(ReclaimedMap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE))[start:][:size_bytes]
+
+
+def _capacity_for(size_bytes: int) -> int:
+    """The size class of a payload, four of them to each power of two; 0: it travels without a slot."""
+    if size_bytes <= 0 or size_bytes + _ALIGNMENT > MAX_SLOT_BYTES:
+        return 0
+    size = max(size_bytes + _ALIGNMENT, _MIN_CAPACITY_BYTES)
     step = 1 << (size.bit_length() - 3)
     return -(-size // step) * step
 
@@ -199,6 +219,8 @@ class SlotPool:
         self._number = 0
         self._slots = 0
         self._free: dict[int, list[_Slot]] = {}
+        self._preparing: set[int] = set()
+        """The size classes of which a thread makes a slot."""
         self._returned: deque[_Slot] = deque()
         self._read: list[_Slot] = []
         """Slots that their owner has no more use for, and that are still being read."""
@@ -215,18 +237,44 @@ class SlotPool:
     def lend(self, size_bytes: int, *, skew: int = 0) -> memoryview | None:
         """A slot's bytes to write a payload into; the byte at `skew` is aligned. None: there is no room.
 
-        It is the payload's as long as a view of it is alive, or it is kept or given.
+        It is the payload's as long as a view of it is alive, or it is kept or given. A large slot that has to be made
+        takes up to 30 ms: in an event loop use `receive`.
         """
-        wanted = size_bytes + _ALIGNMENT
-        if wanted > MAX_SLOT_BYTES or size_bytes <= 0:
+        capacity = _capacity_for(size_bytes)
+        if not capacity:
             return None
-        capacity = _capacity(wanted)
         with self._lock:
             slot = self._take(capacity)
-        if slot is None:
-            return None
-        slot.words[_WORD_USED] = 1
-        return _lease(slot.map, _HEADER_BYTES + -skew % _ALIGNMENT, size_bytes, slot)
+            number = self._reserve(capacity) if slot is None else 0
+        if number:
+            slot = self._make(number, capacity)
+        return None if slot is None else _used(slot, size_bytes, skew)
+
+    def receive(self, size_bytes: int, *, skew: int = 0) -> memoryview | None:
+        """As `lend`, at once. While there is no free slot for a large payload these are bytes of this process alone,
+        which have to be copied into a slot; a thread makes one for the next payload of this size.
+        """
+        capacity = _capacity_for(size_bytes)
+        if capacity <= _POPULATED_BYTES:
+            return self.lend(size_bytes, skew=skew)
+        with self._lock:
+            slot = self._take(capacity)
+            number = 0
+            if slot is None and capacity not in self._preparing and (number := self._reserve(capacity)):
+                self._preparing.add(capacity)
+            is_coming = capacity in self._preparing
+        if slot is not None:
+            return _used(slot, size_bytes, skew)
+        try:
+            if number:
+                threading.Thread(target=self._prepare, args=(number, capacity), daemon=True, name=PREPARING).start()
+            return _private(size_bytes, skew) if is_coming else None
+        except RuntimeError:  # no thread can be had
+            self._unreserve(capacity)
+            self._preparing.discard(capacity)
+        except OSError:
+            pass
+        return None
 
     def name_of(self, buffer: Buffer) -> str | None:
         """The name of what these bytes are, when they lie in a slot of this pool."""
@@ -291,28 +339,56 @@ class SlotPool:
             self._max_slots = 0
         return kept
 
+    # -- outside the lock, which a loop may wait for ----------------------------------------------------------------
+
+    def _make(self, number: int, capacity: int) -> _Slot | None:
+        """The slot that was reserved."""
+        try:
+            return _Slot(self._directory / f"s{number:x}", number, capacity, self._returned)
+        except OSError as error:
+            self._unreserve(capacity)
+            _log.warning("large tensors travel without slots: %s", error)
+            return None
+
+    def _unreserve(self, capacity: int) -> None:
+        with self._lock:
+            self._slots -= 1
+            self.size_bytes -= capacity
+
+    def _prepare(self, number: int, capacity: int) -> None:
+        """In a thread."""
+        slot = self._make(number, capacity)
+        with self._lock:
+            self._preparing.discard(capacity)
+            if slot is None:
+                return
+            if self._max_slots:
+                slot.freed_ns = monotonic_ns()
+                self._free.setdefault(capacity, []).append(slot)
+            else:
+                self._forget(slot)
+
     # -- within the lock ----------------------------------------------------------------------------------------------
 
     def _take(self, capacity: int) -> _Slot | None:
+        """A free slot."""
         if not self._free.get(capacity):  # each look at a slot that may be read is a system call
             self._collect()
-        if slots := self._free.get(capacity):
-            return slots.pop()
+        slots = self._free.get(capacity)
+        return slots.pop() if slots else None
+
+    def _reserve(self, capacity: int) -> int:
+        """The number of a slot to be made, which is counted from now on; 0: there is no room for it."""
         while self._slots >= self._max_slots or self.size_bytes + capacity > self._max_bytes:
             oldest = min((s for slots in self._free.values() for s in slots), key=lambda s: s.freed_ns, default=None)
             if oldest is None:
-                return None
+                return 0
             self._free[oldest.capacity].remove(oldest)
             self._forget(oldest)
         self._number += 1
-        try:
-            slot = _Slot(self._directory / f"s{self._number:x}", self._number, capacity, self._returned)
-        except OSError as error:
-            _log.warning("large tensors travel without slots: %s", error)
-            return None
         self._slots += 1
         self.size_bytes += capacity
-        return slot
+        return self._number
 
     def _collect(self) -> None:
         """Find the slots whose use has ended."""

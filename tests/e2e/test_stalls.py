@@ -33,8 +33,11 @@ from stall_reports import own_work, reports
 from tritonclient.grpc import service_pb2
 
 REPORTED_MS = 50
-LIMIT_MS = 2 * REPORTED_MS
-"""Twice as much: processor time counts what a host with too much to do takes away, and cold caches."""
+LIMIT_MS = 6 * REPORTED_MS
+"""Below the 500 to 1000 ms that each of these messages took in one go before, and above what a sound loop is reported
+for: a host of tests that takes processor time away inflates what is counted as such about four times. How long a loop
+works exactly is measured by benchmarks (docs/benchmarks.md).
+"""
 LARGE_BYTES = 60_000_000
 COUNTING = """
 import numpy as np

@@ -1,7 +1,7 @@
 """One transport to the server: commands of an event loop tick leave in one write, replies are matched in order.
 
 It lives as long as its socket; `hot_connection` authenticates and reconnects. Large arguments are passed on without
-copying, so that only the transport copies them.
+copying, so that only the transport copies them. `large_replies` reads replies with large bulk strings.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import hiredis
@@ -18,13 +19,13 @@ import hiredis
 from charonia.errors import LogRefused, LogUnavailable
 from charonia.tensors import Buffer
 
+from .large_replies import INCOMPLETE, ReplyReader
+
 _logger = logging.getLogger(__name__)
 
 _WRITE_HIGH_WATER_BYTES = 4 * 1024 * 1024
 
 _LAZY_S = 0.02
-
-_NOTHING = object()
 
 Done = Callable[[list[Any] | None], None]
 """Called with all replies of a batch (`hiredis.ReplyError` among them), or None if they are lost."""
@@ -75,7 +76,7 @@ class Wire(asyncio.Protocol):
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._reader = hiredis.Reader(notEnoughData=_NOTHING)
+        self._replies = ReplyReader()
         self._waiters: deque[asyncio.Future[Any] | _Batch] = deque()
         self._out: list[Buffer] = []
         self._large = False
@@ -163,22 +164,27 @@ class Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.received = True
         waiters = self._waiters
+        replies = self._replies
         try:
-            self._reader.feed(data)
-            reply = self._reader.gets()
-            while reply is not _NOTHING:
+            if replies.is_small(data):
+                replies.feed(data)
+                gets = replies.gets
+            else:
+                gets = partial(next, replies.replies(data), INCOMPLETE)
+            reply = gets()
+            while reply is not INCOMPLETE:
                 waiter = waiters.popleft()
                 if type(waiter) is _Batch:
-                    replies = waiter.replies
-                    replies.append(reply)
-                    if len(replies) == waiter.count:
-                        waiter.done(replies)
+                    collected = waiter.replies
+                    collected.append(reply)
+                    if len(collected) == waiter.count:
+                        waiter.done(collected)
                 elif not waiter.done():  # type: ignore[call-arg]
                     if type(reply) is hiredis.ReplyError:
                         waiter.set_exception(self.refused(reply))  # type: ignore[union-attr]
                     else:
                         waiter.set_result(reply)  # type: ignore[union-attr]
-                reply = self._reader.gets()
+                reply = gets()
         except (hiredis.ProtocolError, IndexError) as error:
             _logger.error("the event log at %s does not speak the protocol: %r", self._where, error)
             self.abort()

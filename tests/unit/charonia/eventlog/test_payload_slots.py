@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -138,14 +139,66 @@ def test_the_number_of_slots_is_bounded(tmp_path: Path) -> None:
 
 def test_a_full_file_system_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = SlotPool(tmp_path)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", _full)
     assert pool.lend(50_000) is None
     assert pool.size_bytes == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_slot_is_made_in_a_thread_for_the_next_payload(
+    pool: SlotPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "_POPULATED_BYTES", 0)
+    first = pool.receive(50_000, skew=7)
+    _wait_for_slots()
+    second = pool.receive(50_000, skew=7)
+    for view, name in ((first, None), (second, "s1-1-1039")):
+        assert view is not None
+        view[:] = bytes(50_000)
+        assert np.frombuffer(view[7:], np.uint8).ctypes.data % 64 == 0
+        assert pool.name_of(view) == name
+    assert files(tmp_path) == ["s1"]
+
+
+def test_a_large_slot_that_cannot_be_made(pool: SlotPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_POPULATED_BYTES", 0)
+    held = pool.lend(900 * KB)
+    assert pool.receive(200 * KB) is None  # the pool is full
+    del held
+    monkeypatch.setattr(os, "posix_fallocate", _full)
+    for _ in range(2):
+        assert pool.receive(200 * KB) is not None
+        _wait_for_slots()
+        assert (pool.size_bytes, files(tmp_path)) == (0, [])
+
+
+def test_a_slot_that_is_made_while_the_pool_closes_is_removed(
+    pool: SlotPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "_POPULATED_BYTES", 0)
+    may_make, fallocate = threading.Event(), os.posix_fallocate
+
+    def waits(*arguments: int) -> None:
+        may_make.wait(60)
+        fallocate(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", waits)
+    received = [pool.receive(200 * KB) for _ in range(3)]  # only one slot is made at a time
+    assert None not in received
+    pool.close()
+    may_make.set()
+    _wait_for_slots()
+    assert (pool.size_bytes, files(tmp_path)) == (0, [])
+
+
+def _full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def _wait_for_slots() -> None:
+    for thread in threading.enumerate():
+        if thread.name == slots.PREPARING:
+            thread.join()
 
 
 def test_a_given_payload_is_held_until_it_was_taken(pool: SlotPool, reader: SlotReader, tmp_path: Path) -> None:

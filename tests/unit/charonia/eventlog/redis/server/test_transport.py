@@ -1,11 +1,14 @@
-"""Commands as bytes: both packers write the same protocol, and large arguments are not copied."""
+"""Commands as bytes: both packers write the same protocol, large arguments are not copied. Replies of any size."""
 
 from __future__ import annotations
+
+import asyncio
+from typing import Any
 
 import hiredis
 import pytest
 
-from charonia.eventlog.redis.server.transport import UNCOPIED_BYTES, pack, pack_pieces
+from charonia.eventlog.redis.server.transport import UNCOPIED_BYTES, Refused, Wire, pack, pack_pieces
 
 COMMANDS = [
     ("PING",),
@@ -35,3 +38,17 @@ def test_a_large_argument_is_handed_on_uncopied() -> None:
 def test_a_view_of_wider_items_counts_its_bytes() -> None:
     wide = memoryview(bytes(UNCOPIED_BYTES * 2)).cast("I")
     assert b"$%d\r\n" % (UNCOPIED_BYTES * 2) in b"".join(pack_pieces((b"SET", b"k", wide)))
+
+
+async def test_large_replies_are_matched_like_small_ones() -> None:
+    wire = Wire("a server", lambda wire, error: None)
+    small, large, batch = wire.call((pack(("GET", "a")),)), wire.call((pack(("GET", "b")),)), asyncio.Future[Any]()
+    wire.batch((pack(("GET", "c")),) * 2, 2, batch.set_result)
+    wrong = wire.call((pack(("GET", "d")),))
+    values = [bytes([at]) * 300_000 for at in range(3)]
+    stream = b":1\r\n" + b"".join(b"$300000\r\n%s\r\n" % value for value in values) + b"-WRONG it is\r\n"
+    for at in range(0, len(stream), 65_536):
+        wire.data_received(stream[at : at + 65_536])
+    assert (await small, await large, await batch) == (1, values[0], values[1:])
+    with pytest.raises(Refused, match="WRONG it is"):
+        await wrong
