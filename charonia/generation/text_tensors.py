@@ -39,6 +39,10 @@ INPUTS = (
 `repetition_penalty`, `logit_bias` (token id to bias), `logprobs`, `prompt_logprobs`, `bad_words`,
 `skip_special_tokens`, "structured_outputs" (`json`, `regex`, `choice`, `grammar` or `json_object`) and "lora_name"."""
 
+STREAM_INTERVAL = TextTensor("stream_interval", "INT32", (1,), optional=True, added=True)
+"""An input of our own engines: with `stream`, a response comes after so many tokens (1 or more) and after the last one.
+The name is that of vLLM's option. A text that no client follows is kept in the log by such parts."""
+
 UNFINISHED = "None"
 """The finish reason of all responses but the last, as Triton's backend says it."""
 

@@ -38,6 +38,7 @@ class TextAnswer:
         self.sent = 0
         self.tokens: list[int] = []
         self.finish = ""
+        self._interval = request.interval
         self._returns = request.returns
         self._prepared = prepared
         self._tokenizer = tokenizer
@@ -74,8 +75,10 @@ class TextAnswer:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is a response to send: of a stream after each step, of others after the last."""
-        return bool(self.finish) or (self.stream and bool(self.tokens))
+        """Whether there is a response to send: of a stream after each step, or after so many tokens as were asked for;
+        of others after the last.
+        """
+        return bool(self.finish) or (self.stream and len(self.tokens) >= self._interval)
 
     def response(self) -> ModelResponse:
         """The next response, of all that was taken since the one before."""

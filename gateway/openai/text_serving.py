@@ -19,6 +19,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.generation.parameters import StructuredOutput, check_vocabulary, parse_sampling, structured_output
 from charonia.generation.prompt_keys import route_of_tokens
+from charonia.generation.text_tensors import STREAM_INTERVAL
 from charonia.generation.tool_calls import MARKED_BY_SPECIAL_TOKENS
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.models.interface import ModelInterface
@@ -202,7 +203,7 @@ class TextServing:
         """
         if prepared.model.served.interface.resumable:
             for request in prepared.requests:
-                _keep_progress(request)
+                keep_progress(request)
         with self.counts.call(endpoint, prepared.model.name, caller.tenant, prepared.prompt_tokens) as counted:
             async with contextlib.aclosing(self._merged(prepared.requests, caller)) as merged:
                 async for index, delta in merged:
@@ -267,13 +268,16 @@ class TextServing:
         yield held if held is not None and held.finish else _ended(held)
 
 
-def _keep_progress(request: InferenceRequest) -> None:
+def keep_progress(request: InferenceRequest, interval: int = 1) -> None:
     """Have the model answer in parts, also for a call that is answered whole: then a text goes on where it was when its
-    executor dies, and does not begin again.
+    executor dies, and does not begin again. A model that can gives parts of `interval` tokens.
     """
     for at, tensor in enumerate(request.inputs):
         if tensor.name == "stream":
             request.inputs[at] = Tensor(tensor.name, tensor.datatype, tensor.shape, b"\1")
+    if interval > 1 and request.served is not None and STREAM_INTERVAL.name in request.served.interface.inputs:
+        shape = shape_of(request.served.interface, STREAM_INTERVAL.name, 1)
+        request.inputs.append(Tensor(STREAM_INTERVAL.name, DataType.INT32, shape, interval.to_bytes(4, "little")))
 
 
 def _compile(structured: StructuredOutput, tools: TextTools | None) -> None:
