@@ -22,10 +22,11 @@ from charonia.generation.parameters import parse_sampling
 from executors.generation.engine import GenerationRequest
 from executors.generation.progress_codec import unpack_progress
 
-openai = pytest.importorskip("openai")
 pytest.importorskip("tokenizers")
 pytest.importorskip("llguidance")
 import text_backend
+
+openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.e2e
 
@@ -105,9 +106,7 @@ def test_lines_go_on_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyP
             with openai.OpenAI(base_url=f"http://{gateway.http}/v1", api_key="none", max_retries=0) as asking:
                 content = "".join(json.dumps(line) + "\n" for line in lines).encode()
                 file = asking.files.create(file=("in.jsonl", content), purpose="batch")
-                made = asking.batches.create(
-                    input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
-                )
+                made = asking.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
                 until("a line is in its middle", lambda: recorded(gateway, log_url) >= 96)
                 done_before = asking.batches.retrieve(made.id).request_counts.completed
                 kept = recorded(gateway, log_url)

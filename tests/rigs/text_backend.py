@@ -38,7 +38,10 @@ def install(directory: Path) -> str:
 def write_model(repository: Path, name: str, step_ms: int, more: str = "") -> None:
     (repository / name / "1").mkdir(parents=True)
     lines = ['backend: "stubtext" max_batch_size: 0', "model_transaction_policy { decoupled: true }", more]
-    lines += [f"input {{ {_described(tensor)} optional: {str(tensor.optional).lower()} }}" for tensor in (*INPUTS, STREAM_INTERVAL)]
+    lines += [
+        f"input {{ {_described(tensor)} optional: {str(tensor.optional).lower()} }}"
+        for tensor in (*INPUTS, STREAM_INTERVAL)
+    ]
     lines += [f"output {{ {_described(tensor)} }}" for tensor in OUTPUTS]
     lines += ["instance_group { count: 1 kind: KIND_CPU }"]
     for key, value in (("step_ms", str(step_ms)), ("charonia.resumable", "true")):

@@ -183,7 +183,6 @@ class ModelLines:
             await self._responses.delete(stored, run.caller)
         return document, job_id
 
-
     async def _response_job(
         self, run: BatchRun, line: BatchLine, request: ResponseRequest, *, again: bool = False
     ) -> str:

@@ -76,6 +76,31 @@ async def test_a_stream_has_a_response_for_each_step() -> None:
         assert instance.open == 0
 
 
+async def test_a_stream_in_parts_of_several_tokens() -> None:
+    stub = decoder()
+    gate = Gate(stub)
+    async with serving(make_engine(stub)) as instance:
+        wanted = {"return_num_output_tokens": True, "stream_interval": 3}
+        call = Call(model_request("hello", ignore_eos=True, inputs=wanted)).start(instance)
+        for parts in (1, 2):
+            gate.open(3)
+            await call.until(parts)
+        gate.open(2)
+        await call.end()
+        assert call.values("num_output_tokens") == [3, 3, 2]
+        gate.open(100)
+        single = await ask(instance, "hello", ignore_eos=True)
+        assert call.text == single.text
+        # parts that an earlier attempt gave are given again, and the next one begins after them
+        given = [call.responses[0].progress]
+        again = await ask(instance, "hello", ignore_eos=True, inputs=wanted, progress=given)
+        assert again.values("num_output_tokens")[0] == 3
+        assert again.text == single.text
+        refused = await ask(instance, "hello", inputs={"stream_interval": 0})
+        assert isinstance(refused.error, InvalidArgument)
+        assert refused.error.message == "'stream_interval' must be an integer of at least 1"
+
+
 async def test_responses_of_a_step_are_sent_together() -> None:
     """Where the stream can hold them; here both calls have one connection, as in a process of the model's own."""
     sent: list[list[Call]] = []
