@@ -18,7 +18,7 @@ from small_tokenizers import byte_level
 from stub_decoder import StubDecoder
 
 from charonia.backend import InstanceSpec, ModelSource
-from charonia.generation.text_tensors import INPUTS, OUTPUTS, STREAM_INTERVAL, TextTensor
+from charonia.generation.text_tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, TextTensor
 from executors.generation.generating_instance import GeneratingInstance, InstanceSettings
 from executors.generation.step_scheduler import SchedulerSettings
 from executors.generation.token_engine import TokenEngine
@@ -38,11 +38,8 @@ def install(directory: Path) -> str:
 def write_model(repository: Path, name: str, step_ms: int, more: str = "") -> None:
     (repository / name / "1").mkdir(parents=True)
     lines = ['backend: "stubtext" max_batch_size: 0', "model_transaction_policy { decoupled: true }", more]
-    lines += [
-        f"input {{ {_described(tensor)} optional: {str(tensor.optional).lower()} }}"
-        for tensor in (*INPUTS, STREAM_INTERVAL)
-    ]
-    lines += [f"output {{ {_described(tensor)} }}" for tensor in OUTPUTS]
+    lines += [f"input {{ {_described(tensor)} optional: {str(tensor.optional).lower()} }}" for tensor in ENGINE_INPUTS]
+    lines += [f"output {{ {_described(tensor)} }}" for tensor in ENGINE_OUTPUTS]
     lines += ["instance_group { count: 1 kind: KIND_CPU }"]
     for key, value in (("step_ms", str(step_ms)), ("charonia.resumable", "true")):
         lines.append(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}')

@@ -101,6 +101,28 @@ async def test_a_stream_in_parts_of_several_tokens() -> None:
         assert refused.error.message == "'stream_interval' must be an integer of at least 1"
 
 
+async def test_log_probabilities_of_a_prompt() -> None:
+    """In the first response, and again where another attempt gives that one again."""
+    async with serving() as instance:
+        inputs = {"return_prompt_logprobs": True, "return_token_ids": True}
+        call = await ask(instance, "hello", ignore_eos=True, prompt_logprobs=2, inputs=inputs)
+        first, *rest = call.values("prompt_logprobs")
+        assert set(rest) <= {"null"}
+        rows = json.loads(first)
+        prompt = TOKENIZER.encode("hello", special=True)
+        assert rows[0] is None
+        assert [next(iter(row)) for row in rows[1:]] == [str(token) for token in prompt[1:]]
+        assert all(2 <= len(row) <= 3 for row in rows[1:])
+        assert set(rows[1][str(prompt[1])]) == {"logprob", "rank", "decoded_token"}
+        if call.responses[0].progress:
+            given = [call.responses[0].progress]
+            again = await ask(instance, "hello", ignore_eos=True, prompt_logprobs=2, inputs=inputs, progress=given)
+            assert values(again.responses[0]) == values(call.responses[0])
+            assert set(again.values("prompt_logprobs")[1:]) <= {"null"}
+        without = await ask(instance, "hello", prompt_logprobs=2, inputs={"return_token_ids": True})
+        assert names(without.responses[0]) == ["text_output", "token_ids"]
+
+
 async def test_responses_of_a_step_are_sent_together() -> None:
     """Where the stream can hold them; here both calls have one connection, as in a process of the model's own."""
     sent: list[list[Call]] = []
