@@ -1,17 +1,21 @@
 #!lua
 -- Append to the progress of requests of one resumable model, each at its own place, unless it is settled or at a later
--- attempt: a lost executor's late records never enter. Refused when the server is out of memory: the model waits then.
+-- attempt: a lost executor's late records never enter. When all were taken, append entries of replies as well: they are
+-- never seen without the records. Refused when the server is out of memory: the model waits then.
 --
 -- KEYS[1] u:{m}        hash of unsettled requests in groups (see group_values.lua); read only
 -- KEYS[2] n:{m}        hash; `tk` says that requests of the model may have progress
 -- KEYS[3] tk:{m}       set of the ids that have progress; gets those that begin
 -- KEYS[4..] tk:{m}:<id> lists, one for each request; get the records
+-- KEYS[..] r:<endpoint> streams, one for each entry of replies, in the same slot (or without a cluster)
 --
--- ARGV: for each request its id, the attempt, the index of its first record, how many records, then the records
+-- ARGV[1] how many requests, then for each its id, the attempt, the index of its first record, how many records, and
+-- the records; then for each entry how many fields and values it has, and those
 --
 -- Returns a number for each request: how many records it has now, less than was given when some before them are missing
 -- (then nothing was appended); -1 when it is settled, unknown or at a later attempt; -2 when the log has another record
--- at one of these places. Records that the log has already are not appended again.
+-- at one of these places. Records that the log has already are not appended again. With entries of replies there is
+-- one more number at the end: 1 when they were appended, 0 when not.
 
 local MOST = 4000 -- unpack() has a bounded stack
 
@@ -30,9 +34,10 @@ local function attempt_of(value, last)
   return mark and mark ~= 46 and mark - 128 or nil
 end
 
-local result, begun, at = {}, {}, 1
+local result, begun, at = {}, {}, 2
 local name, value
-for k = 4, #KEYS do
+local all, last = 1, 3 + tonumber(ARGV[1])
+for k = 4, last do
   local id, attempt, index, count = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local group = string.sub(id, 1, -2)
   if group ~= name then
@@ -62,6 +67,9 @@ for k = 4, #KEYS do
     end
   end
   result[k - 3] = answer
+  if answer < index + count then
+    all = 0
+  end
   at = at + 4 + count
 end
 if #begun > 0 then
@@ -69,5 +77,13 @@ if #begun > 0 then
   for from = 1, #begun, MOST do
     redis.call('SADD', KEYS[3], unpack(begun, from, math.min(from + MOST - 1, #begun)))
   end
+end
+if last < #KEYS then
+  for k = last + 1, all * #KEYS do
+    local count = tonumber(ARGV[at])
+    redis.call('XADD', KEYS[k], '*', unpack(ARGV, at + 1, at + count))
+    at = at + 1 + count
+  end
+  result[#result + 1] = all
 end
 return result
