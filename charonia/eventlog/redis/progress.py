@@ -43,13 +43,12 @@ class Progress:
 
     async def _append_some(self, model: str, parts: Sequence[ProgressPart], replies: Sequence[Reply]) -> list[int]:
         names = [keys.unsettled(model), keys.counters(model), keys.progress_index(model)]
-        arguments: list[Argument] = [len(parts)]
+        arguments: list[Argument] = []
         for part in parts:
             names.append(keys.progress(model, part.id))
             arguments += (part.id, part.attempt, part.first_index, len(part.records), *part.records)
         for reply in replies:
-            names.append(reply.stream)
-            arguments += (len(reply.fields), *reply.fields)
+            arguments += (reply.stream, len(reply.fields), *reply.fields)
         script = scripts.APPEND_PROGRESS
         command = (b"EVALSHA", script.digest, len(names), *names, *arguments)
         lengths: list[int] = await self._commands.run(script, pack_pieces(command))

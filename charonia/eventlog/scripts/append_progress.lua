@@ -7,10 +7,10 @@
 -- KEYS[2] n:{m}        hash; `tk` says that requests of the model may have progress
 -- KEYS[3] tk:{m}       set of the ids that have progress; gets those that begin
 -- KEYS[4..] tk:{m}:<id> lists, one for each request; get the records
--- KEYS[..] r:<endpoint> streams, one for each entry of replies, in the same slot (or without a cluster)
 --
--- ARGV[1] how many requests, then for each its id, the attempt, the index of its first record, how many records, and
--- the records; then for each entry how many fields and values it has, and those
+-- ARGV: for each request its id, the attempt, the index of its first record, how many records, and the records; then
+-- for each entry of replies its stream r:<endpoint>, how many fields and values it has, and those. Streams are no KEYS:
+-- an executor may write them but not read them, and scripts need both rights for their KEYS.
 --
 -- Returns a number for each request: how many records it has now, less than was given when some before them are missing
 -- (then nothing was appended); -1 when it is settled, unknown or at a later attempt; -2 when the log has another record
@@ -34,10 +34,10 @@ local function attempt_of(value, last)
   return mark and mark ~= 46 and mark - 128 or nil
 end
 
-local result, begun, at = {}, {}, 2
+local result, begun, at = {}, {}, 1
 local name, value
-local all, last = 1, 3 + tonumber(ARGV[1])
-for k = 4, last do
+local all = true
+for k = 4, #KEYS do
   local id, attempt, index, count = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local group = string.sub(id, 1, -2)
   if group ~= name then
@@ -68,7 +68,7 @@ for k = 4, last do
   end
   result[k - 3] = answer
   if answer < index + count then
-    all = 0
+    all = false
   end
   at = at + 4 + count
 end
@@ -78,12 +78,12 @@ if #begun > 0 then
     redis.call('SADD', KEYS[3], unpack(begun, from, math.min(from + MOST - 1, #begun)))
   end
 end
-if last < #KEYS then
-  for k = last + 1, all * #KEYS do
-    local count = tonumber(ARGV[at])
-    redis.call('XADD', KEYS[k], '*', unpack(ARGV, at + 1, at + count))
-    at = at + 1 + count
+if at <= #ARGV then
+  while all and at <= #ARGV do
+    local count = tonumber(ARGV[at + 1])
+    redis.call('XADD', ARGV[at], '*', unpack(ARGV, at + 2, at + 1 + count))
+    at = at + 2 + count
   end
-  result[#result + 1] = all
+  result[#result + 1] = all and 1 or 0
 end
 return result
