@@ -320,6 +320,14 @@ class Progress(Protocol):
         `FENCED` and `OTHERWISE` likewise. Only `Work.begin_attempt` fences earlier attempts.
         """
 
+    async def append_progress_and_replies(
+        self, model: str, parts: Sequence[ProgressPart], replies: Sequence[Reply]
+    ) -> tuple[list[int], bool]:
+        """`append_progress`, and `Streams.append` of the entries in the same step if all records were taken.
+
+        Returns the numbers, and whether the entries were appended. An adapter that cannot do both at once appends none.
+        """
+
     async def progress(self, model: str, ids: Sequence[bytes]) -> list[list[bytes]]:
         """The records of each request, by index. After `begin_attempt` only that attempt adds to them."""
 

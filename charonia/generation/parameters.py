@@ -24,6 +24,8 @@ MAX_SEQUENCES = 16384
 """vLLM's VLLM_MAX_N_SEQUENCES."""
 MAX_LOGPROBS = 20
 """vLLM's limit."""
+MAX_PROMPT_CANDIDATES = 32_768
+"""Of the log probabilities of a prompt, for all its tokens: a candidate is about 60 bytes of JSON."""
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 1024
@@ -70,6 +72,7 @@ class SamplingParameters:
     logprobs: int | None = None
     """How many candidates to report for each token, besides the chosen one; None: no log probabilities."""
     prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first."""
     bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     structured: StructuredOutput | None = None
@@ -98,6 +101,12 @@ def parse_sampling(
             "prompt and at least one token of the answer"
         )
     _check_sequences(given)
+    prompt_logprobs = _candidates(given, "prompt_logprobs")
+    if prompt_logprobs is not None and (prompt_logprobs + 1) * prompt_tokens > MAX_PROMPT_CANDIDATES:
+        raise InvalidArgument(
+            f"prompt_logprobs={prompt_logprobs} of {prompt_tokens} tokens are more than {MAX_PROMPT_CANDIDATES} "
+            "candidates: ask for fewer, or with a shorter prompt"
+        )
     max_tokens = _whole(given, "max_tokens", None if "max_tokens" in given else DEFAULT_MAX_TOKENS, low=1)
     min_tokens = _whole(given, "min_tokens", 0, low=0) or 0
     if max_tokens is not None and min_tokens > max_tokens:
@@ -127,7 +136,7 @@ def parse_sampling(
         stop_token_ids=_tokens(given, "stop_token_ids", MAX_STOP_TOKENS),
         ignore_eos=_truth(given, "ignore_eos", False),
         logprobs=_candidates(given, "logprobs"),
-        prompt_logprobs=_candidates(given, "prompt_logprobs"),
+        prompt_logprobs=prompt_logprobs,
         bad_words=_texts(given, "bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS),
         skip_special_tokens=_truth(given, "skip_special_tokens", True),
         structured=_structured(given),

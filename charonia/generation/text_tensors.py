@@ -39,6 +39,14 @@ INPUTS = (
 `repetition_penalty`, `logit_bias` (token id to bias), `logprobs`, `prompt_logprobs`, `bad_words`,
 `skip_special_tokens`, "structured_outputs" (`json`, `regex`, `choice`, `grammar` or `json_object`) and "lora_name"."""
 
+STREAM_INTERVAL = TextTensor("stream_interval", "INT32", (1,), optional=True, added=True)
+"""With `stream`, a response comes after so many tokens (1 or more) and after the last one. The name is that of vLLM's
+option. A text that no client follows is kept in the log by such parts."""
+RETURN_PROMPT_LOGPROBS = TextTensor("return_prompt_logprobs", "BOOL", (1,), optional=True, added=True)
+"""Asks for `PROMPT_LOGPROBS`; the parameter of sampling `prompt_logprobs` says with how many candidates."""
+ENGINE_INPUTS = (*INPUTS, STREAM_INTERVAL, RETURN_PROMPT_LOGPROBS)
+"""The inputs of models that our own engines run."""
+
 UNFINISHED = "None"
 """The finish reason of all responses but the last, as Triton's backend says it."""
 
@@ -54,6 +62,12 @@ OUTPUTS = (
 """`finish_reason` is `UNFINISHED` until the last response, then "stop" (an end token, a stop string, a grammar that
 is complete) or "length". `logprobs` is JSON: for each new token an object from token id to `{"logprob", "rank",
 "decoded_token"}`, as vLLM's. `num_input_tokens` counts the prompt, `num_output_tokens` the tokens of this response."""
+
+PROMPT_LOGPROBS = TextTensor("prompt_logprobs", "BYTES", (-1,), added=True)
+"""In the first response, JSON: for each token of the prompt an object as of `logprobs`, the token itself first; null
+for the first token, which nothing precedes. In later responses, and where it was not asked for, null."""
+ENGINE_OUTPUTS = (*OUTPUTS, PROMPT_LOGPROBS)
+"""The outputs of models that our own engines run."""
 
 ASSETS_PARAMETER = "charonia.text_assets"
 """A parameter of the loaded configuration: the digest of the blob that holds the model's tokenizer and template."""

@@ -60,6 +60,8 @@ class TokenEvent:
     finish: str = ""
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     error: Exception | None = None
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+    """With the first token, if asked for: a tuple for each token of the prompt but the first, that token first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +114,10 @@ class StepInput:
     """One pass: the new tokens of `B` sequences, `T` in all, and the blocks that hold keys and values of each.
 
     `tokens`, `positions` [T]; `past_lengths` [B], how many tokens of each are in its blocks already; `begins` [B + 1]
-    into `tokens`; `blocks`, `block_begins` [B + 1]; `sampled` [S], the places in `tokens` whose logits are wanted;
-    `adapters` [T], the slot of the adapter of each token, -1 for none. Sequences that decode come first, with one
-    token each. The arrays are used again for the next step.
+    into `tokens`; `blocks`, `block_begins` [B + 1]; `sampled` [S], the places in `tokens` whose logits are wanted:
+    first those of next tokens, then those that say how likely tokens of prompts were; `adapters` [T], the slot of the
+    adapter of each token, -1 for none. Sequences that decode come first, with one token each. The arrays are used again
+    for the next step.
     """
 
     tokens: Ids

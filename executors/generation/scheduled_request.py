@@ -33,6 +33,7 @@ class ScheduledRequest:
         "priority",
         "prompt",
         "root",
+        "scored",
         "table",
     )
 
@@ -71,6 +72,8 @@ class ScheduledRequest:
         self.adapter_slot = -1
         self.hit_tokens = 0
         """How many tokens it did not have to compute when it was last admitted."""
+        self.scored: int | None = None
+        """How many tokens of the prompt are followed by one whose probability is known; None: it is not wanted."""
         self.is_long = False
         self.is_running = False
 
@@ -88,6 +91,13 @@ class ScheduledRequest:
     def left(self) -> int:
         """Tokens that are still to be computed before the next one can be sampled."""
         return self.length - self.computed
+
+    def to_score(self, count: int) -> tuple[int, int]:
+        """The places of the prompt, among the next `count` tokens, whose logits say how likely the token after was."""
+        if self.scored is None:
+            return 0, 0
+        begin, end = max(self.computed, self.scored), min(self.computed + count, len(self.prompt) - 1)
+        return begin, max(begin, end)
 
     def tokens(self, begin: int, end: int) -> npt.NDArray[np.int32]:
         """Tokens of prompt and answer, `end` excluded."""

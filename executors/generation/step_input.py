@@ -15,7 +15,8 @@ class StepBuilder:
     def __init__(self, max_tokens: int, max_rows: int, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._tokens, self._positions, self._adapters = (np.empty(max_tokens, np.int32) for _ in range(3))
-        self._past, self._sampled = (np.empty(max_rows, np.int32) for _ in range(2))
+        self._past = np.empty(max_rows, np.int32)
+        self._sampled = np.empty(max_rows + max_tokens, np.int32)
         self._begins = np.arange(max_rows + 1, dtype=np.int32)
         self._block_begins = np.zeros(max_rows + 1, np.int32)
         self._counting = np.arange(max_tokens, dtype=np.int32)
@@ -32,6 +33,7 @@ class StepBuilder:
         begins[: at + 1] = self._counting[: at + 1] if at < len(self._counting) else np.arange(at + 1)
         self._sampled[:at] = begins[:at]
         tables = [_table(one)[: one.computed // size + 1] for one in decodes]
+        scored: list[Ids] = []
         for one, count in chunks:
             end, computed = at + count, one.computed
             tokens[at:end] = one.tokens(computed, computed + count)
@@ -43,7 +45,13 @@ class StepBuilder:
                 sampled += 1
             tables.append(_table(one)[: -(-(computed + count) // size)])
             rows += 1
+            if one.scored is not None:
+                first, last = one.to_score(count)
+                scored.append(np.arange(at + first - computed, at + last - computed, dtype=np.int32))
             begins[rows] = at = end
+        for places in scored:
+            self._sampled[sampled : sampled + len(places)] = places
+            sampled += len(places)
         np.cumsum([len(table) for table in tables], out=self._block_begins[1 : rows + 1])
         return StepInput(
             tokens[:at],

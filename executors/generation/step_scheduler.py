@@ -30,6 +30,9 @@ from .adapter_slots import AdapterSlots
 from .block_pool import BlockPool
 from .scheduled_request import ScheduledRequest
 
+_MOST_SCORED = 64
+"""Tokens of a chunk whose logits are all wanted: those of 64 are 13 MB for 50,000 tokens of vocabulary."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
@@ -74,6 +77,11 @@ class StepPlan:
     def sampling(self) -> list[ScheduledRequest]:
         """The requests that get a next token from this step, in the order of its rows. Only before `complete`."""
         return self.decodes + [one for one, count in self.chunks if count == one.left]
+
+    def scoring(self) -> list[tuple[ScheduledRequest, int, int]]:
+        """The places of prompts, all but the last one of each, whose logits are wanted. Only before `complete`."""
+        found = [(one, *one.to_score(count)) for one, count in self.chunks if one.scored is not None]
+        return [each for each in found if each[1] < each[2]]
 
 
 class StepScheduler:
@@ -128,8 +136,11 @@ class StepScheduler:
         answer: list[int] | None = None,
         adapter: str = "",
         priority: int = 0,
+        scores_prompt: bool = False,
     ) -> ScheduledRequest:
         """A new request waits. Raises `InvalidArgument` for one that can never run, or whose key is known.
+
+        With `scores_prompt` the logits of the whole prompt are wanted, so it is computed whatever the cache has.
 
         `answer` has the tokens that an earlier attempt generated, which `max_tokens` counts. Sampled tokens are to be
         appended to it, after `complete`.
@@ -144,6 +155,7 @@ class StepScheduler:
         one = ScheduledRequest(
             key, tokens, [] if answer is None else answer, limit, adapter, priority, self._number, root
         )
+        one.scored = 0 if scores_prompt else None
         self._requests[key] = one
         insort(self._waiting, one, key=_order)
         return one
@@ -205,6 +217,8 @@ class StepScheduler:
         for one, count in plan.chunks:
             if not one.is_running:
                 continue
+            if one.scored is not None:
+                one.scored = max(one.scored, one.to_score(count)[1])
             one.computed += count
             self._name_blocks(one)
             if one.computed == one.length:
@@ -308,7 +322,7 @@ class StepScheduler:
         """
         if not self.settings.prefix_cache:
             return []
-        count = (one.length - 1) // self.block_tokens
+        count = (one.length - 1 if one.scored is None else min(one.scored, one.length - 1)) // self.block_tokens
         names = one.names_to(count, self.block_tokens)[:count]
         found = self.pool.find(names)
         if len(found) < count:
@@ -387,6 +401,8 @@ def _order(one: ScheduledRequest) -> tuple[int, int]:
 
 def _cut(one: ScheduledRequest, budget: int, plan: StepPlan) -> int:
     count = min(one.left, budget)
+    if one.scored is not None and one.scored < len(one.prompt) - 1:
+        count = min(count, _MOST_SCORED)
     if count > 0:
         plan.chunks.append((one, count))
     return max(count, 0)

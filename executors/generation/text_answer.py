@@ -38,6 +38,7 @@ class TextAnswer:
         self.sent = 0
         self.tokens: list[int] = []
         self.finish = ""
+        self._interval = request.interval
         self._returns = request.returns
         self._prepared = prepared
         self._tokenizer = tokenizer
@@ -47,6 +48,8 @@ class TextAnswer:
         self._has_logprobs = prepared.parameters.logprobs is not None
         self._cumulative = 0.0
         self._candidates: list[dict[str, object]] = []
+        self._prompt_candidates: bytes | None = None
+        """Those of the prompt, until the first response."""
 
     def replay(self, progress: Iterable[bytes]) -> tuple[list[ModelResponse], list[int]]:
         """The responses that an earlier attempt gave, and their tokens. Raises `InvalidArgument` for wrong progress."""
@@ -58,6 +61,7 @@ class TextAnswer:
             text = "".join(map(detokenizer.push, one.tokens))
             self._cumulative = one.cumulative or 0.0
             self.sent += 1
+            self._prompt_candidates = one.prompt_candidates
             responses.append(self._response(one.tokens, text, UNFINISHED, one.candidates, bytes(packed)))
             emitted += one.tokens
         return responses, emitted
@@ -67,6 +71,8 @@ class TextAnswer:
         self.tokens += event.tokens
         self._text += event.text
         self.finish = event.finish
+        if event.prompt_logprobs is not None:
+            self._prompt_candidates = orjson.dumps([None, *map(self._described, event.prompt_logprobs)])
         for candidates in event.logprobs:
             self._cumulative += candidates[0].logprob
             if "logprobs" in self._returns:
@@ -74,8 +80,10 @@ class TextAnswer:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is a response to send: of a stream after each step, of others after the last."""
-        return bool(self.finish) or (self.stream and bool(self.tokens))
+        """Whether there is a response to send: of a stream after each step, or after so many tokens as were asked for;
+        of others after the last.
+        """
+        return bool(self.finish) or (self.stream and len(self.tokens) >= self._interval)
 
     def response(self) -> ModelResponse:
         """The next response, of all that was taken since the one before."""
@@ -89,7 +97,8 @@ class TextAnswer:
         if not self.finish:
             seed = self._prepared.parameters.seed if not self.sent else None
             cumulative = self._cumulative if self._has_logprobs else None
-            progress = pack_progress(ResponseProgress(tuple(tokens), seed, cumulative, candidates))
+            said = ResponseProgress(tuple(tokens), seed, cumulative, candidates, self._prompt_candidates)
+            progress = pack_progress(said)
         self.sent += 1
         return self._response(tokens, text, self.finish or UNFINISHED, candidates, progress)
 
@@ -97,6 +106,7 @@ class TextAnswer:
         self, tokens: Sequence[int], text: str, finish: str, candidates: bytes | None, progress: bytes
     ) -> ModelResponse:
         outputs = [_bytes_tensor("text_output", text.encode())]
+        prompt, self._prompt_candidates = self._prompt_candidates, None
         returns = self._returns
         if returns:
             if "finish_reason" in returns:
@@ -106,6 +116,8 @@ class TextAnswer:
                 outputs.append(Tensor("cumulative_logprob", DataType.FP32, _ONE, _REAL.pack(cumulative)))
             if "logprobs" in returns:
                 outputs.append(_bytes_tensor("logprobs", b"null" if candidates is None else candidates))
+            if "prompt_logprobs" in returns:
+                outputs.append(_bytes_tensor("prompt_logprobs", b"null" if prompt is None else prompt))
             if "num_input_tokens" in returns:
                 count = _NUMBER.pack(len(self._prepared.prompt))
                 outputs.append(Tensor("num_input_tokens", DataType.UINT32, _ONE, count))

@@ -5,7 +5,7 @@ backend gives them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from charonia.backend import ModelRequest
 from charonia.errors import InvalidArgument
 from charonia.generation.parameters import SamplingParameters, parse_sampling
+from charonia.generation.text_tensors import STREAM_INTERVAL
 from charonia.generation.tokenizer import Tokenizer
 from charonia.tensors import Tensor
 
@@ -34,6 +35,8 @@ class TextRequest:
     stream: bool
     includes_prompt: bool
     returns: frozenset[str]
+    interval: int = 1
+    """Of a stream: how many tokens a response has at least, but for the last one."""
 
     @property
     def is_large(self) -> bool:
@@ -70,7 +73,7 @@ def read_text_request(request: ModelRequest) -> TextRequest:
         name.removeprefix(_RETURN) for name in tensors if name.startswith(_RETURN) and _flag(tensors, name, False)
     )
     text = _text(tensors["text_input"]) if "text_input" in tensors else ""
-    return TextRequest(text, ids, sampling, stream, includes_prompt, returns)
+    return TextRequest(text, ids, sampling, stream, includes_prompt, returns, _interval(tensors))
 
 
 def prepare(request: TextRequest, tokenizer: Tokenizer, context: int, seed: int) -> Prepared:
@@ -82,6 +85,8 @@ def prepare(request: TextRequest, tokenizer: Tokenizer, context: int, seed: int)
     if prompt is None:
         prompt = tuple(tokenizer.encode(request.text, special=True, limit=context))
     parameters = parse_sampling(request.sampling, context=context, prompt_tokens=len(prompt), seed=lambda: seed)
+    if parameters.prompt_logprobs is not None and "prompt_logprobs" not in request.returns:
+        parameters = replace(parameters, prompt_logprobs=None)
     return Prepared(prompt, parameters)
 
 
@@ -100,6 +105,16 @@ def _text(tensor: Tensor) -> str:
         return element.decode()
     except UnicodeDecodeError:
         raise InvalidArgument(f"'{tensor.name}' is not UTF-8") from None
+
+
+def _interval(tensors: Mapping[str, Tensor]) -> int:
+    name = STREAM_INTERVAL.name
+    if name not in tensors:
+        return 1
+    element = _element(tensors[name])
+    if not isinstance(element, np.integer) or element < 1:
+        raise InvalidArgument(f"'{name}' must be an integer of at least 1")
+    return int(element)
 
 
 def _flag(tensors: Mapping[str, Tensor], name: str, default: bool) -> bool:

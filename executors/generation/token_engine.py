@@ -163,8 +163,11 @@ class TokenEngine:
         if not plan.decodes and not plan.chunks:
             return events
         logits = self._decoder.step(self._builder.build(plan))[:, : self._vocabulary]
-        sampling = plan.sampling()
+        sampling, scoring = plan.sampling(), plan.scoring()
         self.scheduler.complete(plan)
+        if scoring:
+            self._score(scoring, logits[len(sampling) :])
+            logits = logits[: len(sampling)]
         self._count(plan)
         if sampling:
             self._sample(sampling, logits, events)
@@ -188,6 +191,7 @@ class TokenEngine:
                 answer=given.row.emitted,
                 adapter=given.adapter,
                 priority=request.priority,
+                scores_prompt=given.prompt_logprobs is not None,
             )
             self.counters.prompt_tokens += len(request.prompt)
 
@@ -229,6 +233,15 @@ class TokenEngine:
                 counters.queried_tokens += one.length
                 counters.hit_tokens += one.hit_tokens
 
+    def _score(self, scoring: Sequence[tuple[ScheduledRequest, int, int]], logits: npt.NDArray[np.float32]) -> None:
+        """Note how likely tokens of prompts were. The rows are theirs, in this order."""
+        at = 0
+        for one, begin, end in scoring:
+            state = self._states[one.key]
+            if state.score_error is None:
+                state.score(logits[at : at + end - begin])
+            at += end - begin
+
     # -- sampling ------------------------------------------------------------------------------------------------------
 
     def _sample(
@@ -257,6 +270,8 @@ class TokenEngine:
         sampled: Sampled | Exception,
         events: list[TokenEvent],
     ) -> None:
+        if state.score_error is not None:
+            sampled = state.score_error
         if isinstance(sampled, Exception):
             self._fail(scheduled.key, _as_error(sampled), events)
             return
@@ -271,7 +286,9 @@ class TokenEngine:
         if sampled.logprobs:
             logprobs = (tuple(TokenLogprob(one.token, one.logprob, one.rank) for one in sampled.logprobs),)
         index = len(state.row.emitted) - 1
-        events.append(TokenEvent(scheduled.key, index, (token,), text, state.finish, logprobs))
+        prompt = None if state.prompt_logprobs is None else tuple(state.prompt_logprobs)
+        state.prompt_logprobs = None
+        events.append(TokenEvent(scheduled.key, index, (token,), text, state.finish, logprobs, prompt_logprobs=prompt))
         if state.finish:
             self._forget(scheduled.key)
 

@@ -5,9 +5,9 @@ attempts. All requests that answered since the last write are one call of a scri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from charonia.eventlog.port import FENCED, OTHERWISE, Progress, ProgressPart
+from charonia.eventlog.port import FENCED, OTHERWISE, Progress, ProgressPart, Reply
 from charonia.tasks import insist
 from executors.running.streamed_batch import Outgoing, StreamedBatch
 from executors.running.submitted_batch import SubmittedBatch
@@ -33,13 +33,17 @@ async def read_progress(log: Progress, batch: SubmittedBatch) -> None:
 
 
 async def append_progress(
-    log: Progress, batches: Mapping[StreamedBatch, SubmittedBatch], outgoing: Mapping[StreamedBatch, list[Outgoing]]
-) -> tuple[_Refused, _Refused]:
-    """Append the progress of these responses, repeating until the log answers.
+    log: Progress,
+    batches: Mapping[StreamedBatch, SubmittedBatch],
+    outgoing: Mapping[StreamedBatch, list[Outgoing]],
+    replies: Sequence[Reply] = (),
+) -> tuple[_Refused, _Refused, bool]:
+    """Append the progress of these responses, repeating until the log answers. `replies` are their entries, where all
+    are of one model and there is nothing else to write: they may go along.
 
     Returns the requests whose records are refused, by their indices: those that have ended, or run elsewhere by now;
     and those of which the log has other records, as when it lost the begin of this attempt with its last moments and
-    the attempt before goes on: no other process would end these.
+    the attempt before goes on: no other process would end these. Last, whether the replies were appended.
     """
     by_model: dict[str, list[_Part]] = {}
     for streamed, batch in batches.items():
@@ -47,10 +51,13 @@ async def append_progress(
             by_model.setdefault(batch.header.model, []).extend(_parts_of(streamed, batch, outgoing[streamed]))
     fenced: _Refused = {}
     otherwise: _Refused = {}
-    for found in await asyncio.gather(*(_append(log, model, parts) for model, parts in by_model.items() if parts)):
+    sent = False
+    calls = [_append(log, model, parts, replies) for model, parts in by_model.items() if parts]
+    for found, replied in await asyncio.gather(*calls):
+        sent |= replied
         for streamed, index, why in found:
             (fenced if why == FENCED else otherwise).setdefault(streamed, set()).add(index)
-    return fenced, otherwise
+    return fenced, otherwise, sent
 
 
 def _parts_of(streamed: StreamedBatch, batch: SubmittedBatch, outgoing: Iterable[Outgoing]) -> Iterable[_Part]:
@@ -66,17 +73,24 @@ def _parts_of(streamed: StreamedBatch, batch: SubmittedBatch, outgoing: Iterable
         yield streamed, index, ProgressPart(batch.records[index].id, header.attempts[index], first[index], some)
 
 
-async def _append(log: Progress, model: str, parts: list[_Part]) -> list[tuple[StreamedBatch, int, int]]:
+async def _append(
+    log: Progress, model: str, parts: list[_Part], replies: Sequence[Reply]
+) -> tuple[list[tuple[StreamedBatch, int, int]], bool]:
+    replied = False
     refused: list[tuple[StreamedBatch, int, int]] = []
     while parts:
         lengths: list[int] = []
         sent = [part for _, _, part in parts]
 
-        async def append(sent: list[ProgressPart] = sent) -> None:
-            nonlocal lengths
-            lengths = await log.append_progress(model, sent)
+        async def append(sent: list[ProgressPart] = sent, replies: Sequence[Reply] = replies) -> None:
+            nonlocal lengths, replied
+            if replies:
+                lengths, replied = await log.append_progress_and_replies(model, sent, replies)
+            else:
+                lengths = await log.append_progress(model, sent)
 
         await insist(append, _NOT_TAKEN)
+        replies = ()
         missing: list[_Part] = []
         for (streamed, index, part), length in zip(parts, lengths, strict=True):
             if length in (FENCED, OTHERWISE):
@@ -86,4 +100,4 @@ async def _append(log: Progress, model: str, parts: list[_Part]) -> list[tuple[S
                 records = streamed.kept(index, length, last)
                 missing.append((streamed, index, ProgressPart(part.id, part.attempt, length, records)))
         parts = missing
-    return refused
+    return refused, replied

@@ -19,7 +19,7 @@ from charonia.calls.reporting import replies_of
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import EventLog, Reply
 from charonia.facts.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fact
 from charonia.tasks import Tasks, insist
 from charonia.tensors import Buffer
@@ -144,8 +144,8 @@ class ResponseWriter:
         for one in waiting:
             by_batch.setdefault(one.batch, []).append(one)
         put = {streamed: len(ones) for streamed, ones in by_batch.items()}
-        if any(streamed.resumable for streamed in by_batch):
-            await self._append_progress(by_batch)
+        if any(streamed.resumable for streamed in by_batch) and await self._append_progress(by_batch):
+            return
         facts: list[Awaitable[object]] = []
         for streamed, ones in by_batch.items():
             if (known := self._open.get(streamed)) is not None:
@@ -179,12 +179,15 @@ class ResponseWriter:
         # one write, in this order: the log's connection keeps the order of calls of one tick
         await asyncio.gather(*facts, *replies, *settlements)
 
-    async def _append_progress(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
+    async def _append_progress(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> bool:
         """Append the progress of responses; those that the log refuses are left out. Their requests are cancelled, or
-        end here if this attempt is the one that counts.
+        end here if this attempt is the one that counts. True: the responses were sent in the same write.
         """
         known = {streamed: self._open[streamed][0] for streamed in by_batch if streamed in self._open}
-        fenced, otherwise = await append_progress(self._log, known, by_batch)
+        replies = self._replies_alone(known, by_batch)
+        fenced, otherwise, sent = await append_progress(self._log, known, by_batch, replies)
+        if sent:
+            return True
         for streamed, indices in otherwise.items():
             for index in indices:
                 streamed.interrupt(index)
@@ -196,6 +199,30 @@ class ResponseWriter:
         for streamed, ones in by_batch.items():
             if refused := fenced.get(streamed, set()) | streamed.interrupted.keys():
                 by_batch[streamed] = [one for one in ones if one.final or one.index not in refused]
+        return False
+
+    def _replies_alone(
+        self, known: dict[StreamedBatch, SubmittedBatch], by_batch: dict[StreamedBatch, list[Outgoing]]
+    ) -> list[Reply]:
+        """The entries of these responses, where they may be written with their progress: in most steps of an engine
+        nothing begins or ends. Empty where something else has to be written before or after them.
+        """
+        sent: list[tuple[str, bytes]] = []
+        models: set[str] = set()
+        for streamed, ones in by_batch.items():
+            batch = known.get(streamed)
+            if batch is None or batch.header is None or not streamed.resumable or streamed.interrupted:
+                return []
+            if batch.flags & FLAG_JOB:
+                return []
+            refers = batch.flags & FLAG_REPLY_BY_REFERENCE
+            models.add(batch.header.model)
+            for one in ones:
+                if one.final or one.begins or (refers and len(one.record) >= BY_REFERENCE_BYTES):
+                    return []
+                if one.record and streamed.wanted(one.index):
+                    sent.append((batch.records[one.index].endpoint, one.record))
+        return replies_of(sent) if len(models) == 1 else []
 
     async def _keep(self, by_batch: dict[StreamedBatch, list[Outgoing]]) -> None:
         """Store the responses of jobs, all but final ones. A job that takes no more is cancelled."""

@@ -45,7 +45,9 @@ class TextEndpoints:
         """The requests of a completion's body, and what writes their answer. Raises `ApiError`."""
         wanted = read_completion(body)
         prepared = await self._serving.prepare_completion(wanted)
-        answer = CompletionAnswer(wanted, _new_id("cmpl-"), _now_s(), _bytes_of(prepared), prepared.prompts)
+        answer = CompletionAnswer(
+            wanted, _new_id("cmpl-"), _now_s(), _bytes_of(prepared), prepared.prompts, prepared.prompt_ids
+        )
         answer.prompt_tokens = prepared.prompt_tokens
         return prepared, answer
 

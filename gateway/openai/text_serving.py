@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.generation.parameters import StructuredOutput, check_vocabulary, parse_sampling, structured_output
 from charonia.generation.prompt_keys import route_of_tokens
+from charonia.generation.text_tensors import PROMPT_LOGPROBS, RETURN_PROMPT_LOGPROBS, STREAM_INTERVAL
 from charonia.generation.tool_calls import MARKED_BY_SPECIAL_TOKENS
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.models.interface import ModelInterface
@@ -53,6 +54,8 @@ class PreparedText:
     requests: list[InferenceRequest]
     prompts: list[str]
     prompt_tokens: int = 0
+    prompt_ids: Sequence[Sequence[int]] = ()
+    """The tokens of each prompt, where the model has a tokenizer here."""
     tool_format: str = ""
     """How the model writes calls of tools, "" if it writes none."""
 
@@ -77,6 +80,8 @@ class TextServing:
         max_tokens = chat.max_tokens
         if max_tokens is None and tools is not None:
             max_tokens = max(1, tools.context - len(tokens[0]))
+        if chat.prompt_logprobs:
+            _check_scores(model, tools, "prompt_logprobs")
         tool_format, sampling = model.tool_format(tools), chat.sampling
         if chat.tool_choice.mode == "auto" and tool_format in MARKED_BY_SPECIAL_TOKENS:
             sampling = {**sampling, "skip_special_tokens": False}
@@ -89,6 +94,8 @@ class TextServing:
         model = self._generating(wanted.model)
         tools = await self.models.tools(model)
         await self._check_structure(wanted.sampling, tools)
+        if "prompt_logprobs" in wanted.sampling:
+            _check_scores(model, tools, "echo" if wanted.prompt_logprobs is None else "prompt_logprobs")
         prompts = [prompt if isinstance(prompt, str) else "" for prompt in wanted.prompts]
         tokens: list[list[int]] = []
         for prompt in wanted.prompts:
@@ -165,7 +172,7 @@ class TextServing:
                 requests.append(_request(model, prompt, ids, own, stream=stream))
                 requests[-1].prompt = route
         counted = sum(map(len, tokens)) if tools is not None else 0
-        return PreparedText(model, tools, requests, prompts, counted)
+        return PreparedText(model, tools, requests, prompts, counted, tokens)
 
     async def _check_structure(self, sampling: Mapping[str, Any], tools: TextTools | None) -> None:
         """Raises a 400 `ApiError` for a schema or grammar that no engine would take, or that takes too much work."""
@@ -202,7 +209,7 @@ class TextServing:
         """
         if prepared.model.served.interface.resumable:
             for request in prepared.requests:
-                _keep_progress(request)
+                keep_progress(request)
         with self.counts.call(endpoint, prepared.model.name, caller.tenant, prepared.prompt_tokens) as counted:
             async with contextlib.aclosing(self._merged(prepared.requests, caller)) as merged:
                 async for index, delta in merged:
@@ -267,13 +274,16 @@ class TextServing:
         yield held if held is not None and held.finish else _ended(held)
 
 
-def _keep_progress(request: InferenceRequest) -> None:
+def keep_progress(request: InferenceRequest, interval: int = 1) -> None:
     """Have the model answer in parts, also for a call that is answered whole: then a text goes on where it was when its
-    executor dies, and does not begin again.
+    executor dies, and does not begin again. A model that can gives parts of `interval` tokens.
     """
     for at, tensor in enumerate(request.inputs):
         if tensor.name == "stream":
             request.inputs[at] = Tensor(tensor.name, tensor.datatype, tensor.shape, b"\1")
+    if interval > 1 and request.served is not None and STREAM_INTERVAL.name in request.served.interface.inputs:
+        shape = shape_of(request.served.interface, STREAM_INTERVAL.name, 1)
+        request.inputs.append(Tensor(STREAM_INTERVAL.name, DataType.INT32, shape, interval.to_bytes(4, "little")))
 
 
 def _compile(structured: StructuredOutput, tools: TextTools | None) -> None:
@@ -286,7 +296,7 @@ def _ended(delta: TextDelta | None) -> TextDelta:
     """The last delta of a model that does not say why its text ended."""
     if delta is None:
         return TextDelta("", finish="stop")
-    return TextDelta(delta.text, delta.tokens, delta.count, "stop", delta.prompt_tokens, delta.logprobs)
+    return replace(delta, finish="stop")
 
 
 def _request(
@@ -311,7 +321,22 @@ def _request(
         add(name, DataType.BOOL, 1, b"\1")
     if sampling.get("logprobs") is not None:
         add("return_logprobs", DataType.BOOL, 1, b"\1")
+    if sampling.get("prompt_logprobs") is not None:
+        add(RETURN_PROMPT_LOGPROBS.name, DataType.BOOL, 1, b"\1")
     return InferenceRequest(interface.name, LATEST_VERSION, inputs, served=model.served)
+
+
+def _check_scores(model: TextModel, tools: TextTools | None, param: str) -> None:
+    """Raises a 400 `ApiError` for a model that does not say how likely the tokens of prompts are."""
+    interface = model.served.interface
+    gives = RETURN_PROMPT_LOGPROBS.name in interface.inputs and PROMPT_LOGPROBS.name in interface.outputs
+    if not gives or tools is None:
+        raise ApiError(
+            f"The model '{model.name}' gives no log probabilities of prompts: 'prompt_logprobs', and 'echo' with "
+            "'logprobs', are not supported by its backend",
+            param=param,
+            code="unsupported_parameter",
+        )
 
 
 def shape_of(interface: ModelInterface, name: str, count: int) -> tuple[int, ...]:

@@ -142,11 +142,12 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1500, help="for each stream")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step-ms", type=int, default=0, help="what a step takes; 0: as fast as the log takes them")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         installed = install(Path(directory) / "installed")
         for name, parameters in MODELS.items():
-            write_model(Path(directory) / "models", name, **parameters)
+            write_model(Path(directory) / "models", name, **parameters, step_ms=str(arguments.step_ms))
         print(f"load {_load()}; {arguments.streams} streams of {arguments.tokens} tokens, {arguments.rounds} rounds")
         with Charonia(Path(directory) / "models", checkout=ROOT, environment={"PYTHONPATH": str(installed)}) as server:
             found = asyncio.run(measure(server, arguments.streams, arguments.tokens, arguments.rounds))

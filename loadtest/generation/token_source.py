@@ -1,4 +1,4 @@
-"""A backend without a model: each of its requests gets a token in every turn of the event loop.
+"""A backend without a model: each of its requests gets a token in every turn of the event loop, or every `step_ms`.
 
 `durable` installs it as a distribution of its own in a directory for PYTHONPATH.
 """
@@ -51,15 +51,18 @@ class TokenSource:
     api = (1, 0)
 
     async def load(self, source: ModelSource) -> TokenModel:
-        return TokenModel()
+        return TokenModel((source.integer("step_ms") or 0) / 1000)
 
 
 class TokenModel:
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+
     async def signature(self) -> None:
         return None
 
     async def create_instance(self, spec: InstanceSpec) -> TokenInstance:
-        return TokenInstance()
+        return TokenInstance(self._step_s)
 
     async def close(self) -> None: ...
 
@@ -76,7 +79,8 @@ class TokenInstance:
 
     reports_responses = False
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
         self._running: list[_Running] = []
         self._begun = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._steps())
@@ -104,7 +108,7 @@ class TokenInstance:
             else:
                 with hold():
                     self._step()
-            await asyncio.sleep(0)
+            await asyncio.sleep(self._step_s)
             if not self._running:
                 self._begun.clear()
 

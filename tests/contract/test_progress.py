@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from log_adapters import NO_LIMITS, Subject
 
-from charonia.eventlog.port import FENCED, OTHERWISE, ProgressPart
+from charonia import keys
+from charonia.eventlog.port import FENCED, OTHERWISE, ProgressPart, Reply
+from charonia.eventlog.redis.cluster.cluster_log import ClusterLog
 from charonia.facts.jobs import JobEnd, JobState, NewJob
 
 M = "m"
@@ -55,6 +57,33 @@ async def test_a_later_attempt_fences_the_earlier_one(subject: Subject) -> None:
         assert await log.append_progress(M, [ProgressPart(one, 1, 0, [b"a"])]) == [FENCED], "also what it knows"
         assert await log.progress(M, [one]) == [[b"a", b"b"]]
     assert await log.append_progress(M, [ProgressPart(IDS[2], 1, 0, [b"c"])]) == [1], "others of the entry go on"
+
+
+async def test_replies_go_with_the_records_or_not_at_all(subject: Subject) -> None:
+    """Or, in a cluster, always apart."""
+    log = subject.log
+    await accepted(subject)
+    streams = [keys.replies(name) for name in ("one", "two")]
+    replies = [Reply(streams[0], [b"r", b"x", b"r", b"\0\xff"]), Reply(streams[1], [b"r", b"y"])]
+    parts = [ProgressPart(IDS[0], 1, 0, [b"a", b"b"]), ProgressPart(IDS[1], 1, 0, [b"c"])]
+    lengths, sent = await log.append_progress_and_replies(M, parts, replies)
+    assert lengths == [2, 1]
+    found = [[list(map(bytes, entry.fields)) for entry in await log.range(stream)] for stream in streams]
+    assert found == ([[replies[0].fields], [replies[1].fields]] if sent else [[], []])
+    assert sent == (not isinstance(log, ClusterLog))
+    # again, as when no answer came: its readers know each place
+    assert await log.append_progress_and_replies(M, parts, replies) == ([2, 1], sent)
+    for wrong, answer in (
+        (ProgressPart(IDS[0], 1, 1, [b"other", b"c"]), OTHERWISE),
+        (ProgressPart(IDS[0], 1, 5, [b"f"]), 2),
+        (ProgressPart(b"?" * 16, 1, 0, [b"a"]), FENCED),
+    ):
+        part = ProgressPart(IDS[2], 1, 0, [b"d"])
+        before = len(await log.range(streams[1]))
+        assert await log.append_progress_and_replies(M, [wrong, part], replies) == ([answer, 1], False)
+        assert len(await log.range(streams[1])) == before
+    assert await log.append_progress_and_replies(M, parts, []) == ([2, 1], False)
+    assert await log.append_progress_and_replies(M, [], replies) == ([], False)
 
 
 async def test_nothing_is_kept_of_settled_and_unknown_requests(subject: Subject) -> None:

@@ -92,6 +92,9 @@ async def test_progress_goes_with_whoever_ends_its_request(server: GuardedServer
     await gateway.accept(M, 0, 0, [(one, 1) for one in ids], [b"r", b"x"], Limits())
     assert await executor.append_progress(M, [ProgressPart(one, 1, 0, [b"a"]) for one in ids]) == [1] * 4
     assert await executor.append_progress(M, [ProgressPart(ids[0], 1, 0, [b"a", b"b"])]) == [2]
+    reply = Reply(keys.replies("gw"), [b"r", b"x"])
+    parts = [ProgressPart(ids[1], 1, 0, [b"a"])]
+    assert await executor.append_progress_and_replies(M, parts, [reply]) == ([1], True)
     assert await executor.progress(M, ids[:2]) == [[b"a", b"b"], [b"a"]]
     assert sorted(await batcher.progress_ids(M)) == sorted(await operator.progress_ids(M)) == ids
     for log, one in zip((gateway, batcher, executor, operator), ids, strict=True):

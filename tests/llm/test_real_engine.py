@@ -159,3 +159,19 @@ def test_chunks_and_cached_prefixes_change_nothing(real: Real) -> None:
 def test_an_adapter_that_is_not_there_is_refused(real: Real) -> None:
     with pytest.raises(InvalidArgument, match="LoRA none is not supported"):
         real.engine().admit(real.request("one", "text", adapter="none"))
+
+
+def test_a_prompt_is_as_likely_as_it_was_generated(real: Real) -> None:
+    """Scored in chunks beside another request, the tokens of a text have the probabilities that they had as answers."""
+    written = real.request("written", PROMPTS[2], logprobs=2, max_tokens=24)
+    answer = real.run(written)["written"]
+    prompt = [*written.prompt, *answer.tokens]
+    parameters = SamplingParameters(seed=1, max_tokens=1, prompt_logprobs=2)
+    engine = real.engine(max_num_batched_tokens=20)
+    engine.admit(real.request("beside", PROMPTS[0]))
+    engine.admit(GenerationRequest(b"scored", prompt, parameters))
+    found = None
+    while found is None:
+        found = next((event.prompt_logprobs for event in engine.step() if event.key == b"scored"), None)
+    assert [row[0].token for row in found] == prompt[1:]
+    assert list(found[len(written.prompt) - 1 :]) == answer.logprobs

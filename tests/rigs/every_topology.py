@@ -73,6 +73,7 @@ WHOLE = tuple(
         "poison",
         "pools",
         "restart_storm",
+        "resumed_lines",
         "separate_parts",
         "sequence_failover",
         "sequences",

@@ -1,7 +1,8 @@
 """A backend that generates text over a decoder without a model; `install` makes a distribution of it, named `stubtext`.
 
 Its steps take `step_ms`, so that a text is under way for a while. Where `STUBTEXT_COUNTS` names a directory, each
-process leaves what its engine did there, as `<pid>.json`.
+process leaves what its engine did there, as `<pid>.json`. With `STUBTEXT_HOLD` = `<steps>:<path>` an engine makes so
+many steps, and no more until the file is there.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from small_tokenizers import byte_level
 from stub_decoder import StubDecoder
 
 from charonia.backend import InstanceSpec, ModelSource
-from charonia.generation.text_tensors import INPUTS, OUTPUTS, TextTensor
+from charonia.generation.text_tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, TextTensor
 from executors.generation.generating_instance import GeneratingInstance, InstanceSettings
 from executors.generation.step_scheduler import SchedulerSettings
 from executors.generation.token_engine import TokenEngine
@@ -36,8 +38,8 @@ def install(directory: Path) -> str:
 def write_model(repository: Path, name: str, step_ms: int, more: str = "") -> None:
     (repository / name / "1").mkdir(parents=True)
     lines = ['backend: "stubtext" max_batch_size: 0', "model_transaction_policy { decoupled: true }", more]
-    lines += [f"input {{ {_described(tensor)} optional: {str(tensor.optional).lower()} }}" for tensor in INPUTS]
-    lines += [f"output {{ {_described(tensor)} }}" for tensor in OUTPUTS]
+    lines += [f"input {{ {_described(tensor)} optional: {str(tensor.optional).lower()} }}" for tensor in ENGINE_INPUTS]
+    lines += [f"output {{ {_described(tensor)} }}" for tensor in ENGINE_OUTPUTS]
     lines += ["instance_group { count: 1 kind: KIND_CPU }"]
     for key, value in (("step_ms", str(step_ms)), ("charonia.resumable", "true")):
         lines.append(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}')
@@ -54,7 +56,17 @@ def make_text_engine(step_ms: int = 0) -> TokenEngine:
     decoder = StubDecoder(vocabulary=tokenizer.vocabulary, context=CONTEXT, block_tokens=16, blocks=2000)
     if step_ms:
         decoder.before_step = lambda step: time.sleep(step_ms / 1000)
+    if hold := os.environ.get("STUBTEXT_HOLD"):
+        decoder.before_step = _held(decoder, *hold.split(":", 1))
     return TokenEngine(decoder, tokenizer, SchedulerSettings(16, 128))
+
+
+def _held(decoder: StubDecoder, steps: str, path: str) -> Callable[[object], None]:
+    def wait(_step: object) -> None:
+        while decoder.steps >= int(steps) and not os.path.exists(path):
+            time.sleep(0.002)
+
+    return wait
 
 
 def count_into(engine: TokenEngine, path: Path) -> None:

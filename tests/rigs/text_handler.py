@@ -20,7 +20,7 @@ import scripted_texts
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
 from charonia.errors import NotFound, UnknownError
-from charonia.generation.text_tensors import INPUTS, OUTPUTS
+from charonia.generation.text_tensors import ENGINE_INPUTS, ENGINE_OUTPUTS
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor, split_bytes_elements
@@ -35,8 +35,8 @@ _SAY = re.compile(r"say (.*?)\.(?:<\||\n|$)", re.DOTALL)
 
 
 def _generating(name: str, parameters: dict[str, str]) -> ModelInterface:
-    inputs = {t.name: TensorSpec(t.name, DataType(t.datatype), t.dims, optional=t.optional) for t in INPUTS}
-    outputs = {t.name: TensorSpec(t.name, DataType(t.datatype), t.dims) for t in OUTPUTS}
+    inputs = {t.name: TensorSpec(t.name, DataType(t.datatype), t.dims, optional=t.optional) for t in ENGINE_INPUTS}
+    outputs = {t.name: TensorSpec(t.name, DataType(t.datatype), t.dims) for t in ENGINE_OUTPUTS}
     return ModelInterface(name, "llm", "", 0, inputs, outputs, decoupled=True, parameters=parameters)
 
 
@@ -130,6 +130,9 @@ class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
                 ended = at + size >= len(text)
                 part = text[at : at + size]
                 outputs = _outputs(part, reason if ended else "null", len(ids), sampling)
+                if "return_prompt_logprobs" in given:
+                    rows = None if at else [None, *(_row(token, sampling["prompt_logprobs"]) for token in ids[1:])]
+                    outputs.append(_text("prompt_logprobs", orjson.dumps(rows).decode()))
                 yield InferenceResponse("says", 1, outputs, final=ended, place=(1, at))
         finally:
             if not ended:
@@ -183,11 +186,13 @@ def _outputs(part: str, reason: str, prompt_tokens: int, sampling: dict[str, Any
     ]
     most = sampling.get("logprobs")
     if most is not None:
-        rows = []
-        for token in tokens:
-            row = {str(token): {"logprob": -0.25, "rank": 1, "decoded_token": "?"}}
-            for rank in range(2, most + 1):
-                row[str((token + rank) % 128)] = {"logprob": -float(rank), "rank": rank, "decoded_token": "?"}
-            rows.append(row)
+        rows = [_row(token, most) for token in tokens]
         found.append(_text("logprobs", orjson.dumps(rows).decode()))
     return found
+
+
+def _row(token: int, most: int) -> dict[str, dict[str, Any]]:
+    row = {str(token): {"logprob": -0.25, "rank": 1, "decoded_token": "?"}}
+    for rank in range(2, most + 1):
+        row[str((token + rank) % 128)] = {"logprob": -float(rank), "rank": rank, "decoded_token": "?"}
+    return row

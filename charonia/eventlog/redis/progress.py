@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from charonia import keys
-from charonia.eventlog.port import ProgressPart
+from charonia.eventlog.port import ProgressPart, Reply
 
 from . import scripts
 from .commands import Commands
 from .server.transport import Argument, pack_pieces
 
 _MOST_PARTS = 1000
+_MOST_FIELDS = 4000
+"""Of an entry that a script appends: unpack() has a bounded stack."""
 _MOST_READ = 100
 
 
@@ -26,15 +28,30 @@ class Progress:
     async def append_progress(self, model: str, parts: Sequence[ProgressPart]) -> list[int]:
         lengths: list[int] = []
         for at in range(0, len(parts), _MOST_PARTS):
-            some = parts[at : at + _MOST_PARTS]
-            names = [keys.unsettled(model), keys.counters(model), keys.progress_index(model)]
-            arguments: list[Argument] = []
-            for part in some:
-                names.append(keys.progress(model, part.id))
-                arguments += (part.id, part.attempt, part.first_index, len(part.records), *part.records)
-            script = scripts.APPEND_PROGRESS
-            command = (b"EVALSHA", script.digest, len(names), *names, *arguments)
-            lengths += await self._commands.run(script, pack_pieces(command))
+            lengths += await self._append_some(model, parts[at : at + _MOST_PARTS], ())
+        return lengths
+
+    async def append_progress_and_replies(
+        self, model: str, parts: Sequence[ProgressPart], replies: Sequence[Reply]
+    ) -> tuple[list[int], bool]:
+        if not parts or not replies or len(parts) > _MOST_PARTS:
+            return await self.append_progress(model, parts), False
+        if any(len(reply.fields) > _MOST_FIELDS for reply in replies):
+            return await self.append_progress(model, parts), False
+        *lengths, sent = await self._append_some(model, parts, replies)
+        return lengths, bool(sent)
+
+    async def _append_some(self, model: str, parts: Sequence[ProgressPart], replies: Sequence[Reply]) -> list[int]:
+        names = [keys.unsettled(model), keys.counters(model), keys.progress_index(model)]
+        arguments: list[Argument] = []
+        for part in parts:
+            names.append(keys.progress(model, part.id))
+            arguments += (part.id, part.attempt, part.first_index, len(part.records), *part.records)
+        for reply in replies:
+            arguments += (reply.stream, len(reply.fields), *reply.fields)
+        script = scripts.APPEND_PROGRESS
+        command = (b"EVALSHA", script.digest, len(names), *names, *arguments)
+        lengths: list[int] = await self._commands.run(script, pack_pieces(command))
         return lengths
 
     async def progress(self, model: str, ids: Sequence[bytes]) -> list[list[bytes]]:

@@ -1,17 +1,21 @@
 #!lua
 -- Append to the progress of requests of one resumable model, each at its own place, unless it is settled or at a later
--- attempt: a lost executor's late records never enter. Refused when the server is out of memory: the model waits then.
+-- attempt: a lost executor's late records never enter. When all were taken, append entries of replies as well: they are
+-- never seen without the records. Refused when the server is out of memory: the model waits then.
 --
 -- KEYS[1] u:{m}        hash of unsettled requests in groups (see group_values.lua); read only
 -- KEYS[2] n:{m}        hash; `tk` says that requests of the model may have progress
 -- KEYS[3] tk:{m}       set of the ids that have progress; gets those that begin
 -- KEYS[4..] tk:{m}:<id> lists, one for each request; get the records
 --
--- ARGV: for each request its id, the attempt, the index of its first record, how many records, then the records
+-- ARGV: for each request its id, the attempt, the index of its first record, how many records, and the records; then
+-- for each entry of replies its stream r:<endpoint>, how many fields and values it has, and those. Streams are no KEYS:
+-- an executor may write them but not read them, and scripts need both rights for their KEYS.
 --
 -- Returns a number for each request: how many records it has now, less than was given when some before them are missing
 -- (then nothing was appended); -1 when it is settled, unknown or at a later attempt; -2 when the log has another record
--- at one of these places. Records that the log has already are not appended again.
+-- at one of these places. Records that the log has already are not appended again. With entries of replies there is
+-- one more number at the end: 1 when they were appended, 0 when not.
 
 local MOST = 4000 -- unpack() has a bounded stack
 
@@ -32,6 +36,7 @@ end
 
 local result, begun, at = {}, {}, 1
 local name, value
+local all = true
 for k = 4, #KEYS do
   local id, attempt, index, count = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local group = string.sub(id, 1, -2)
@@ -62,6 +67,9 @@ for k = 4, #KEYS do
     end
   end
   result[k - 3] = answer
+  if answer < index + count then
+    all = false
+  end
   at = at + 4 + count
 end
 if #begun > 0 then
@@ -69,5 +77,13 @@ if #begun > 0 then
   for from = 1, #begun, MOST do
     redis.call('SADD', KEYS[3], unpack(begun, from, math.min(from + MOST - 1, #begun)))
   end
+end
+if at <= #ARGV then
+  while all and at <= #ARGV do
+    local count = tonumber(ARGV[at + 1])
+    redis.call('XADD', ARGV[at], '*', unpack(ARGV, at + 2, at + 1 + count))
+    at = at + 2 + count
+  end
+  result[#result + 1] = all and 1 or 0
 end
 return result

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from charonia.backend import Backend, Format, InstanceSpec, Isolation, MemoryUse, Model, ModelSource, StreamingInstance
 from charonia.errors import InvalidArgument, Unsupported
 from charonia.generation.text_assets import digest_of
-from charonia.generation.text_tensors import INPUTS, OUTPUTS, TextTensor
+from charonia.generation.text_tensors import ENGINE_INPUTS, ENGINE_OUTPUTS, TextTensor
 from charonia.generation.tokenizer import Tokenizer
 from executors.backends.engine_families import OWNED
 from executors.backends.python.custom_metrics import CustomMetrics
@@ -150,11 +150,11 @@ def completed(written: pb.ModelConfig, adapters: Iterable[str] = ()) -> pb.Model
     done = pb.ModelConfig()
     done.CopyFrom(written)
     known = {item.name for item in done.input}
-    for tensor in INPUTS:
+    for tensor in ENGINE_INPUTS:
         if tensor.name not in known:
             done.input.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims, optional=tensor.optional)
     if not done.output:
-        for tensor in OUTPUTS:
+        for tensor in ENGINE_OUTPUTS:
             done.output.add(name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims)
     done.model_transaction_policy.decoupled = True
     if RESUMABLE not in done.parameters:
@@ -170,7 +170,7 @@ def _check(config: pb.ModelConfig) -> None:
         raise InvalidArgument(
             f"model '{config.name}': max_batch_size must be 0: requests that generate text share steps, not batches"
         )
-    for side, items, tensors in (("input", config.input, INPUTS), ("output", config.output, OUTPUTS)):
+    for side, items, tensors in (("input", config.input, ENGINE_INPUTS), ("output", config.output, ENGINE_OUTPUTS)):
         known = {tensor.name: tensor for tensor in tensors}
         for item in items:
             tensor = known.get(item.name)

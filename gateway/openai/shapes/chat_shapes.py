@@ -15,8 +15,18 @@ from charonia.generation.tool_calls import CallReader, ToolDelta
 
 from .api_errors import ApiError
 from .forced_calls import FREE, ToolCalls, ToolChoice, call_id, grammar_of, reader_of, tools_of
-from .sampling_fields import check_size, choices_of, flag, includes_usage, sampling_of, structure_of, text, whole
-from .text_answers import TextDelta, TextFold, TokenBytes, TokenLogprob, token_logprobs, usage
+from .sampling_fields import (
+    check_size,
+    choices_of,
+    flag,
+    includes_usage,
+    prompt_logprobs_of,
+    sampling_of,
+    structure_of,
+    text,
+    whole,
+)
+from .text_answers import TextDelta, TextFold, TokenBytes, TokenLogprob, prompt_logprobs, token_logprobs, usage
 
 MAX_MESSAGES = 2048
 MAX_TOP_LOGPROBS = 20
@@ -45,6 +55,8 @@ class ChatRequest:
     continue_final_message: bool = False
     template_arguments: dict[str, Any] = field(default_factory=dict)
     """Further names for the chat template (`chat_template_kwargs`)."""
+    prompt_logprobs: bool = False
+    """Whether the answer lists log probabilities of the prompt."""
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -69,6 +81,9 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
     top = (wanted or 0) if flag(body, "logprobs") else None
     if top is not None:
         sampling["logprobs"] = top
+    scored = prompt_logprobs_of(body, stream=stream)
+    if scored is not None:
+        sampling["prompt_logprobs"] = scored
     max_tokens = whole(body, "max_completion_tokens", 1, _MOST)
     if max_tokens is None:
         max_tokens = whole(body, "max_tokens", 1, _MOST)
@@ -86,6 +101,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         flag(body, "add_generation_prompt", not goes_on),
         goes_on,
         dict(arguments),
+        scored is not None,
     )
 
 
@@ -264,7 +280,10 @@ class ChatAnswer:
             logprobs = self._logprobs(choice.fold.tokens, choice.fold.logprobs)
             finish = self._finish(choice)
             choices.append({"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish})
-        return {**self._head("chat.completion"), "choices": choices, "usage": self.usage()}
+        more = {}
+        if self._request.prompt_logprobs:  # of a chat's one prompt, beside its choices, as vLLM has it
+            more["prompt_logprobs"] = prompt_logprobs(self.choices[0].fold.prompt_logprobs or (), self._bytes_of)
+        return {**self._head("chat.completion"), "choices": choices, "usage": self.usage(), **more}
 
     # -- both ----------------------------------------------------------------------------------------------------------
 

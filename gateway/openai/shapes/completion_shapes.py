@@ -15,18 +15,22 @@ from .sampling_fields import (
     choices_of,
     flag,
     includes_usage,
+    prompt_logprobs_of,
     sampling_of,
     structure_of,
     text,
     token_ids,
     whole,
 )
-from .text_answers import TextDelta, TextFold, TokenBytes, token_logprobs, usage
+from .text_answers import TextDelta, TextFold, TokenBytes, prompt_logprobs, token_logprobs, usage
 
 MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
+
+_UNKNOWN: Mapping[str, Any] = {"logprob": 0.0, "rank": 1}
+"""Stands for the first token of a prompt, which has no probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,10 @@ class CompletionRequest:
     logprobs: int | None = None
     echo: bool = False
     add_special_tokens: bool = True
+    prompt_logprobs: int | None = None
+    """The candidates for each token of the prompts that the answer lists; None: it does not."""
+    only_prompt: bool = False
+    """`echo` with `max_tokens` 0: the model has to give a token, which is left out of the answer."""
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
@@ -62,20 +70,23 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     if count * len(prompts) > MAX_CHOICES:
         raise ApiError(f"'prompt' and 'n' ask for {count * len(prompts)} texts, the bound is {MAX_CHOICES}", param="n")
     echo = flag(body, "echo")
-    if echo and logprobs is not None:
-        raise ApiError("'echo' with 'logprobs' is not supported: prompts have no log probabilities", param="echo")
-    max_tokens = whole(body, "max_tokens", 1, 2**31 - 1)
+    scored = prompt_logprobs_of(body, stream=stream)
+    if scored is not None or (echo and logprobs is not None):
+        sampling["prompt_logprobs"] = logprobs if scored is None else scored
+    max_tokens = whole(body, "max_tokens", 0 if echo else 1, 2**31 - 1)
     return CompletionRequest(
         model,
         prompts,
         sampling,
         count,
-        DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens,
+        DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens or 1,
         stream,
         includes_usage(body, stream=stream),
         logprobs,
         echo,
         flag(body, "add_special_tokens", True),
+        scored,
+        max_tokens == 0,
     )
 
 
@@ -102,10 +113,14 @@ class _Choice:
     fold: TextFold = field(default_factory=TextFold)
     offset: int = 0
     """Characters before the next token, of prompt and text."""
+    begun: bool = False
 
 
 class CompletionAnswer:
-    """Writes the answer to a completion, as chunks or whole. `prompts` are the texts of `echo`, one for each prompt."""
+    """Writes the answer to a completion, as chunks or whole.
+
+    `prompts` are the texts of `echo`, one for each prompt, and `prompt_ids` their tokens, where they are known.
+    """
 
     def __init__(
         self,
@@ -114,25 +129,33 @@ class CompletionAnswer:
         created_s: int,
         bytes_of: TokenBytes | None = None,
         prompts: Sequence[str] = (),
+        prompt_ids: Sequence[Sequence[int]] = (),
     ) -> None:
         self.id = answer_id
         self._request = request
         self._created_s = created_s
         self._bytes_of = bytes_of
         self._prompts = prompts
+        self._prompt_ids = prompt_ids
+        self._echoes_logprobs = request.echo and request.logprobs is not None
         self.choices = [_Choice() for _ in range(request.count * len(request.prompts))]
         self.prompt_tokens = 0
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """The chunks before any text: the prompts, where they are to be repeated."""
         for index in range(len(self.choices)):
-            if self._request.echo:
+            if self._request.echo and not self._echoes_logprobs:
                 yield self._chunk(index, self._prompt(index), None, None)
 
     def chunks(self, index: int, delta: TextDelta) -> Iterator[dict[str, Any]]:
         """The chunk of a delta of a choice; the last one has its finish reason."""
         choice = self.choices[index]
         choice.fold.add(delta)
+        if self._echoes_logprobs and not choice.begun:
+            yield self._chunk(index, self._prompt(index), self._prompt_logprobs(index), None)
+        choice.begun = True
+        if self._request.only_prompt:
+            delta = TextDelta("", finish=delta.finish)
         logprobs = self._logprobs(choice, delta.tokens, delta.logprobs)
         if delta.text or delta.finish or logprobs is not None:
             yield self._chunk(index, delta.text, logprobs, delta.finish or None)
@@ -150,16 +173,23 @@ class CompletionAnswer:
         choices = []
         for index, choice in enumerate(self.choices):
             fold = choice.fold
-            logprobs = self._logprobs(choice, fold.tokens, fold.logprobs)
-            whole_text = self._prompt(index) + fold.text if self._request.echo else fold.text
-            choices.append(
-                {"index": index, "text": whole_text, "logprobs": logprobs, "finish_reason": fold.finish or "stop"}
-            )
+            before = self._prompt_logprobs(index) if self._echoes_logprobs else None
+            left_out = self._request.only_prompt
+            logprobs = self._logprobs(choice, *(((), ()) if left_out else (fold.tokens, fold.logprobs)))
+            if before is not None and logprobs is not None:
+                logprobs = {name: [*before[name], *values] for name, values in logprobs.items()}
+            own_text = "" if left_out else fold.text
+            whole_text = self._prompt(index) + own_text if self._request.echo else own_text
+            document = {"index": index, "text": whole_text, "logprobs": logprobs}
+            document["finish_reason"] = fold.finish or "stop"
+            if self._request.prompt_logprobs is not None:
+                document["prompt_logprobs"] = prompt_logprobs(fold.prompt_logprobs or (), self._bytes_of)
+            choices.append(document)
         return {**self._head(), "choices": choices, "usage": self.usage()}
 
     @property
     def completion_tokens(self) -> int:
-        return sum(choice.fold.count for choice in self.choices)
+        return 0 if self._request.only_prompt else sum(choice.fold.count for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
         firsts = self.choices[:: self._request.count]
@@ -183,6 +213,16 @@ class CompletionAnswer:
         choice = {"index": index, "text": new_text, "logprobs": logprobs, "finish_reason": finish}
         more = {"usage": None} if self._request.include_usage else {}
         return {**self._head(), "choices": [choice], **more}
+
+    def _prompt_logprobs(self, index: int) -> dict[str, list[Any]]:
+        """The members of `logprobs` for the tokens of a choice's prompt, whose first one has no probability."""
+        choice = self.choices[index]
+        rows = choice.fold.prompt_logprobs or ()
+        ids = self._prompt_ids[index // self._request.count]
+        found = self._logprobs(choice, ids, [{str(ids[0]): _UNKNOWN}, *(row or {} for row in rows[1:])])
+        assert found is not None
+        found["token_logprobs"][:1] = found["top_logprobs"][:1] = [None]
+        return found
 
     def _logprobs(
         self, choice: _Choice, tokens: Sequence[int], rows: Sequence[Mapping[str, Mapping[str, Any]]]

@@ -38,6 +38,7 @@ _WHOLE: Mapping[str, tuple[int, int]] = {
     "seed": (-(2**63), 2**63 - 1),
 }
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+MAX_PROMPT_LOGPROBS = 20
 _STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -95,6 +96,14 @@ def includes_usage(body: Mapping[str, Any], *, stream: bool) -> bool:
     if not isinstance(options, Mapping):
         raise ApiError("'stream_options' must be an object", param="stream_options")
     return flag(options, "include_usage")
+
+
+def prompt_logprobs_of(body: Mapping[str, Any], *, stream: bool) -> int | None:
+    """vLLM's `prompt_logprobs`: how many candidates for each token of the prompt. Raises `ApiError`."""
+    count = whole(body, "prompt_logprobs", 0, MAX_PROMPT_LOGPROBS)
+    if count is not None and stream:
+        raise ApiError("'prompt_logprobs' is not available when 'stream' is true", param="prompt_logprobs")
+    return count
 
 
 def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:

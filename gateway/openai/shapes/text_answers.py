@@ -19,6 +19,9 @@ _UNFINISHED = ("null", "None", "")
 """Finish reasons of models while a text goes on: JSON's and Python's word, which Triton's vLLM backend writes."""
 
 
+PromptRow = Mapping[str, Mapping[str, Any]] | None
+
+
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """What one response adds: text, its tokens, and why the text ended ("" while it goes on).
@@ -33,6 +36,8 @@ class TextDelta:
     finish: str = ""
     prompt_tokens: int | None = None
     logprobs: tuple[Mapping[str, Mapping[str, Any]], ...] = ()
+    prompt_logprobs: Sequence[PromptRow] | None = None
+    """Of the first delta, if asked for: candidates for each token of the prompt, itself first; None for the first."""
 
 
 def read_delta(response: InferenceResponse) -> TextDelta:
@@ -48,8 +53,11 @@ def read_delta(response: InferenceResponse) -> TextDelta:
     for element in _elements(tensors.get("logprobs")):
         found = orjson.loads(element) if element and element != b"null" else None
         rows += found if isinstance(found, list) else [found] if isinstance(found, dict) and found else []
+    scored = next(iter(_elements(tensors.get("prompt_logprobs"))), b"")
+    prompt_rows = orjson.loads(scored) if scored else None
     return TextDelta(
-        text, tokens, sum(counted) if counted else len(tokens), finish, prompt[0] if prompt else None, tuple(rows)
+        *(text, tokens, sum(counted) if counted else len(tokens), finish),
+        *(prompt[0] if prompt else None, tuple(rows), prompt_rows),
     )
 
 
@@ -71,6 +79,7 @@ class TextFold:
     count: int = 0
     finish: str = ""
     prompt_tokens: int | None = None
+    prompt_logprobs: Sequence[PromptRow] | None = None
 
     def add(self, delta: TextDelta) -> None:
         self.parts.append(delta.text)
@@ -80,6 +89,8 @@ class TextFold:
         self.finish = delta.finish or self.finish
         if delta.prompt_tokens is not None:
             self.prompt_tokens = delta.prompt_tokens
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
 
     @property
     def text(self) -> str:
@@ -130,6 +141,23 @@ def token_logprobs(
         candidates = tuple((text, raw, logprob) for _, text, raw, logprob in entries[:most])
         found.append(TokenLogprob(text, raw, logprob, candidates))
     return found
+
+
+def prompt_logprobs(rows: Sequence[PromptRow], bytes_of: TokenBytes | None) -> list[dict[str, Any] | None]:
+    """The member `prompt_logprobs` of an answer, in vLLM's form."""
+    return [
+        None
+        if row is None
+        else {
+            name: {
+                "logprob": _finite(entry["logprob"]),
+                "rank": entry.get("rank"),
+                "decoded_token": _text(name, entry, bytes_of)[0],
+            }
+            for name, entry in row.items()
+        }
+        for row in rows
+    ]
 
 
 _LEAST = -9999.0

@@ -1,7 +1,8 @@
 """Answers one line of a batch: its requests become jobs at the lowest priority level, and their answer a line's result.
 
 A job's idempotency key is made of batch and line, and so is the seed of a line that has none: a gateway that takes a
-batch over asks for the same jobs. `batch_runs` says which lines, `batch_lines` how results are written.
+batch over asks for the same jobs. Texts of a resumable model are asked for in parts, so that a line goes on where it
+was when its executor dies. `batch_runs` says which lines, `batch_lines` how results are written.
 """
 
 from __future__ import annotations
@@ -13,18 +14,29 @@ from dataclasses import replace
 from typing import Any
 
 from charonia.clock import monotonic_ns
-from charonia.errors import CANCELLED, Cancelled, CharoniaError, InternalError, NotFound, ResourceExhausted, Unavailable
+from charonia.errors import (
+    CANCELLED,
+    Cancelled,
+    CharoniaError,
+    InternalError,
+    NotFound,
+    ResourceExhausted,
+    StreamInterrupted,
+    Unavailable,
+)
+from charonia.generation.text_tensors import STREAM_INTERVAL
 from charonia.inference import InferenceRequest, InferenceResponse
 from gateway.handler import Handler
 from gateway.openai.embedding_routes import EmbeddingEndpoint
 from gateway.openai.shapes.api_errors import MODEL_NOT_FOUND, ApiError, Failure, error_document, status_of
 from gateway.openai.shapes.text_answers import read_delta
 from gateway.openai.text_routes import Prepared, TextEndpoints
+from gateway.openai.text_serving import keep_progress
 from gateway.requests.delivery import DeliveryOptions
 
 from .batch_lines import BatchLine, LineResult, seed_of
 from .batch_runs import BatchRun
-from .response_requests import read_response_request
+from .response_requests import ResponseRequest, read_response_request
 from .response_routes import PREFIX, StoredResponses
 
 LOWEST_LEVEL = 2**31 - 1
@@ -33,6 +45,10 @@ _PATIENCE_S = 60.0
 """How long a batch waits for its model: a server that starts again loads its models first."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _WAIT_S = 30.0
+_INTERVAL = 32
+"""Tokens of a part. The job of a line keeps its parts, and no client waits for them: a part of one token would be six
+times as many bytes in the log, and writes in each step. An executor that dies takes a second of work at most along.
+"""
 
 logger = logging.getLogger("charonia.gateway.openai")
 
@@ -118,7 +134,19 @@ class ModelLines:
         self, run: BatchRun, line: BatchLine, index: int, request: InferenceRequest, jobs: list[str]
     ) -> Sequence[InferenceResponse]:
         request.priority = LOWEST_LEVEL
-        receipt = await self._handler.submit_job(request, _options(run, line, index))
+        whole = replace(request, inputs=list(request.inputs))
+        _in_parts(request)
+        try:
+            return await self._asked(run, request, _options(run, line, index), jobs)
+        except _Ended as ended:
+            if not ended.is_interrupted:
+                raise
+        return await self._asked(run, whole, _options(run, line, index, again=True), jobs)
+
+    async def _asked(
+        self, run: BatchRun, request: InferenceRequest, options: DeliveryOptions, jobs: list[str]
+    ) -> Sequence[InferenceResponse]:
+        receipt = await self._handler.submit_job(request, options)
         jobs.append(receipt.id)
         return await self._result(run, receipt.id)
 
@@ -143,16 +171,30 @@ class ModelLines:
 
     async def _response(self, run: BatchRun, line: BatchLine, body: dict[str, Any]) -> tuple[dict[str, Any], str]:
         request = read_response_request({**body, "background": False, "stream": False})
-        prepared = await self._responses.prepare(request, run.caller)
-        options = _options(run, line, 0)
-        job_id, _ = await self._responses.submit(request, prepared, options, priority=LOWEST_LEVEL)
-        run.jobs[line.number] = [job_id]
-        await self._result(run, job_id)
+        try:
+            job_id = await self._response_job(run, line, request)
+        except _Ended as ended:
+            if not ended.is_interrupted:
+                raise
+            job_id = await self._response_job(run, line, request, again=True)
         stored = await self._responses.find(PREFIX + job_id, run.caller)
         document = await self._responses.ended(stored, run.caller)
         if not request.store:
             await self._responses.delete(stored, run.caller)
         return document, job_id
+
+    async def _response_job(
+        self, run: BatchRun, line: BatchLine, request: ResponseRequest, *, again: bool = False
+    ) -> str:
+        """The id of the job of a response, once it has ended. Raises as `_result`."""
+        prepared = await self._responses.prepare(request, run.caller)
+        if not again:
+            _in_parts(prepared.requests[0])
+        options = _options(run, line, 0, again=again)
+        job_id, _ = await self._responses.submit(request, prepared, options, priority=LOWEST_LEVEL)
+        run.jobs.setdefault(line.number, []).append(job_id)
+        await self._result(run, job_id)
+        return job_id
 
 
 class _Ended(Exception):
@@ -163,9 +205,23 @@ class _Ended(Exception):
         self.error = error
         self.job_id = job_id
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether its text could not be continued. No client has seen its parts, so another text is as good."""
+        return self.error.message.startswith(StreamInterrupted.PREFIX)
 
-def _options(run: BatchRun, line: BatchLine, index: int) -> DeliveryOptions:
-    key = f"{run.state.id}:{line.number}:{index}"
+
+def _in_parts(request: InferenceRequest) -> None:
+    """Have a model that goes on with a text answer in parts. One whose parts are single tokens answers whole: the log
+    would have to keep each.
+    """
+    interface = request.served.interface if request.served is not None else None
+    if interface is not None and interface.resumable and STREAM_INTERVAL.name in interface.inputs:
+        keep_progress(request, _INTERVAL)
+
+
+def _options(run: BatchRun, line: BatchLine, index: int, *, again: bool = False) -> DeliveryOptions:
+    key = f"{run.state.id}:{line.number}:{index}{':again' if again else ''}"
     return replace(DeliveryOptions(caller=run.caller), idempotency_key=key)
 
 

@@ -218,6 +218,18 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         work = self._of(model)
         return [work.append_progress(part) for part in parts]
 
+    async def append_progress_and_replies(
+        self, model: str, parts: Sequence[ProgressPart], replies: Sequence[Reply]
+    ) -> tuple[list[int], bool]:
+        lengths = await self.append_progress(model, parts)
+        if not parts or not all(
+            n >= part.first_index + len(part.records) for n, part in zip(lengths, parts, strict=True)
+        ):
+            return lengths, False
+        for reply in replies:
+            await self.append(reply.stream, reply.fields)
+        return lengths, bool(replies)
+
     async def progress(self, model: str, ids: Sequence[bytes]) -> list[list[bytes]]:
         requests = self._of(model).requests
         return [list(requests[one].progress) if one in requests else [] for one in ids]

@@ -243,3 +243,12 @@ def test_token_ids_are_compared_with_the_vocabulary(name: str) -> None:
     check_vocabulary(found, 10)
     with pytest.raises(InvalidArgument, match=f"{name} contains token id 9, .* the model has 9 tokens"):
         check_vocabulary(found, 9)
+
+
+def test_log_probabilities_of_prompts_have_a_bound() -> None:
+    """By candidates, the token itself among them."""
+    asked = {"prompt_logprobs": 7}
+    found = parse_sampling(asked, context=10_000, prompt_tokens=4096, seed=lambda: 1)
+    assert found.prompt_logprobs == 7
+    with pytest.raises(InvalidArgument, match="prompt_logprobs=7 of 4097 tokens are more than 32768 candidates"):
+        parse_sampling(asked, context=10_000, prompt_tokens=4097, seed=lambda: 1)

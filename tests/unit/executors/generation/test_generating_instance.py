@@ -76,6 +76,53 @@ async def test_a_stream_has_a_response_for_each_step() -> None:
         assert instance.open == 0
 
 
+async def test_a_stream_in_parts_of_several_tokens() -> None:
+    stub = decoder()
+    gate = Gate(stub)
+    async with serving(make_engine(stub)) as instance:
+        wanted = {"return_num_output_tokens": True, "stream_interval": 3}
+        call = Call(model_request("hello", ignore_eos=True, inputs=wanted)).start(instance)
+        for parts in (1, 2):
+            gate.open(3)
+            await call.until(parts)
+        gate.open(2)
+        await call.end()
+        assert call.values("num_output_tokens") == [3, 3, 2]
+        gate.open(100)
+        single = await ask(instance, "hello", ignore_eos=True)
+        assert call.text == single.text
+        # parts that an earlier attempt gave are given again, and the next one begins after them
+        given = [call.responses[0].progress]
+        again = await ask(instance, "hello", ignore_eos=True, inputs=wanted, progress=given)
+        assert again.values("num_output_tokens")[0] == 3
+        assert again.text == single.text
+        refused = await ask(instance, "hello", inputs={"stream_interval": 0})
+        assert isinstance(refused.error, InvalidArgument)
+        assert refused.error.message == "'stream_interval' must be an integer of at least 1"
+
+
+async def test_log_probabilities_of_a_prompt() -> None:
+    """In the first response, and again where another attempt gives that one again."""
+    async with serving() as instance:
+        inputs = {"return_prompt_logprobs": True, "return_token_ids": True}
+        call = await ask(instance, "hello", ignore_eos=True, prompt_logprobs=2, inputs=inputs)
+        first, *rest = call.values("prompt_logprobs")
+        assert set(rest) <= {"null"}
+        rows = json.loads(first)
+        prompt = TOKENIZER.encode("hello", special=True)
+        assert rows[0] is None
+        assert [next(iter(row)) for row in rows[1:]] == [str(token) for token in prompt[1:]]
+        assert all(2 <= len(row) <= 3 for row in rows[1:])
+        assert set(rows[1][str(prompt[1])]) == {"logprob", "rank", "decoded_token"}
+        if call.responses[0].progress:
+            given = [call.responses[0].progress]
+            again = await ask(instance, "hello", ignore_eos=True, prompt_logprobs=2, inputs=inputs, progress=given)
+            assert values(again.responses[0]) == values(call.responses[0])
+            assert set(again.values("prompt_logprobs")[1:]) <= {"null"}
+        without = await ask(instance, "hello", prompt_logprobs=2, inputs={"return_token_ids": True})
+        assert names(without.responses[0]) == ["text_output", "token_ids"]
+
+
 async def test_responses_of_a_step_are_sent_together() -> None:
     """Where the stream can hold them; here both calls have one connection, as in a process of the model's own."""
     sent: list[list[Call]] = []

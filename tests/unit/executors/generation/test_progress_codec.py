@@ -15,6 +15,7 @@ progress = st.builds(
     st.none() | st.integers(-(2**63), 2**63 - 1),
     st.none() | st.floats(allow_nan=False),
     st.none() | st.binary(min_size=1, max_size=40),
+    st.none() | st.binary(max_size=40),
 )
 
 
@@ -35,5 +36,9 @@ def test_other_bytes_are_refused_or_mean_something(data: bytes) -> None:
 def test_its_bytes_are_these_in_every_release() -> None:
     packed = pack_progress(ResponseProgress((1, 258), -2, 0.5, b"[]"))
     assert packed.hex() == "0702000000feffffffffffffff000000000000e03f01000000020100005b5d"
+    packed = pack_progress(ResponseProgress((1,), None, None, b"[]", b"null"))
+    assert packed.hex() == "0c0100000001000000040000006e756c6c5b5d"
+    with pytest.raises(InvalidArgument, match="another length"):
+        unpack_progress(pack_progress(ResponseProgress((1,), prompt_candidates=b"null"))[:-1])
     with pytest.raises(InvalidArgument, match="another length"):
         unpack_progress(packed[:-2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from stub_decoder import StubDecoder
 
 from charonia.errors import CharoniaError, InvalidArgument
 from executors.generation.engine import GenerationRequest, StepInput
+from executors.generation.token_engine import TokenEngine
 
 
 def decoder(**more: int) -> StubDecoder:
@@ -67,6 +69,76 @@ def test_a_request_goes_on_after_what_was_emitted(temperature: float) -> None:
         assert [[one.token for one in each] for each in rest.logprobs] == [
             [one.token for one in each] for each in whole.logprobs[count:]
         ]
+
+
+def prompt_logprobs_of(engine: TokenEngine, requests: list[GenerationRequest]) -> dict[bytes, Any]:
+    """Of each request what its event with the first token says; no other says something."""
+    found: dict[bytes, Any] = {}
+    for request in requests:
+        engine.admit(request)
+    while engine.load().running + engine.load().waiting:
+        for event in engine.step():
+            assert event.error is None
+            assert event.prompt_logprobs is None or not event.index
+            found.setdefault(event.key, event.prompt_logprobs)
+    return found
+
+
+@pytest.mark.parametrize("budget", [200, 9])
+def test_tokens_of_prompts_have_the_probabilities_of_next_tokens(budget: int) -> None:
+    """Whatever is computed with them, in chunks, and where the cache has their beginning."""
+    shared = "the quick brown fox "
+    vocabulary = decoder().vocabulary
+    engine = make_engine(max_num_seqs=4, max_num_batched_tokens=budget, long_prefill_tokens=8)
+    run_all(engine, [make_request("before", shared)])
+    prompts = [TOKENIZER.encode(shared + "ab"[number % 2] * number, special=True) for number in range(5)]
+    requests = [make_request(f"r{number}", prompt, prompt_logprobs=2) for number, prompt in enumerate(prompts)]
+    found = prompt_logprobs_of(engine, requests)
+    for number, prompt in enumerate(prompts):
+        rows = found[f"r{number}".encode()]
+        assert [row[0].token for row in rows] == list(prompt[1:])
+        for at in (1, 7, len(prompt) - 1):
+            all_of = run_alone(make_request("a", prompt[:at], max_tokens=1, logprobs=vocabulary)).logprobs[0]
+            by_rank = {one.token: one for one in all_of}
+            assert rows[at - 1][0] == by_rank[prompt[at]]
+            assert {one.token for one in rows[at - 1]} >= {one.token for one in all_of if one.rank <= 2}
+
+
+def test_a_prompt_is_scored_once_although_its_request_is_preempted() -> None:
+    low = make_request("low", "a prompt of some length", prompt_logprobs=1, priority=2)
+    alone = prompt_logprobs_of(make_engine(), [low])[b"low"]
+    engine = make_engine(max_num_seqs=1, max_num_batched_tokens=6)
+    engine.admit(low)
+    for _ in range(2):
+        assert engine.step() == []
+    rows = prompt_logprobs_of(engine, [make_request("high", "first", priority=1)])[b"low"]
+    assert engine.counters.preemptions == 1
+    assert rows == alone
+
+
+def test_prompts_of_texts_that_go_on_are_not_scored_again() -> None:
+    request = make_request("a", "hello there", prompt_logprobs=1, emitted=[5, 6])
+    engine = make_engine()
+    engine.admit(request)
+    while engine.load().running + engine.load().waiting:
+        assert all(event.prompt_logprobs is None for event in engine.step())
+
+
+def test_a_prompt_with_logits_that_are_no_numbers_fails_alone() -> None:
+    stub = decoder()
+    usual = stub.step
+
+    def step(step: StepInput) -> Any:
+        logits = usual(step)
+        if len(step.sampled) > 2:
+            logits[2:] = np.nan
+        return logits
+
+    stub.step = step  # type: ignore[method-assign]
+    engine = make_engine(stub)
+    answers = run_all(engine, [make_request("a", "hello", prompt_logprobs=1), make_request("b", "there")])
+    assert isinstance(answers["a"].error, CharoniaError)
+    assert answers["b"].finish == "length"
 
 
 def test_events_have_the_index_of_their_token() -> None:

@@ -88,7 +88,7 @@ class World:
     async def flush(self) -> set[int]:
         outgoing, self.writer.all = self.writer.all, []
         batches, sent = {self.streamed: self.submitted}, {self.streamed: outgoing}
-        fenced, otherwise = await append_progress(self.log, batches, sent)
+        fenced, otherwise, _ = await append_progress(self.log, batches, sent)
         assert not otherwise
         return fenced.get(self.streamed, set())
 

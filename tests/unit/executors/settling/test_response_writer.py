@@ -9,11 +9,20 @@ import numpy as np
 import pytest
 from memory_log.log import MemoryLog
 
+from charonia import keys
 from charonia.backend import ModelRequest, ModelResponse
-from charonia.eventlog.port import Limits, ProgressPart
+from charonia.eventlog.port import Limits, ProgressPart, Reply
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Buffer, Tensor
-from charonia.wire import BatchHeader, RequestRecord, pack_request, request_meta, unpack_request, unpack_response
+from charonia.wire import (
+    BatchHeader,
+    RequestRecord,
+    pack_request,
+    records_of,
+    request_meta,
+    unpack_request,
+    unpack_response,
+)
 from executors.batches.assembly import Planner, groups
 from executors.batches.batch_results import Executed
 from executors.batches.execution import Batch
@@ -131,6 +140,55 @@ async def test_a_request_with_other_progress_in_the_log_is_interrupted(log: Memo
     assert world.sent == [(first, 0)]
     assert world.over == 1
     assert await log.progress("m", [second]) == [[b"other"]]
+
+
+class CountingLog(MemoryLog):
+    """Counts the calls that write progress alone, and those that may have replies with it."""
+
+    alone = together = 0
+
+    async def append_progress(self, model: str, parts: Sequence[ProgressPart]) -> list[int]:
+        self.alone += 1
+        return await super().append_progress(model, parts)
+
+    async def append_progress_and_replies(
+        self, model: str, parts: Sequence[ProgressPart], replies: Sequence[Reply]
+    ) -> tuple[list[int], bool]:
+        self.together += 1
+        self.alone -= 1  # which it calls
+        return await super().append_progress_and_replies(model, parts, replies)
+
+    async def seen(self) -> list[tuple[bytes, int]]:
+        """The responses that the gateway was sent, by id and index."""
+        entries = await self.range(keys.replies("gw"))
+        found = [unpack_response(bytes(one)) for entry in entries for one in records_of(entry.fields)]
+        return [(one.id, one.place[1]) for one in found if one.place is not None]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_responses_of_a_step_go_with_their_progress(refused: bool) -> None:
+    """In one call, unless something of it is refused: what is left then leaves alone."""
+    log = CountingLog()
+    await log.accept("m", 0, 0, [(record(n).id, 1) for n in range(2)], [b"r", b"x"], Limits())
+    world = Written(log)
+    first, second = [one.id for one in world.records]
+    for index in range(2):
+        world.run.send(index, given(b"a"), final=False)
+    await world.written()
+    assert (log.alone, log.together) == (1, 0), "the owner hears of first responses before they are seen"
+    if refused:
+        assert await log.settle("m", [(second, 1)], None, []) == [True]
+    for index in range(2):
+        world.run.send(index, given(b"b"), final=False)
+    await world.written()
+    assert (log.alone, log.together) == (1, 1)
+    assert await log.seen() == [(first, 0), (second, 0), (first, 1), *([] if refused else [(second, 1)])]
+    assert (await log.progress("m", [first]))[0] == [b"a", b"b"]
+    world.run.send(0, given(b"c"), final=False)
+    world.run.send(1, None, final=True)
+    await world.written()
+    assert log.together == 1, "an end is written with its settlement"
+    assert (await log.seen() + world.sent)[-1] == (first, 2)
 
 
 class StuckLog(MemoryLog):

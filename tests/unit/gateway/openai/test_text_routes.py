@@ -295,10 +295,81 @@ async def test_wrong_fields_are_named(
     assert not handler.requests
 
 
-async def test_suffix_and_prompt_logprobs_are_refused(client: httpx2.AsyncClient) -> None:
+async def test_echo_with_log_probabilities(client: httpx2.AsyncClient) -> None:
+    body = {"model": "says", "prompt": ["say a.", "say bb."], "echo": True, "logprobs": 2, "n": 2}
+    choices = (await client.post(COMPLETIONS, json=body)).json()["choices"]
+    assert [choice["text"] for choice in choices] == ["say a.a", "say a.a", "say bb.bb", "say bb.bb"]
+    found = choices[2]["logprobs"]
+    assert found["tokens"] == list("say bb.bb")
+    assert found["token_logprobs"] == [None, *[-0.25] * 8]
+    assert found["top_logprobs"][:2] == [None, {"a": -0.25, "c": -2.0}]
+    assert found["text_offset"] == list(range(9))
+    assert "prompt_logprobs" not in choices[0]
+    streamed = await events(client, COMPLETIONS, body)
+    for index, choice in enumerate(choices):
+        parts = [c["choices"][0] for c in streamed if c["choices"][0]["index"] == index]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [one for part in parts if part["logprobs"] for one in part["logprobs"]["token_logprobs"]] == choice[
+            "logprobs"
+        ]["token_logprobs"]
+        offsets = [one for part in parts if part["logprobs"] for one in part["logprobs"]["text_offset"]]
+        assert offsets == choice["logprobs"]["text_offset"]
+
+
+async def test_a_prompt_is_scored_without_a_text(client: httpx2.AsyncClient, handler: Any) -> None:
+    body = {"model": "says", "prompt": "say bb.", "echo": True, "logprobs": 1, "max_tokens": 0}
+    document = (await client.post(COMPLETIONS, json=body)).json()
+    (choice,) = document["choices"]
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("say bb.", list("say bb."))
+    assert (document["usage"]["prompt_tokens"], document["usage"]["completion_tokens"]) == (7, 0)
+    streamed = await events(client, COMPLETIONS, body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == "say bb."
+    sampling = next(tensor for tensor in handler.requests[-1].inputs if tensor.name == "sampling_parameters")
+    assert b'"max_tokens":1' in bytes(sampling.data)
+    reply = await client.post(COMPLETIONS, json={**body, "echo": False})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_log_probabilities_of_prompts_in_the_form_of_vllm(client: httpx2.AsyncClient) -> None:
+    body = {"model": "says", "prompt": "say b.", "prompt_logprobs": 2}
+    (choice,) = (await client.post(COMPLETIONS, json=body)).json()["choices"]
+    assert choice["logprobs"] is None
+    rows = choice["prompt_logprobs"]
+    assert rows[0] is None
+    assert rows[1] == {
+        str(ord("a")): {"logprob": -0.25, "rank": 1, "decoded_token": "a"},
+        str(ord("c")): {"logprob": -2.0, "rank": 2, "decoded_token": "c"},
+    }
+    assert len(rows) == len("say b.")
+    document = (await client.post(CHAT, json=chat("say b.", prompt_logprobs=0))).json()
+    assert len(document["prompt_logprobs"]) == document["usage"]["prompt_tokens"]
+    for path, more in ((COMPLETIONS, {"prompt": "x"}), (CHAT, chat("x"))):
+        for wrong in ({"prompt_logprobs": 21}, {"prompt_logprobs": 1, "stream": True}):
+            reply = await client.post(path, json={"model": "says", **more, **wrong})
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "prompt_logprobs")
+
+
+async def test_a_model_that_does_not_score_prompts(client: httpx2.AsyncClient, handler: Any) -> None:
+    known = handler.models["says"]
+    handler.models["says"] = replace(
+        known, inputs={name: one for name, one in known.inputs.items() if name != "return_prompt_logprobs"}
+    )
+    for path, body, param in (
+        (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
+        (COMPLETIONS, {"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+        (CHAT, chat("x", prompt_logprobs=1), "prompt_logprobs"),
+        (COMPLETIONS, {"model": "plain", "prompt": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
+    ):
+        reply = await client.post(path, json={"model": "says", **body})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"], error["code"]) == (400, param, "unsupported_parameter")
+        assert "gives no log probabilities of prompts" in error["message"]
+    assert not handler.requests
+
+
+async def test_suffix_and_other_best_ones_are_refused(client: httpx2.AsyncClient) -> None:
     for more, param in (
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"best_of": 2}, "best_of"),
     ):
         reply = await client.post(COMPLETIONS, json={"model": "says", "prompt": "x", **more})

@@ -11,7 +11,7 @@ from gguf_files import write_gguf
 
 from charonia.backend import InstanceSpec, ModelSource
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFound, Unsupported
-from charonia.generation.text_tensors import INPUTS, OUTPUTS
+from charonia.generation.text_tensors import ENGINE_INPUTS, ENGINE_OUTPUTS
 from charonia.models.interface import ModelInterface
 from executors.backends.llm import LlmBackend
 from executors.backends.llm.language_model import adapter_directories, added_adapters, find_model
@@ -36,8 +36,8 @@ def spec(**parameters: str) -> InstanceSpec:
 
 def test_tensors_are_filled_in() -> None:
     done = completed(config())
-    assert [item.name for item in done.input] == [tensor.name for tensor in INPUTS]
-    assert [item.name for item in done.output] == [tensor.name for tensor in OUTPUTS]
+    assert [item.name for item in done.input] == [tensor.name for tensor in ENGINE_INPUTS]
+    assert [item.name for item in done.output] == [tensor.name for tensor in ENGINE_OUTPUTS]
     assert all(item.optional for item in done.input)
     assert done.model_transaction_policy.decoupled
     assert done.parameters["charonia.resumable"].string_value == "true"

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from charonia.datatypes import DataType
 from charonia.errors import Cancelled, InternalError, NotFound, ResourceExhausted, Unavailable
 from charonia.facts.jobs import JobState
 from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.models.interface import ModelInterface, TensorSpec
+from charonia.tensors import Tensor
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.openai.stored import line_calls
 from gateway.openai.stored.batch_facts import BatchState, Counts
@@ -208,3 +211,52 @@ async def test_a_line_that_nobody_foresaw_has_an_error() -> None:
 
     result = await lines_of(Handler(), Broken()).run(run_of(), LINE)
     assert (result.status, result.body and result.body["error"]["message"]) == (500, "internal server error")
+
+
+class _Keeping(Handler):
+    """Keeps the tensors of each request."""
+
+    def __init__(self, *ends: Any) -> None:
+        super().__init__(*ends)
+        self.inputs: list[dict[str, Any]] = []
+
+    async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> Any:
+        self.inputs.append({tensor.name: tensor.array().tolist() for tensor in request.inputs})
+        return await super().submit_job(request, options)
+
+
+class _Resumable(Texts):
+    """Its one request is for a model that goes on with texts."""
+
+    def __init__(self, *names: str, resumable: str = "true") -> None:
+        super().__init__()
+        inputs = {name: TensorSpec(name, DataType.INT32, (1,)) for name in names}
+        parameters = {"charonia.resumable": resumable}
+        self.interface = ModelInterface("m", "llm", "", 0, inputs, {}, decoupled=True, parameters=parameters)
+
+    async def prepare_chat(self, body: dict[str, Any]) -> Any:
+        _, answer = await super().prepare_chat(body)
+        request = InferenceRequest("m", 1, [Tensor("stream", DataType.BOOL, (1,), b"\0")])
+        request.served = SimpleNamespace(interface=self.interface)
+        return SimpleNamespace(requests=[request]), answer
+
+
+async def test_a_text_that_can_go_on_is_asked_for_in_parts() -> None:
+    handler = _Keeping([response(), response()])
+    texts = _Resumable("stream", "stream_interval")
+    assert (await lines_of(handler, texts).run(run_of(), LINE)).status == 200
+    assert handler.inputs == [{"stream": [True], "stream_interval": [32]}]
+    assert texts.added == [0, 0]
+    for other in (_Resumable("stream"), _Resumable("stream", "stream_interval", resumable="false")):
+        handler = _Keeping([response()])
+        await lines_of(handler, other).run(run_of(), LINE)
+        assert handler.inputs == [{"stream": [False]}]
+
+
+async def test_a_text_that_cannot_be_continued_is_asked_for_whole() -> None:
+    interrupted = (Unavailable("STREAM_INTERRUPTED: other tokens"), JobState.FAILED)
+    handler = _Keeping(interrupted, [response()])
+    result = await lines_of(handler, _Resumable("stream", "stream_interval")).run(run_of(), LINE)
+    assert result.status == 200
+    assert handler.keys == ["batch_1:3:0", "batch_1:3:0:again"]
+    assert [inputs["stream"] for inputs in handler.inputs] == [[True], [False]]
