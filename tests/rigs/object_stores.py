@@ -17,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 from free_ports import free_port
@@ -42,13 +41,6 @@ class Bucket(Protocol):
     def put(self, name: str, content: bytes | str) -> None: ...
 
     def delete(self, name: str) -> None: ...
-
-
-def put_tree(bucket: Bucket, directory: Path, prefix: str = "") -> None:
-    """The files below a directory as objects."""
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            bucket.put(prefix + str(path.relative_to(directory)), path.read_bytes())
 
 
 class S3Bucket:
