@@ -24,7 +24,6 @@ from gateway.grpc.native.native_server import NativeGrpcFront
 from protos import health
 
 Stub = channelz_pb2_grpc.ChannelzStub
-WATCH = "/grpc.health.v1.Health/Watch"
 NO_POOL = [("grpc.use_local_subchannel_pool", 1)]
 
 
