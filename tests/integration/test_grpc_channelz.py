@@ -28,11 +28,6 @@ NO_POOL = [("grpc.use_local_subchannel_pool", 1)]
 
 
 @pytest.fixture
-def settings() -> GatewaySettings:
-    return GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0)
-
-
-@pytest.fixture
 async def front(settings: GatewaySettings) -> AsyncIterator[NativeGrpcFront]:
     front = NativeGrpcFront(settings, echo.EchoHandler())
     await front.start()
