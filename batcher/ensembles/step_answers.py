@@ -7,7 +7,6 @@ is done. An unknown answer may belong to a request that was not read yet; it is 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable
 
 from batcher.entries.carriers import CarrierEntry, Deletions
@@ -17,8 +16,6 @@ from charonia.errors import InvalidRecord
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.port import START, Entry, Streams
 from charonia.wire import Reference, ResponseRecord, records_of, response_id
-
-_log = logging.getLogger(__name__)
 
 _PAGE = 500
 

@@ -37,7 +37,6 @@ _BLOCKS_KEPT = 1024
 _FINAL = "triton_final_response"
 _FRAME_HEAD = Struct(">HBBBI")
 _SETTING = Struct(">HI")
-_EMPTY: dict[str, str] = {}
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -15,12 +15,6 @@ _HALF = 1 << _SUB_BITS
 """Values of one power of two share 1024 cells, so that a cell is at most 1/1024 of its values wide."""
 
 
-def cell_of(value_ns: int) -> int:
-    """The number of the cell that holds a value; it rises with the value."""
-    shift = max(0, value_ns.bit_length() - _SUB_BITS - 1)
-    return shift * _HALF + (value_ns >> shift)
-
-
 def bounds_of(cell: int) -> tuple[int, int]:
     """The lowest and the highest value of a cell."""
     if cell < 2 * _HALF:

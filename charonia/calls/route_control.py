@@ -30,9 +30,8 @@ class Control(Protocol):
 class RouteControl:
     """Changes of rules by one process."""
 
-    def __init__(self, control: Control, *, max_wait_s: float = _MAX_WAIT_S) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
-        self._max_wait_s = max_wait_s
 
     async def change(self, name: str, wanted: Mapping[str, Any] | None) -> RouteRule | None:
         """Change a model's rule by what is `wanted` (`changed_rule`), None to take it away; returns the rule that
@@ -56,7 +55,7 @@ class RouteControl:
                 return None
             await self._control.announce(route_fact(model, revision, rule))
             try:
-                async with asyncio.timeout(self._max_wait_s):
+                async with asyncio.timeout(_MAX_WAIT_S):
                     while routes.revisions.get(model, 0) < revision:
                         await self._control.changed()
             except TimeoutError:

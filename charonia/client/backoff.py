@@ -45,9 +45,6 @@ class RetryPolicy:
         return max(wanted_s, highest_s * (0.5 + chance / 2))
 
 
-NO_RETRIES = RetryPolicy(attempts=1)
-
-
 def refused_for_s(error: CharoniaError) -> float | None:
     """Seconds after which a call that was not accepted may come again; None where it may have been accepted."""
     if isinstance(error, NotConnected):

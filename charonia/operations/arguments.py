@@ -1,4 +1,4 @@
-"""The commands of `charonia.operations` (`COMMANDS`) as an argument parser. Wrong usage exits with 2."""
+"""The commands of `charonia.operations` as an argument parser. Wrong usage exits with 2."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import TypeAlias
 from charonia.facts.jobs import JobState
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-
-COMMANDS = ("audit", "usage", "queue", "jobs", "dlq", "executors", "route", "state", "trace", "check", "migrate")
 
 SOURCES = ("mlserver", "bentoml", "torchserve", "kserve")
 """Servers that `migrate` reads from."""

@@ -103,11 +103,9 @@ def _letter(model: str, entry: Entry) -> DeadLetter:
     return DeadLetter(model, entry.id, about if isinstance(about, dict) else {}, record)
 
 
-async def list_letters(
-    log: JobLog, models: Sequence[str], now_us: int, limit: int, tenant: str | None = None
-) -> dict[str, Any]:
-    """A row for each letter, or each of a tenant, oldest first within a model."""
-    rows, last = await read_letters(log, models, now_us, limit, tenant)
+async def list_letters(log: JobLog, models: Sequence[str], now_us: int, limit: int) -> dict[str, Any]:
+    """A row for each letter, oldest first within a model."""
+    rows, last = await read_letters(log, models, now_us, limit)
     return {"letters": rows, "more": last is not None}
 
 

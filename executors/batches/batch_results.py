@@ -16,7 +16,6 @@ MAX_COUNTED_RESPONSES = 1000
 BACKEND = "fail_BACKEND"
 OTHER = "fail_OTHER"
 REJECTED = "fail_REJECTED"
-CANCELED = "fail_CANCELED"
 
 
 @dataclass(slots=True)

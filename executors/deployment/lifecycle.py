@@ -205,9 +205,6 @@ class Lifecycle:
         found = [(key, v, e.state, e.reason) for key, model in self._models.items() for v, e in model.versions.items()]
         return sorted(found)
 
-    def ready_models(self) -> list[str]:
-        return [name for name in self._models if self.ready_versions(name)]
-
     # -- what happened ------------------------------------------------------------------------------------------------
 
     def loading(self, model: str, version: int) -> VersionStateChanged:

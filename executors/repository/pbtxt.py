@@ -25,11 +25,6 @@ def parse(text: str) -> ModelConfig:
         raise StructureError(str(error)) from error
 
 
-def unparse(config: ModelConfig) -> str:
-    """Return a text that `parse` reads back to an equal configuration."""
-    return text_format.MessageToString(config)
-
-
 def _located(error: text_format.ParseError) -> str:
     text, line, column = str(error), error.GetLine(), error.GetColumn()
     if line is None:

@@ -116,7 +116,7 @@ async def read_body(
 async def without_encoding(
     offload: Offload, declared: bytes, body: bytes | memoryview, limit_bytes: int
 ) -> bytes | memoryview:
-    """The body without its Content-Encoding `declared`. Raises as `content_encoding`, `decompress` and `Offload`."""
+    """The body without its Content-Encoding `declared`. Raises as `content_encoding`, `Offload`, and `refusal_of`."""
     encoding = content_encoding(declared)
     if encoding == IDENTITY or not body:
         return body

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable
@@ -34,8 +33,6 @@ from charonia.wire import ResponseRecord
 
 from .trace import Trace
 from .writer import TraceWriter
-
-_log = logging.getLogger(__name__)
 
 MAX_AWAITED = 10_000
 """Max jobs whose reports one gateway waits for; the oldest trace is written without it."""

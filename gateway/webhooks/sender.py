@@ -63,7 +63,6 @@ class Sender:
         first_retry_s: float = 5.0,
         concurrency: int = 64,
         concurrency_per_host: int = 4,
-        chance: Callable[[], float] = random.random,
     ) -> None:
         self._log = log
         self._mine = mine
@@ -71,7 +70,6 @@ class Sender:
         self._keyring = keyring
         self._allowed = allowed
         self._first_retry_s = first_retry_s
-        self._chance = chance
         self._look_s = min(1.0, first_retry_s / 2)
         self._turns = asyncio.Semaphore(concurrency)
         self._most_held = concurrency * _HELD_PER_TURN
@@ -328,7 +326,7 @@ class Sender:
         """The state after a call, which is counted."""
         now_us = wall_ns() // 1000
         attempts = delivery.attempts + 1
-        verdict = judge(attempts, answer.status, self._first_retry_s, self._chance(), answer.retry_after_s)
+        verdict = judge(attempts, answer.status, self._first_retry_s, random.random(), answer.retry_after_s)
         state = DeliveryState.REFUSED if refused else verdict.state
         self.outcomes["failed" if state is DeliveryState.PENDING else str(state)] += 1
         next_us = 0 if state.final else now_us + int(verdict.wait_s * 1e6)

@@ -84,15 +84,6 @@ def since(after: Counts, before: Counts) -> Counts:
     return {pid: Counter(after[pid]) - before.get(pid, Counter()) for pid in after}
 
 
-def by_role(counts: Counts, roles: Mapping[int, str]) -> dict[str, Counter[str]]:
-    """Counts of all processes of a role together; processes without one are left out."""
-    totals: dict[str, Counter[str]] = {}
-    for pid, calls in counts.items():
-        if pid in roles:
-            totals.setdefault(roles[pid], Counter()).update(calls)
-    return totals
-
-
 @dataclass(frozen=True)
 class Background:
     """Calls per second of an idle server, by process and function."""

@@ -21,7 +21,6 @@ from .log_client import connected
 DEADLINE_S = 10.0
 _STATISTICS_REQUESTS = 200
 _LOOK_S = 0.5
-_OF_EACH_PROCESS = ("token", "replies", "slots")
 
 
 class Hung(Disconnected):

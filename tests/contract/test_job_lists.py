@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
-import pytest
-from log_adapters import ADAPTERS, NO_LIMITS, PATIENCE_S, Subject, opened
+from log_adapters import NO_LIMITS, PATIENCE_S, Subject
 from log_jobs import NOW_US, accept, end, made
 
 from charonia import keys
 from charonia.eventlog.port import Entry, EventLog, kept_response
 from charonia.facts.jobs import MOVED, JobPlace, JobState, NewJob
-
-
-@pytest.fixture(params=ADAPTERS)
-async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
-    async with opened(request) as subject:
-        yield subject
-
 
 # -- listing -----------------------------------------------------------------------------------------------------------
 

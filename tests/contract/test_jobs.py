@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 
 import pytest
-from log_adapters import ADAPTERS, NO_LIMITS, PATIENCE_S, Subject, opened
+from log_adapters import NO_LIMITS, PATIENCE_S, Subject
 from log_jobs import HUGE, NOW_US, accept, end, journal, made
 
 from charonia import keys
@@ -15,13 +14,6 @@ from charonia.errors import KeyReused, ResourceExhausted
 from charonia.eventlog.port import Limits
 from charonia.facts.jobs import JobEnd, JobState, JobTicket
 from charonia.facts.journal import JournalFact
-
-
-@pytest.fixture(params=ADAPTERS)
-async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
-    async with opened(request) as subject:
-        yield subject
-
 
 # -- accepting ---------------------------------------------------------------------------------------------------------
 

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 
-import pytest
-from log_adapters import ADAPTERS, NO_LIMITS, PATIENCE_S, Subject, opened
+from log_adapters import NO_LIMITS, PATIENCE_S, Subject
 from log_jobs import HUGE, accept, end, journal, made
 
 from charonia import keys
 from charonia.facts.jobs import JobState
 from charonia.facts.journal import JournalFact
-
-
-@pytest.fixture(params=ADAPTERS)
-async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
-    async with opened(request) as subject:
-        yield subject
-
 
 # -- journal -----------------------------------------------------------------------------------------------------------
 

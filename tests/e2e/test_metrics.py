@@ -12,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| `((?:nv|charonia)_\w+)` \| (\w+) \| ([\w, ]*)\|", re.MULTILINE)
-SUFFIXES = ("_count", "_sum", "_bucket", "_total")
 PARTS_OF_A_VALUE = {"le", "quantile"}
 
 

@@ -24,7 +24,6 @@ from gated_streams import CONFIG, SOURCE, Gates
 from charonia.client import AsyncClient, Client, JobNotEnded, RetryPolicy
 from charonia.errors import Cancelled, CharoniaError, DeadlineExceeded, InvalidArgument, KeyReused, NotFound
 
-ROOT = Path(__file__).resolve().parents[2]
 CHARONIA = str(Path(sys.executable).parent / "charonia")
 EXAMPLES = ["magika", "magika_features", "silero_vad", "ocr_det", "identity"]
 KINDS = ["http", "grpc"]

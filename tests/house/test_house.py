@@ -178,7 +178,7 @@ def test_each_test_of_the_log_is_made_over_all_topologies_or_says_why_not() -> N
     over_the_log = {
         f"integration/{path.stem}"
         for path in (tests / "integration").glob("test_*.py")
-        if re.search(r"\b(fresh_log_url|clustered)\b", path.read_text())
+        if re.search(r"\b(fresh_log_url|cluster: Cluster)\b", path.read_text())
     }
     assert set(every_topology.SERVICES) == over_the_log
     contract = {f"contract/{path.stem}" for path in (tests / "contract").glob("test_*.py")}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import batching_cluster as parts
 import pytest
-from asking_cluster import DYNAMIC, ORDERED, answers, clustered, failure, pending_are, statistics
+from asking_cluster import DYNAMIC, ORDERED, answers, failure, pending_are, statistics
 from batching_cluster import HASH, MODEL, PATIENCE_S, Cluster, ask, until, until_so, value_of
-from own_server import own_server
 
 import batcher.service as owners
 from batcher.housekeeping.model_checks import verify
@@ -27,12 +25,6 @@ from charonia.facts.sequence_states import SequenceAbout, SequenceStep
 from charonia.options.settings import BatcherSettings
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    async with clustered(request) as cluster:
-        yield cluster
 
 
 async def test_what_a_dead_batcher_had_is_taken_over_and_answered_once(cluster: Cluster) -> None:
@@ -375,13 +367,6 @@ async def test_answers_to_an_executor_that_was_lost_with_its_batcher_are_not_kep
 
     await until_so(gone)
     assert await log.range(other)
-
-
-@pytest.fixture
-def server() -> Iterator[PrivateServer]:
-    """A server of the test's own, to be killed."""
-    with own_server() as server:
-        yield server
 
 
 @pytest.mark.parametrize("extra", [DYNAMIC, ORDERED])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import batching_cluster as parts
 import pytest
-from asking_cluster import DYNAMIC, ORDERED, answers, clustered, failure, pending_are, statistics
+from asking_cluster import DYNAMIC, ORDERED, answers, failure, pending_are, statistics
 from batching_cluster import HASH, MODEL, Cluster, ask, until, until_so, value_of
 
 from charonia import keys
@@ -20,12 +19,6 @@ from charonia.tensors import Tensor
 from charonia.wire import pack_request, request_meta
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    async with clustered(request) as cluster:
-        yield cluster
 
 
 async def test_every_request_gets_its_own_answer_and_leaves_nothing(cluster: Cluster) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from asking_cluster import DYNAMIC, clustered
+from asking_cluster import DYNAMIC
 from batched_jobs import ended, pending_are, settled_then, submit, told
 from batching_cluster import HASH, MODEL, Cluster, EchoExecutor, ask, until, until_so
 
@@ -18,12 +16,6 @@ from charonia.facts.jobs import JobEnd, JobState
 from charonia.wire import unpack_response
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    async with clustered(request) as cluster:
-        yield cluster
 
 
 async def test_a_job_is_begun_in_the_log_before_it_runs(cluster: Cluster) -> None:

@@ -25,10 +25,6 @@ from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, records_of, unpack_response
 DURABLE = FLAG_JOB | FLAG_JOURNALLED
 
 
-def fields_of(entry: Any) -> dict[str, bytes]:
-    return {bytes(k).decode(): bytes(v) for k, v in zip(entry.fields[::2], entry.fields[1::2], strict=True)}
-
-
 async def journal(bench: Bench, model: str) -> list[JournalFact]:
     return [fact for entry in await bench.log.range(keys.journal(model)) for fact in read_facts(entry.fields)]
 

@@ -24,13 +24,7 @@ from gateway.grpc.native.native_server import NativeGrpcFront
 from protos import health
 
 Stub = channelz_pb2_grpc.ChannelzStub
-WATCH = "/grpc.health.v1.Health/Watch"
 NO_POOL = [("grpc.use_local_subchannel_pool", 1)]
-
-
-@pytest.fixture
-def settings() -> GatewaySettings:
-    return GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0)
 
 
 @pytest.fixture

@@ -4,44 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
-import echo_handler as echo
 import grpc
 import grpc.aio
 import pytest
 from grpc_calls import LIMIT_S, SERVICE, infer_stub, raw, request, status_of, stream_stub
-from grpc_fronts import MakeFront
 
-from charonia.options.settings import GatewaySettings
 from gateway.app import Front
 from protos import grpc_service_pb2 as pb
 from protos import health
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
-
-
-@pytest.fixture
-def settings() -> GatewaySettings:
-    return GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0)
-
-
-@pytest.fixture
-async def front(settings: GatewaySettings, handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
-    front = make_front(settings, handler)
-    await front.start()
-    yield front
-    await front.close(1.0)
-
-
-@pytest.fixture
-async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
-        yield channel
 
 
 class TestStreams:

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import echo_handler as echo
 import grpc
 import grpc.aio
 import numpy as np
@@ -25,30 +24,6 @@ from gateway.grpc.statuses import STATUS
 from gateway.regions.client_regions import ClientRegions
 from protos import grpc_service_pb2 as pb
 from protos import health
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
-
-
-@pytest.fixture
-def settings() -> GatewaySettings:
-    return GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0)
-
-
-@pytest.fixture
-async def front(settings: GatewaySettings, handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
-    front = make_front(settings, handler)
-    await front.start()
-    yield front
-    await front.close(1.0)
-
-
-@pytest.fixture
-async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
-        yield channel
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import echo_handler as echo
 import grpc
 import grpc.aio
 import numpy as np
@@ -25,19 +24,6 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIMIT_S = 30
 ASYNC = {"prefer": "respond-async"}
 VALUES = np.array([[1.5, 2.5]], np.float32)
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
-
-
-@pytest.fixture
-async def front(handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
-    front = make_front(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
-    await front.start()
-    yield front
-    await front.close(1.0)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from struct import pack
 from typing import Any
 
-import echo_handler as echo
 import pytest
 from grpc_calls import LIMIT_S, request
 from http2_peer import Peer, ping, widen
@@ -31,11 +30,6 @@ from gateway.grpc.native.codec.http2_frames import (
     frame,
 )
 from gateway.grpc.native.native_server import NativeGrpcFront
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
 
 
 @pytest.fixture

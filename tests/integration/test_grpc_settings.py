@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import echo_handler as echo
 import grpc
 import grpc.aio
 import pytest
@@ -23,30 +22,6 @@ from charonia.errors import StartupError
 from charonia.options.settings import GatewaySettings, GrpcDelays, TlsSettings
 from gateway.app import Front
 from protos import health
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
-
-
-@pytest.fixture
-def settings() -> GatewaySettings:
-    return GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0)
-
-
-@pytest.fixture
-async def front(settings: GatewaySettings, handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
-    front = make_front(settings, handler)
-    await front.start()
-    yield front
-    await front.close(1.0)
-
-
-@pytest.fixture
-async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
-        yield channel
 
 
 class TestRestrictedProtocols:

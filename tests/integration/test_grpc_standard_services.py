@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import echo_handler as echo
@@ -36,25 +35,6 @@ class Readiness(echo.EchoHandler):
 @pytest.fixture
 def handler() -> Readiness:
     return Readiness()
-
-
-@pytest.fixture
-def settings() -> GatewaySettings:
-    return GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0)
-
-
-@pytest.fixture
-async def front(settings: GatewaySettings, handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
-    front = make_front(settings, handler)
-    await front.start()
-    yield front
-    await front.close(1.0)
-
-
-@pytest.fixture
-async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
-        yield channel
 
 
 def watch(channel: grpc.aio.Channel, request: bytes = b"", **options: Any) -> Any:

@@ -26,25 +26,6 @@ SERVICE = "/inference.GRPCInferenceService/"
 LIMIT_S = 90
 
 
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
-
-
-@pytest.fixture
-async def front(handler: Any, make_front: MakeFront) -> AsyncIterator[Front]:
-    front = make_front(GatewaySettings(incarnation="test", grpc_address="127.0.0.1", grpc_port=0), handler)
-    await front.start()
-    yield front
-    await front.close(1.0)
-
-
-@pytest.fixture
-async def channel(front: Front) -> AsyncIterator[grpc.aio.Channel]:
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel:
-        yield channel
-
-
 def opened(channel: grpc.aio.Channel, *metadata: tuple[str, str]) -> Any:
     call = channel.stream_stream(
         SERVICE + "ModelStreamInfer",

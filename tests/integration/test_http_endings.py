@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-import echo_handler as echo
 import pytest
 from http_calls import exchange, read_reply, request
 
@@ -23,11 +22,6 @@ from gateway.listening import listen
 def only_the_test_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's own sweeps would add their seconds to those that a test tells."""
     monkeypatch.setattr("gateway.http.server._SWEEP_INTERVAL_S", 3600.0)
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
 
 
 @pytest.fixture

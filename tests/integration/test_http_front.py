@@ -10,7 +10,6 @@ import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
-import echo_handler as echo
 import numpy as np
 import pytest
 import tritonclient.http as triton
@@ -26,11 +25,6 @@ from gateway.http.server import HttpFront
 def only_the_test_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's own sweeps would add their seconds to those that a test tells."""
     monkeypatch.setattr("gateway.http.server._SWEEP_INTERVAL_S", 3600.0)
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
 
 
 @pytest.fixture

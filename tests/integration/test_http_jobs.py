@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import echo_handler as echo
 import pytest
 
 from charonia.facts.jobs import JobState
@@ -16,11 +15,6 @@ from gateway.http import event_stream, job_routes
 from gateway.http.server import HttpFront
 
 LIMIT_S = 30
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
 
 
 @pytest.fixture

@@ -19,11 +19,6 @@ RESPONSES = 300
 
 
 @pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
-
-
-@pytest.fixture
 async def front(handler: Any) -> AsyncIterator[HttpFront]:
     front = HttpFront(GatewaySettings(incarnation="test", http_address="127.0.0.1", http_port=0), handler)
     await front.start()

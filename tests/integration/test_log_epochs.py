@@ -7,12 +7,12 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
-from own_server import admin, own_server
+from own_server import admin
 
 from charonia import keys
 from charonia.errors import Cancelled, LogUnavailable
@@ -29,20 +29,6 @@ pytestmark = pytest.mark.integration
 
 PATIENCE_S = 60.0
 FIELDS = [b"r", b"x"]
-
-
-@pytest.fixture
-def server() -> Iterator[PrivateServer]:
-    with own_server() as server:
-        yield server
-
-
-@pytest.fixture
-async def log(server: PrivateServer) -> AsyncIterator[RedisLog]:
-    log = RedisLog(server.url)
-    await log.open()
-    yield log
-    await log.close()
 
 
 def ask(server: PrivateServer, *words: str) -> object:

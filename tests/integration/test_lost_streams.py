@@ -6,35 +6,23 @@ Real processes over a real log; the test plays the gateway.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import role_processes as roles
+from gateway_side import GatewaySide
 
-from charonia import keys
-from charonia.clock import wall_ns
-from charonia.eventlog.port import Entry, EventLog, Limits
-from charonia.eventlog.redis import open_log
-from charonia.facts.jobs import JobState, NewJob
+from charonia.facts.jobs import JobState
 from charonia.tensors import Tensor
 from charonia.wire import (
-    FIELD_RECORD,
-    FLAG_JOB,
-    FLAG_JOURNALLED,
     ResponseRecord,
-    pack_request,
-    records_of,
-    request_meta,
-    unpack_response,
 )
 
 pytestmark = pytest.mark.integration
 
 
-PATIENCE_S = 60.0
 MODEL_PY = '''
 import json, os, threading, time
 import numpy as np
@@ -80,89 +68,37 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-class Stack:
-    """The processes of one test and its side of the log."""
+class Stack(GatewaySide):
+    """Keeps the responses to each request."""
 
-    def __init__(self, log: EventLog, url: str, repository: Path, directory: Path) -> None:
-        self.log, self._url, self._repository, self._directory = log, url, repository, directory
-        self.gate = directory / "gate"
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
         self.records: dict[bytes, list[ResponseRecord]] = {}
-        self._arrived = asyncio.Event()
-        self._processes: list[Any] = []
         self._serial = 0
-        self._reader = log.reader()
-        self._reader.start(self._take)
-        self._reader.add(keys.replies("gw"))
 
-    def _take(self, _stream: bytes, entries: list[Entry]) -> None:
-        for entry in entries:
-            for record in records_of(entry.fields):
-                response = unpack_response(bytes(record))
-                self.records.setdefault(response.id, []).append(response)
-        self._arrived.set()
-
-    async def start(self, role: str) -> Any:
-        flags = [f"--log-url={self._url}"]
-        if role == "executor":
-            flags.append(f"--model-repository={self._repository}")
-        process = roles.Role(role, self._directory, *flags)
-        self._processes.append(process)
-        await asyncio.to_thread(process.until_up)
-        return process
+    def take(self, response: ResponseRecord) -> None:
+        self.records.setdefault(response.id, []).append(response)
 
     async def ask(self, model: str, count: int, *, hold: int = -1, job: bool = False) -> bytes:
         self._serial += 1
         request_id = self._serial.to_bytes(16, "big")
-        tensors = [Tensor.of("N", np.array([count], np.int32))]
         parameters = {"hold": hold, "gate": str(self.gate)} if hold >= 0 else {}
-        record = pack_request(
-            request_id,
-            b"gw",
-            b"",
-            request_meta(1, "", tensors, (), parameters),
-            [t.data for t in tensors],
-            rows=1,
-            signature=0,
-            level=0,
-            accepted_ns=wall_ns(),
-            flags=FLAG_JOB | FLAG_JOURNALLED if job else 0,
-        )
-        if job:
-            new = NewJob(request_id, len(record), wall_ns() // 1000, 3600)
-            await self.log.accept_job(model, 0, 0, new, [FIELD_RECORD, record], Limits())
-        else:
-            await self.log.accept(model, 0, 0, [(request_id, len(record))], [FIELD_RECORD, record], Limits())
+        await self.send(model, request_id, [Tensor.of("N", np.array([count], np.int32))], parameters, job=job)
         return request_id
 
-    async def until(self, request_id: bytes, met: Callable[[list[ResponseRecord]], bool]) -> list[ResponseRecord]:
-        async with asyncio.timeout(PATIENCE_S):
-            while not met(self.records.get(request_id, [])):
-                self._arrived.clear()
-                await self._arrived.wait()
+    async def count(self, request_id: bytes, count: int) -> list[ResponseRecord]:
+        await self.until(lambda: len(self.records.get(request_id, [])) >= count)
         return self.records[request_id]
 
-    async def count(self, request_id: bytes, count: int) -> list[ResponseRecord]:
-        return await self.until(request_id, lambda records: len(records) >= count)
-
     async def ended(self, request_id: bytes) -> list[ResponseRecord]:
-        return await self.until(request_id, lambda records: any(record.final for record in records))
-
-    async def close(self) -> None:
-        await self._reader.close()
-        for process in self._processes:
-            if process.process.poll() is None:
-                process.kill()
+        await self.until(lambda: any(record.final for record in self.records.get(request_id, [])))
+        return self.records[request_id]
 
 
 @pytest.fixture
 async def stack(fresh_log_url: str, repository: Path, tmp_path: Path) -> AsyncIterator[Stack]:
-    log = open_log(fresh_log_url)
-    await log.open()
-    await log.beat("gateway", "gw", 3_600_000)
-    stack = Stack(log, fresh_log_url, repository, tmp_path)
-    yield stack
-    await stack.close()
-    await log.close()
+    async with Stack.over(fresh_log_url, tmp_path, repository) as stack:
+        yield stack
 
 
 def numbers(records: list[ResponseRecord]) -> list[int]:

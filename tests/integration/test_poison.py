@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import msgpack
 import pytest
-from asking_cluster import DYNAMIC, clustered
+from asking_cluster import DYNAMIC
 from batched_jobs import ended, pending_are, submit
 from batching_cluster import HASH, MODEL, Cluster, ask, until, until_so, value_of
 
@@ -18,12 +16,6 @@ from charonia.wire import unpack_request, unpack_response
 
 pytestmark = pytest.mark.integration
 POISON = 13
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    async with clustered(request) as cluster:
-        yield cluster
 
 
 async def test_innocents_of_a_deadly_batch_succeed_and_the_culprit_is_kept(cluster: Cluster) -> None:

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from python_instances import ECHO, Load, error_of, loading, numbers, request
+from python_instances import ECHO, Load, error_of, numbers, request
 
 from charonia.backend import RequestInstance
 from charonia.errors import ErrorCode
 from charonia.tensors import Tensor
-
-
-@pytest.fixture
-async def load(tmp_path: Path) -> AsyncIterator[Load]:
-    async with loading(tmp_path) as load:
-        yield load
-
 
 ADD_SUB = """
     class TritonPythonModel:

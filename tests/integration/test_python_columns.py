@@ -7,7 +7,7 @@ import gc
 import math
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -277,12 +277,6 @@ def batches(draw: st.DrawFn) -> Batch:
         draw(st.sampled_from([None, [f"id {index}" for index in range(count)], [""] * count])),
         draw(st.sampled_from([0, 7])),
     )
-
-
-@pytest.fixture
-async def load(tmp_path: Path) -> AsyncIterator[Load]:
-    async with loading(tmp_path) as load:
-        yield load
 
 
 @pytest.fixture(scope="module")

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from backend_calls import signature_of
-from python_instances import ECHO, IDENTITY, Load, loading, numbers, request, source
+from python_instances import ECHO, IDENTITY, Load, numbers, request, source
 
 from charonia.errors import InternalError, InvalidArgument
 from executors.backends.python import PythonBackend
-
-
-@pytest.fixture
-async def load(tmp_path: Path) -> AsyncIterator[Load]:
-    async with loading(tmp_path) as load:
-        yield load
-
 
 # -- loading -----------------------------------------------------------------------------------------------------------
 

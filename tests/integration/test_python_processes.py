@@ -7,20 +7,13 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from python_instances import ECHO, IDENTITY, Load, loading, numbers, request, source
+from python_instances import ECHO, IDENTITY, Load, numbers, request, source
 
 from charonia.backend import InstanceDied
 from charonia.errors import InternalError
-
-
-@pytest.fixture
-async def load(tmp_path: Path) -> AsyncIterator[Load]:
-    async with loading(tmp_path) as load:
-        yield load
 
 
 def gone(pid: int) -> bool:

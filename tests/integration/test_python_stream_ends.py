@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from python_senders import DECOUPLED, PATIENCE_S, TENSORS, Load, Responses, loading, request, run
+from python_instances import IDENTITY, Load
+from python_senders import DECOUPLED, PATIENCE_S, Responses, loading, request, run
 
 from charonia.backend import InstanceDied
 from charonia.errors import CharoniaError
@@ -179,7 +180,7 @@ async def test_a_model_that_is_not_decoupled_frees_its_instance_too(load: Load) 
                 self.kept.clear()
             return answers
         """,
-        TENSORS,
+        IDENTITY,
     )
     assert instance.answers_later
     first = Responses(2)
@@ -192,7 +193,7 @@ async def test_a_model_that_is_not_decoupled_frees_its_instance_too(load: Load) 
 
 
 async def test_an_instance_whose_code_has_no_senders_does_not_answer_later(load: Load) -> None:
-    assert not (await load("def execute(self, requests):\n    return []", TENSORS)).answers_later
+    assert not (await load("def execute(self, requests):\n    return []", IDENTITY)).answers_later
 
 
 @pytest.mark.parametrize("where", ["execute", "thread"])

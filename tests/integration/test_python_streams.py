@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from python_senders import DECOUPLED, PATIENCE_S, TENSORS, Load, Responses, loading, request, run
+from python_instances import IDENTITY, Load
+from python_senders import DECOUPLED, PATIENCE_S, Responses, loading, request, run
 
 from charonia.backend import StreamingInstance
 from charonia.errors import ErrorCode
@@ -84,17 +85,17 @@ SENDER_ERRORS = [
     ),
     (DECOUPLED, "sender.send(response(1), 2)", "Unable to send response. Unsupported flag provided."),
     (
-        TENSORS,
+        IDENTITY,
         "sender.send(response(1))\nsender.send(response(2))",
         "Unable to send response. Non-decoupled model cannot send more than one response.",
     ),
     (
-        TENSORS,
+        IDENTITY,
         "sender.send(flags=FINAL)",
         "Unable to send response. Non-decoupled model cannot send complete final before sending a response.",
     ),
     (
-        TENSORS,
+        IDENTITY,
         "sender.send(response(1), FINAL)\nsender.send(flags=FINAL)",
         "Unable to send response. Response sender has been closed.",
     ),
@@ -187,7 +188,7 @@ async def test_coroutines_of_a_decoupled_model_run_beside_each_other(load: Load)
     assert text.startswith("Failed to process the request(s) for model 'm_0_0', message: ValueError: three\n\nAt:\n")
 
 
-@pytest.mark.parametrize("config", [DECOUPLED, TENSORS])
+@pytest.mark.parametrize("config", [DECOUPLED, IDENTITY])
 async def test_a_request_that_its_model_lets_go_of_ends(load: Load, config: str) -> None:
     instance = await load(
         """
@@ -223,7 +224,7 @@ async def test_a_model_that_is_not_decoupled_answers_later_through_senders(load:
                 threading.Timer(0.02, sender.send, [response(value), FINAL]).start()
             return [response(value_of(requests[0]))] + [None for _ in requests[1:]]
     """,
-        TENSORS,
+        IDENTITY,
     )
     async with asyncio.timeout(PATIENCE_S):
         answers = await instance.execute_requests([request(value) for value in (1, 2, 3)])
@@ -246,7 +247,7 @@ async def test_execute_may_leave_all_answers_to_senders(load: Load, returned: st
             for sender, value in zip({later}, values):
                 sender.send(response(value), FINAL)
     """,
-        TENSORS,
+        IDENTITY,
     )
     for values in ((1, 2), (3,)):
         async with asyncio.timeout(PATIENCE_S):
@@ -262,7 +263,7 @@ async def test_none_of_a_model_that_takes_no_sender_ends_the_request(load: Load)
                 return [response(2)]
             return None  # of the code, only this comment mentions get_response_sender
     """,
-        TENSORS,
+        IDENTITY,
     )
     for value, error in ((1, "the model let go of the request without a final response"), (2, None)):
         async with asyncio.timeout(PATIENCE_S):
@@ -271,7 +272,7 @@ async def test_none_of_a_model_that_takes_no_sender_ends_the_request(load: Load)
 
 
 async def test_none_without_a_sender_is_a_wrong_answer(load: Load) -> None:
-    instance = await load("def execute(self, requests):\n    return [None]", TENSORS)
+    instance = await load("def execute(self, requests):\n    return [None]", IDENTITY)
     (answer,) = await instance.execute_requests([request(1)])
     assert answer.error is not None
     assert answer.error.message.endswith(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
-from own_server import own_server
 
 from charonia import keys
 from charonia.errors import InternalError, LogUnavailable
@@ -22,20 +21,6 @@ pytestmark = pytest.mark.integration
 
 MOST_BYTES_PER_QUEUED_JOB = 900
 """Of a small job with a webhook and a key, its 150 bytes of record included; a million of them fit 1 GB."""
-
-
-@pytest.fixture
-def server() -> Iterator[PrivateServer]:
-    with own_server() as server:
-        yield server
-
-
-@pytest.fixture
-async def log(server: PrivateServer) -> AsyncIterator[RedisLog]:
-    log = RedisLog(server.url)
-    await log.open()
-    yield log
-    await log.close()
 
 
 @pytest.fixture

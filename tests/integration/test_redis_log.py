@@ -6,10 +6,10 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from own_server import PATIENCE_S, admin, log_on, own_server
+from own_server import PATIENCE_S, admin
 
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.embedded import PrivateServer
@@ -20,18 +20,6 @@ from charonia.eventlog.redis.server.address import parse_address
 from charonia.eventlog.redis.server.hot_connection import Connection
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def server() -> Iterator[PrivateServer]:
-    with own_server() as server:
-        yield server
-
-
-@pytest.fixture
-async def log(server: PrivateServer) -> AsyncIterator[RedisLog]:
-    async with log_on(server) as log:
-        yield log
 
 
 def kill(server: PrivateServer) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from own_server import PATIENCE_S, admin, log_on, own_server
+from own_server import PATIENCE_S, admin
 
 from charonia import keys
 from charonia.errors import LogUnavailable, StartupError
@@ -18,18 +17,6 @@ from charonia.eventlog.port import Limits
 from charonia.eventlog.redis import RedisLog
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def server() -> Iterator[PrivateServer]:
-    with own_server() as server:
-        yield server
-
-
-@pytest.fixture
-async def log(server: PrivateServer) -> AsyncIterator[RedisLog]:
-    async with log_on(server) as log:
-        yield log
 
 
 async def test_a_full_server_refuses_work_as_a_whole_and_still_settles(server: PrivateServer, log: RedisLog) -> None:

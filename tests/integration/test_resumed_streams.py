@@ -10,7 +10,7 @@ import http.client
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,15 @@ import numpy as np
 import pytest
 import resumable_backend as chain
 import role_processes as roles
+from gateway_side import GatewaySide
 
-from charonia import keys
 from charonia.calls.request_endings import end_requests
 from charonia.calls.waiters import Visible
-from charonia.clock import wall_ns
 from charonia.errors import StreamInterrupted
-from charonia.eventlog.port import Entry, EventLog, Limits
-from charonia.eventlog.redis import open_log
-from charonia.facts.jobs import JobState, NewJob
+from charonia.facts.jobs import JobState
 from charonia.tensors import Tensor
 from charonia.wire import (
-    FIELD_RECORD,
-    FLAG_JOB,
-    FLAG_JOURNALLED,
     ResponseRecord,
-    pack_request,
-    records_of,
-    request_meta,
     unpack_response,
 )
 
@@ -85,65 +76,23 @@ class Stream:
         return self.ended and self.error is None and self.tokens == chain.tokens_of(self.seed, self.count)
 
 
-class Stack:
-    """The processes of one test and its side of the log."""
+class Stack(GatewaySide):
+    """Reads the stream of each request."""
 
-    def __init__(self, log: EventLog, url: str, repository: Path, directory: Path) -> None:
-        self.log, self.url, self._repository, self.directory = log, url, repository, directory
-        self.gate = directory / "gate"
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
         self.streams: dict[bytes, Stream] = {}
-        self._arrived = asyncio.Event()
-        self._processes: list[Any] = []
-        self._reader = log.reader()
-        self._reader.start(self._take)
-        self._reader.add(keys.replies("gw"))
 
-    def _take(self, _stream: bytes, entries: list[Entry]) -> None:
-        for entry in entries:
-            for record in records_of(entry.fields):
-                response = unpack_response(bytes(record))
-                self.streams[response.id].take(response)
-        self._arrived.set()
-
-    async def start(self, role: str, *more: str, waits: bool = True) -> Any:
-        flags = [f"--log-url={self.url}", *more]
-        if role == "executor":
-            flags.append(f"--model-repository={self._repository}")
-        process = roles.Role(role, self.directory, *flags)
-        self._processes.append(process)
-        if waits:
-            await asyncio.to_thread(process.until_up)
-        return process
+    def take(self, response: ResponseRecord) -> None:
+        self.streams[response.id].take(response)
 
     async def ask(self, model: str, count: int, *, job: bool = False, **said: Any) -> bytes:
         seed = len(self.streams) + 1
         request_id = seed.to_bytes(16, "big")
         self.streams[request_id] = Stream(seed, count)
-        tensors = [Tensor.of("N", np.array([count], np.int32))]
-        record = pack_request(
-            request_id,
-            b"gw",
-            b"",
-            request_meta(1, "", tensors, (), {"seed": seed, "gate": str(self.gate), **said}),
-            [t.data for t in tensors],
-            rows=1,
-            signature=0,
-            level=0,
-            accepted_ns=wall_ns(),
-            flags=FLAG_JOB | FLAG_JOURNALLED if job else 0,
-        )
-        if job:
-            new = NewJob(request_id, len(record), wall_ns() // 1000, 3600)
-            await self.log.accept_job(model, 0, 0, new, [FIELD_RECORD, record], Limits())
-        else:
-            await self.log.accept(model, 0, 0, [(request_id, len(record))], [FIELD_RECORD, record], Limits())
+        parameters = {"seed": seed, "gate": str(self.gate), **said}
+        await self.send(model, request_id, [Tensor.of("N", np.array([count], np.int32))], parameters, job=job)
         return request_id
-
-    async def until(self, met: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not met():
-                self._arrived.clear()
-                await self._arrived.wait()
 
     async def ended(self, request_id: bytes) -> Stream:
         stream = self.streams[request_id]
@@ -158,13 +107,6 @@ class Stack:
         assert await self.log.progress_ids(model) == []
         assert not any(await self.log.progress(model, list(self.streams)))
         assert await self.log.pending(model) == (0, 0)
-
-    async def close(self) -> None:
-        await self._reader.close()
-        for process in self._processes:
-            if process.process.poll() is None:
-                process.process.send_signal(signal.SIGCONT)
-                process.kill()
 
 
 CHECKED = """
@@ -186,13 +128,8 @@ async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("checked", CHECKED.replace("CHECKING", str(tmp_path / "checking"))),
     ):
         chain.write_model(tmp_path / "models", name, chain.RESUMABLE + more, STEP_MS)
-    log = open_log(fresh_log_url)
-    await log.open()
-    await log.beat("gateway", "gw", 3_600_000)
-    stack = Stack(log, fresh_log_url, tmp_path / "models", tmp_path)
-    yield stack
-    await stack.close()
-    await log.close()
+    async with Stack.over(fresh_log_url, tmp_path, tmp_path / "models") as stack:
+        yield stack
 
 
 def _children(pid: int) -> list[int]:

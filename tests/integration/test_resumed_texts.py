@@ -8,22 +8,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import role_processes as roles
+from gateway_side import GatewaySide
 
-from charonia import keys
 from charonia.calls.waiters import Visible
-from charonia.clock import wall_ns
-from charonia.eventlog.port import Entry, EventLog, Limits
-from charonia.eventlog.redis import open_log
 from charonia.generation.parameters import parse_sampling
 from charonia.tensors import Tensor
-from charonia.wire import FIELD_RECORD, ResponseRecord, pack_request, records_of, request_meta, unpack_response
+from charonia.wire import ResponseRecord
 from executors.generation.engine import GenerationRequest
 
 pytest.importorskip("tokenizers")
@@ -32,7 +28,6 @@ import text_backend
 
 pytestmark = pytest.mark.integration
 
-PATIENCE_S = 120.0
 KILLS = 4
 SCHEMA = {
     "type": "object",
@@ -87,33 +82,17 @@ class Text:
         return tokens, text, finish
 
 
-class Stack:
-    """The processes and the test's side of the log."""
+class Stack(GatewaySide):
+    """Reads the text of each request."""
 
-    def __init__(self, log: EventLog, url: str, directory: Path) -> None:
-        self.log, self._url, self._directory = log, url, directory
+    PATIENCE_S = 120.0
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
         self.texts: dict[bytes, Text] = {}
-        self._arrived = asyncio.Event()
-        self._processes: list[Any] = []
-        self._reader = log.reader()
-        self._reader.start(self._take)
-        self._reader.add(keys.replies("gw"))
 
-    def _take(self, _stream: bytes, entries: list[Entry]) -> None:
-        for entry in entries:
-            for record in records_of(entry.fields):
-                response = unpack_response(bytes(record))
-                self.texts[response.id].take(response)
-        self._arrived.set()
-
-    async def start(self, role: str) -> Any:
-        flags = [f"--log-url={self._url}"]
-        if role == "executor":
-            flags.append(f"--model-repository={self._directory / 'models'}")
-        process = roles.Role(role, self._directory, *flags)
-        self._processes.append(process)
-        await asyncio.to_thread(process.until_up)
-        return process
+    def take(self, response: ResponseRecord) -> None:
+        self.texts[response.id].take(response)
 
     async def ask(self, model: str, prompt: str, **sampling: Any) -> Text:
         request_id = (len(self.texts) + 1).to_bytes(16, "big")
@@ -122,27 +101,8 @@ class Stack:
         strings = {"text_input": prompt, "sampling_parameters": json.dumps(sampling)}
         tensors = [Tensor.of(name, array) for name, array in flags.items()]
         tensors += [Tensor.of(name, np.array([value.encode()], object)) for name, value in strings.items()]
-        record = pack_request(
-            *(request_id, b"gw", b"", request_meta(1, "", tensors, (), {}), [tensor.data for tensor in tensors]),
-            rows=1,
-            signature=0,
-            level=0,
-            accepted_ns=wall_ns(),
-        )
-        await self.log.accept(model, 0, 0, [(request_id, len(record))], [FIELD_RECORD, record], Limits())
+        await self.send(model, request_id, tensors, {})
         return text
-
-    async def until(self, met: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not met():
-                self._arrived.clear()
-                await self._arrived.wait()
-
-    async def close(self) -> None:
-        await self._reader.close()
-        for process in self._processes:
-            if process.process.poll() is None:
-                process.kill()
 
 
 @pytest.fixture
@@ -152,13 +112,8 @@ async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text_backend.write_model(tmp_path / "models", "near", 20)
     isolated = 'parameters { key: "charonia.isolation" value { string_value: "process" } }'
     text_backend.write_model(tmp_path / "models", "apart", 20, isolated)
-    log = open_log(fresh_log_url)
-    await log.open()
-    await log.beat("gateway", "gw", 3_600_000)
-    stack = Stack(log, fresh_log_url, tmp_path)
-    yield stack
-    await stack.close()
-    await log.close()
+    async with Stack.over(fresh_log_url, tmp_path, tmp_path / "models") as stack:
+        yield stack
 
 
 @pytest.mark.parametrize("model", ["near", "apart"])

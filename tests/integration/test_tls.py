@@ -27,9 +27,6 @@ from charonia.errors import StartupError
 from charonia.eventlog.redis import RedisLog, open_log
 from charonia.eventlog.redis.server.security import check_secure
 
-_HERE = Path(__file__).parent
-
-
 BINARY = servers.server_with_tls()
 pytestmark = [
     pytest.mark.integration,

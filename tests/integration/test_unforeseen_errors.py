@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asking_cluster import answers, clustered
+from asking_cluster import answers
 from batching_cluster import MODEL, Cluster, ask, until
 from executor_bench import ME, linear, running, x
 
@@ -25,12 +24,6 @@ from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, BatchHeader, unpack_request
 from executors.settling.settler import JournalledStarts, Settler
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    async with clustered(request) as cluster:
-        yield cluster
 
 
 class Stumble:

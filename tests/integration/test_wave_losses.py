@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-from asking_cluster import answers, clustered
+from asking_cluster import answers
 from batching_cluster import MODEL, NEVER_MS, Cluster, ask, until, until_so
 from wave_senders import SentWave, numbers, send_wave
 
@@ -24,12 +22,6 @@ CALLER = "gateway-waves"
 def only_the_test_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owners' own looks for what is forgotten, every ten seconds, find nothing before the test does."""
     monkeypatch.setattr("batcher.housekeeping.model_checks._LOOK_NS", 3_600_000_000_000)
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    async with clustered(request) as cluster:
-        yield cluster
 
 
 async def caller(cluster: Cluster) -> EventLog:

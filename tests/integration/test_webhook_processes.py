@@ -6,13 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 import redis
 import webhook_receiver as parts
-from own_server import admin, own_server
+from own_server import admin
 from webhook_bench import (
     HEARTBEATS,
     end_job,
@@ -50,13 +50,6 @@ async def log(request: pytest.FixtureRequest) -> AsyncIterator[EventLog]:
 @pytest.fixture
 def settings(tmp_path: Path) -> Callable[..., WebhookSettings]:
     return sender_settings(tmp_path)
-
-
-@pytest.fixture
-def server() -> Iterator[PrivateServer]:
-    """A log server of the test's own, to be killed."""
-    with own_server() as server:
-        yield server
 
 
 async def start_process(url: str, secrets_file: str, *flags: str) -> asyncio.subprocess.Process:

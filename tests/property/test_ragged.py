@@ -20,8 +20,6 @@ from executors.batches.ragged import batch_inputs
 
 FIXED = [t for t in DataType if t is not DataType.BYTES]
 
-MODEL_OUTPUTS = ("y", "n")
-
 
 def _model(datatype: DataType, limit: int) -> ModelInterface:
     return ModelInterface(

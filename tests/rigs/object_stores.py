@@ -15,10 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from free_ports import free_port
 
@@ -29,26 +28,6 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 """Every azurite has this account and key."""
 
 S3_ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "eu-central-1"}
-
-
-class Bucket(Protocol):
-    """One bucket called `BUCKET`. `environment` is what whoever reads it needs to have set."""
-
-    environment: Mapping[str, str]
-
-    def url(self, path: str = "", bucket: str = BUCKET) -> str:
-        """Of a repository in it."""
-
-    def put(self, name: str, content: bytes | str) -> None: ...
-
-    def delete(self, name: str) -> None: ...
-
-
-def put_tree(bucket: Bucket, directory: Path, prefix: str = "") -> None:
-    """The files below a directory as objects."""
-    for path in sorted(directory.rglob("*")):
-        if path.is_file():
-            bucket.put(prefix + str(path.relative_to(directory)), path.read_bytes())
 
 
 class S3Bucket:

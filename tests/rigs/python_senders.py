@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from backend_calls import instance_of
-from google.protobuf import text_format
+import python_instances
+from python_instances import IDENTITY, Load
 
-from charonia.backend import InstanceSpec, ModelRequest, ModelResponse, ModelSource
-from charonia.models.interface import ModelInterface
+from charonia.backend import ModelRequest, ModelResponse
 from charonia.tensors import Tensor
 from charonia.testing.driven_instance import KeptResponses
-from executors.backends.python import PythonBackend
 from executors.backends.python.python_instance import PythonInstance
-from protos.model_config_pb2 import ModelConfig
 
-TENSORS = 'input { name: "IN" data_type: TYPE_FP32 dims: -1 } output { name: "OUT" data_type: TYPE_FP32 dims: -1 }'
-DECOUPLED = TENSORS + " model_transaction_policy { decoupled: true }"
+DECOUPLED = IDENTITY + " model_transaction_policy { decoupled: true }"
 PATIENCE_S = 30.0
 
 HEAD = """
 import threading, time, gc, asyncio
-import numpy as np
-import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -39,28 +33,18 @@ def value_of(request):
     return float(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy().reshape(-1)[0])
 
 """
-Load = Callable[..., Awaitable[PythonInstance]]
 
 
 @asynccontextmanager
 async def loading(tmp_path: Path) -> AsyncIterator[Load]:
-    loaded: list[PythonInstance] = []
+    """Loads models of which a test writes `execute` and what else the class has; all are closed at the end."""
+    async with python_instances.loading(tmp_path) as load:
 
-    async def create(execute: str, config: str = DECOUPLED) -> PythonInstance:
-        version = tmp_path / "m" / "1"
-        version.mkdir(parents=True, exist_ok=True)
-        body = textwrap.indent(textwrap.dedent(execute).strip(), "    ")
-        (version / "model.py").write_text(f"{HEAD}\nclass TritonPythonModel:\n{body}\n")
-        parsed = text_format.Parse(f'name: "m" backend: "python" max_batch_size: 8 {config}', ModelConfig())
-        model = ModelSource("m", 1, tmp_path / "m", parsed, {})
-        spec = InstanceSpec("m_0_0", "CPU", -1, model, ModelInterface.of(parsed))
-        instance = await instance_of(PythonBackend(), spec)
-        loaded.append(instance)
-        return instance
+        async def create(execute: str, config: str = DECOUPLED) -> PythonInstance:
+            body = textwrap.indent(textwrap.dedent(execute).strip(), "    ")
+            return await load(f"{HEAD}\nclass TritonPythonModel:\n{body}\n", config)
 
-    yield create
-    for instance in loaded:
-        await instance.close_instance()
+        yield create
 
 
 def request(value: float, **fields: Any) -> ModelRequest:

@@ -65,13 +65,6 @@ class Sent:
 
 
 @dataclass
-class Record:
-    """What the log would know of a live sequence."""
-
-    about: SequenceAbout
-
-
-@dataclass
 class World:
     """The batches out there, and the log."""
 

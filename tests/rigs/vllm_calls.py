@@ -14,8 +14,6 @@ import numpy as np
 from e2e_server import Server
 from tritonclient import grpc
 
-_TYPES = {"prompt_token_ids": "INT32"}
-
 
 def generate(server: Server, text: str, model: str = "smol", **given: Any) -> tuple[int, dict[str, Any]]:
     """`generate`: the status and the answer. `given` are inputs and request parameters alike."""

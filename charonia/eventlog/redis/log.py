@@ -7,7 +7,6 @@ of two slots. `work` handles accepted work, `jobs` jobs and journal, `hot_connec
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,8 +32,6 @@ from .server.transport import Argument, Refused, pack_pieces
 from .stored_records import amounts_of, statistics_of
 from .waves import RedisWaves
 from .work import Work
-
-_logger = logging.getLogger(__name__)
 
 _OLDEST_VERSION = (7, 0)
 _LOADING_PATIENCE_S = 60.0

@@ -23,7 +23,7 @@ from .gguf_metadata import read_metadata
 from .gguf_tokenizer import hugging_face_files
 
 CONVERSIONS = "charonia.conversions"
-IR, WEIGHTS = "openvino_model.xml", "openvino_model.bin"
+IR = "openvino_model.xml"
 _LIMIT_S = 3600.0
 _SAMPLED_BYTES = 1 << 20
 _FORM = 2

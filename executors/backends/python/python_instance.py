@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
@@ -29,8 +28,6 @@ from .model_calls import Batch, PendingModelCalls
 from .process_settings import Limits
 from .protocol.frames import Buffer, Frame, FrameError, Kind
 from .protocol.shared_slots import ExecutorSlots
-
-_log = logging.getLogger(__name__)
 
 _HEALTH_CEILING_S = 60.0
 """A longer `is_ready` counts as hung. Batches wait for it, and do not cause it."""

@@ -18,7 +18,6 @@ from gateway.requests.decompression import (
     TRUNCATED,
     WINDOW_BITS,
     DecompressionFault,
-    inflated,
 )
 
 from .error_replies import HttpRefusal
@@ -67,18 +66,8 @@ def choose_encoding(accept: bytes) -> str:
     return IDENTITY if qualities.get(IDENTITY, 0.0) > best_quality else best
 
 
-def decompress(encoding: str, body: bytes | memoryview, limit_bytes: int) -> bytes:
-    """The decompressed body. Raises `InvalidArgument` for a broken stream, a 413 `HttpRefusal` past the limit."""
-    if not body:
-        return b""
-    try:
-        return inflated(encoding, body, limit_bytes, several=encoding == GZIP)
-    except DecompressionFault as error:
-        raise refusal_of(error, limit_bytes) from None
-
-
 def refusal_of(error: DecompressionFault, limit_bytes: int) -> InvalidArgument | HttpRefusal:
-    """What a body that cannot be decompressed is refused with."""
+    """What a body that cannot be decompressed is refused with: a 413 past the limit, otherwise `InvalidArgument`."""
     if error.fault == TOO_LARGE:
         return HttpRefusal(413, decompressed_too_large(limit_bytes))
     text = _FAULTS.get(error.fault, error.fault)

@@ -17,7 +17,6 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.tensors import Tensor, join_bytes_elements, split_bytes_elements
 
 _SIGNED = frozenset((DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64))
-_UNSIGNED = frozenset((DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64))
 _FLOATS = frozenset((DataType.FP32, DataType.FP64))
 _BINARY_ONLY = frozenset((DataType.FP16, DataType.BF16))
 

@@ -12,7 +12,6 @@ from charonia.errors import InvalidArgument
 from charonia.inference import LATEST_VERSION
 
 INFER = "infer"
-GENERATE = "generate"
 GENERATE_STREAM = "generate_stream"
 LIVE = "live"
 READY = "ready"

@@ -6,18 +6,12 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import echo_handler as echo
 import http2_client as http2
 import pytest
 from grpc_calls import LIVE
 
 from charonia.options.settings import GatewaySettings
 from gateway.grpc.native.native_server import NativeGrpcFront
-
-
-@pytest.fixture
-def handler() -> Any:
-    return echo.EchoHandler()
 
 
 @pytest.fixture

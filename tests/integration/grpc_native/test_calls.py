@@ -19,7 +19,7 @@ from protos import grpc_service_pb2 as pb
 from protos.health import SERVICE_NAME
 
 MOST_BYTES = 1 << 20
-OK, CANCELLED, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND = 0, 1, 3, 4, 5
+OK, DEADLINE_EXCEEDED, NOT_FOUND = 0, 4, 5
 RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 8, 12, 13
 NOT_ONE = "the method takes exactly one message"
 WITHIN = "the stream ended within a message"

@@ -25,6 +25,7 @@ import http_wire
 import inference_doubles
 import openai_doubles
 import virtual_time
+from google.protobuf.text_format import MessageToString
 
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.redis.stored_records import record_of
@@ -56,7 +57,7 @@ from executors.backends.python.protocol.frames import Frame, FrameError, FrameRe
 from executors.configuration.autofill import prepare
 from executors.configuration.config import from_json, normalise, to_json, validate, validate_structure
 from executors.isolation.forms import outcome_of
-from executors.repository.pbtxt import parse, unparse
+from executors.repository.pbtxt import parse
 from gateway.grpc.convert import infer_request
 from gateway.http.codec.control_json import (
     read_index_request,
@@ -214,7 +215,7 @@ def config(data: bytes) -> None:
             except UnicodeDecodeError:
                 return
             written = parse(text)
-            assert parse(unparse(written)) == written or "nan" in text.lower()
+            assert parse(MessageToString(written)) == written or "nan" in text.lower()
         directory = written.name or "m"
         for step in (
             lambda: prepare(written, directory, ["model.onnx"]),

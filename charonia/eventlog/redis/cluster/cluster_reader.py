@@ -7,7 +7,6 @@ its new server continues where the old one stopped.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,8 +14,6 @@ from charonia.eventlog.port import START, OnEntries
 from charonia.eventlog.redis.reader import RedisReader
 from charonia.eventlog.redis.server.topology import Topology, slot_of
 from charonia.tasks import Tasks
-
-_logger = logging.getLogger(__name__)
 
 
 class Node(Protocol):

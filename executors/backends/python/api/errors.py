@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from charonia.errors import ErrorCode
 
 
@@ -45,8 +43,3 @@ class TritonError:
 
     def __str__(self) -> str:
         return self._message
-
-
-def not_supported_yet(what: str) -> NoReturn:
-    """Raise the error for a part of the interface that this server does not support yet."""
-    raise TritonModelException(f"{what} is not supported yet by this server's python backend.")

@@ -157,7 +157,7 @@ def test_the_end_of_an_unloaded_version_is_not_told_once_it_is_loaded_again() ->
     assert lifecycle.unloaded("a", 1) is None
     ready(lifecycle, Model("a"), 1)
     assert lifecycle.unloaded("a", 1) is None
-    assert lifecycle.ready_models() == ["a"]
+    assert lifecycle.ready_versions("a") == [1]
 
 
 def test_texts_of_failed_loads() -> None:

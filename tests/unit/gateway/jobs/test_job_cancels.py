@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import job_bench as bench_module
@@ -22,14 +21,6 @@ from gateway.deferral import Deferral
 from gateway.requests.delivery import ANYONE, Caller, JobFilter
 
 ACME = Caller("acme", scoped=True)
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[Any]:
-    bench = JobBench()
-    await bench.serve()
-    yield bench
-    await bench.close()
 
 
 # -- cancelling --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import job_bench as bench_module
@@ -24,14 +23,6 @@ from gateway.requests.delivery import Caller
 
 ACME = Caller("acme", scoped=True)
 OTHER = Caller("other", scoped=True)
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[Any]:
-    bench = JobBench()
-    await bench.serve()
-    yield bench
-    await bench.close()
 
 
 DECOUPLED = "model_transaction_policy { decoupled: true }"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from job_bench import HASH, MODEL, JobBench, options, until_so
+from job_bench import HASH, MODEL, options, until_so
 from job_bench import request as request_of
 
 import gateway.jobs.job_watches
@@ -20,14 +19,6 @@ from gateway.requests.delivery import JobFilter, Webhook
 
 SHORTLY_NS = 60_000_000
 EXPIRED = "request deadline exceeded"
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[Any]:
-    bench = JobBench()
-    await bench.serve()
-    yield bench
-    await bench.close()
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import job_bench as bench_module
 import pytest
 from job_bench import options
 from job_bench import request as request_of
@@ -16,14 +14,6 @@ from charonia.options.settings import GatewaySettings
 from gateway.requests.delivery import Webhook
 from gateway.webhooks.deliveries import Delivery, keep
 from gateway.webhooks.retries import DeliveryState
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[Any]:
-    bench = bench_module.JobBench()
-    await bench.serve()
-    yield bench
-    await bench.close()
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "http://169.254.169.254/", "http://u:p@example.org/", "x"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,6 @@ from gateway.requests.delivery import Caller, JobFilter, Webhook
 
 ACME = Caller("acme", scoped=True)
 OTHER = Caller("other", scoped=True)
-
-
-@pytest.fixture
-async def bench() -> AsyncIterator[Any]:
-    bench = JobBench()
-    await bench.serve()
-    yield bench
-    await bench.close()
 
 
 # -- accepting ---------------------------------------------------------------------------------------------------------

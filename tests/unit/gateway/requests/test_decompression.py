@@ -3,7 +3,7 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from random import Random
 
 import pytest
@@ -44,6 +44,20 @@ def test_faults_are_named() -> None:
     assert fault_of("gzip", good, 449) == TOO_LARGE
     assert "incorrect header check" in fault_of("deflate", b"no zip")
     assert "incorrect header check" in fault_of("gzip", good + b"xx", several=True)
+
+
+@pytest.mark.parametrize(("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_the_limit_itself_is_allowed_and_any_damage_is_found(encoding: str, compress: Callable[[bytes], bytes]) -> None:
+    whole = compress(b"abcdef" * 100)
+    assert inflated(encoding, whole, 600, several=False) == b"abcdef" * 100
+    assert fault_of(encoding, whole, 599) == TOO_LARGE
+    assert fault_of(encoding, whole[:-3]) == fault_of(encoding, whole[:5]) == TRUNCATED
+    assert fault_of(encoding, whole + b"x") == AFTER_END
+
+
+def test_members_of_any_size_follow_one_another() -> None:
+    bodies = [Random(size).randbytes(size) for size in (1, 300_000, 0, 262_144, 7)]
+    assert inflated("gzip", b"".join(map(gzip.compress, bodies)), 600_000, several=True) == b"".join(bodies)
 
 
 def test_a_bomb_is_never_large() -> None:

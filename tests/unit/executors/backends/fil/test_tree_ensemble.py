@@ -13,7 +13,6 @@ import pytest
 from executors.backends.fil.forest import GREATER, GREATER_OR_EQUAL, LESS, LESS_OR_EQUAL, Forest
 from executors.backends.fil.tree_ensemble import ensemble_bytes, is_expressible
 
-Array = np.ndarray[Any, Any]
 COMPARES = {LESS: float.__lt__, LESS_OR_EQUAL: float.__le__, GREATER: float.__gt__, GREATER_OR_EQUAL: float.__ge__}
 
 
