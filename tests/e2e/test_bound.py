@@ -71,8 +71,10 @@ def test_the_example_as_a_user_runs_it() -> None:
                 words = grpc.InferInput("WORDS", [1], "BYTES")
                 words.set_data_from_numpy(np.array([b"turn"], dtype=object))
                 assert client.infer("count", [words]).as_numpy("SEEN").tolist() == [seen]
-        children = descendants(process.pid)
-        assert len(children) >= 4, "a gateway, a log, and a process for the heartbeats of each part"
+        children = until(
+            "a gateway, a log, and a process for the heartbeats of each part",
+            lambda: len(found := descendants(process.pid)) >= 4 and found,
+        )
         # as Ctrl-C does: the whole group gets it
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(60) == 0

@@ -177,7 +177,8 @@ def listed(where: str) -> dict[str, str]:
 
 def everywhere(where: str, wanted: dict[str, str]) -> None:
     """Until each gateway lists these models: the one that was not asked hears of it a moment later."""
-    until(f"the models are {wanted}", lambda: all(listed(where) == wanted for _ in range(8)))
+    # by chance one of two gateways has none of these connections in 1 of 8 million cases
+    until(f"the models are {wanted}", lambda: all(listed(where) == wanted for _ in range(24)))
 
 
 def test_models_of_an_endpoint(endpoint: tuple[Server, str, Path]) -> None:
@@ -278,7 +279,7 @@ def test_models_that_cannot_be_loaded(endpoint: tuple[Server, str, Path]) -> Non
     assert ask(where, "POST", "/models", b"{")[0] == 400
     assert ask(where, "POST", "/models", b"[]")[0] == 400
     assert ask(where, "PUT", "/models")[:3:2] == (400, b"")
-    assert listed(where) == {}
+    everywhere(where, {})
 
 
 def test_failures_of_an_invocation(endpoint: tuple[Server, str, Path]) -> None:
