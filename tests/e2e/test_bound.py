@@ -304,7 +304,7 @@ def test_a_program_that_forgets_to_stop_ends_all_the_same(tmp_path: Path) -> Non
     program.write_text(
         "import numpy as np, charonia, os, time\n"
         "t = [charonia.TensorSpec(n, np.int32, [-1]) for n in 'XY']\n"
-        "server = charonia.Server(http_port=0, grpc_port=0, metrics_port=0, exit_timeout_secs=1)\n"
+        "server = charonia.Server(http_port=0, grpc_port=0, metrics_port=0, exit_timeout_secs=10)\n"
         "server.bind('m', lambda X: X, inputs=t[:1], outputs=t[1:])\n"
         "server.bind('r', lambda rs: [r.inputs['X'] for r in rs], inputs=t[:1], outputs=t[1:], style='requests')\n"
         "server.start()\n"

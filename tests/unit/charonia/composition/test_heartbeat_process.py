@@ -47,7 +47,7 @@ class Log(MemoryLog):
         return await super().append(stream, fields)  # type: ignore[arg-type]
 
     async def until(self, seen: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not seen():
                 self.changed.clear()
                 await self.changed.wait()
@@ -73,7 +73,7 @@ async def joined(log: Log) -> None:
 
 async def end(keeper: Keeper, running: asyncio.Task[None]) -> None:
     keeper.gone.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await running
 
 

@@ -43,7 +43,7 @@ class Log(MemoryLog):
         return await super().append(stream, fields)  # type: ignore[arg-type]
 
     async def until_beats(self, beats: int, missed: int = 0) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while self.beats < beats or self.missed < missed:
                 self.changed.clear()
                 await self.changed.wait()
@@ -125,11 +125,11 @@ async def test_its_lease_is_sure_until_it_may_have_ended() -> None:
     assert member.is_leased()
     log.away = True
     await log.until_beats(1, missed=1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while member.is_leased():
             await asyncio.sleep(0.001)
     log.away = False
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not member.is_leased():
             await asyncio.sleep(0.001)
     await member.leave()
