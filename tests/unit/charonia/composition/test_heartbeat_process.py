@@ -26,6 +26,9 @@ EVER_S = 3600.0
 class Log(MemoryLog):
     """Notes how often leases were prolonged; refuses to while `away`."""
 
+    passed_ns = 0
+    """The time of leases: with each heartbeat some passes, and none while a busy machine stands still."""
+
     def __init__(self) -> None:
         super().__init__()
         self.prolonged = self.reported = 0
@@ -35,6 +38,7 @@ class Log(MemoryLog):
     async def prolong(self, role: str, incarnation: str, ttl_ms: int) -> bool:
         self.changed.set()
         self.prolonged += 1
+        Log.passed_ns += int(INTERVAL_S * 1e9) // len(LEASES)
         if self.away:
             raise LogUnavailable("away")
         return await super().prolong(role, incarnation, ttl_ms)
@@ -54,6 +58,12 @@ class Log(MemoryLog):
 
     async def losses(self) -> list[object]:
         return [unpack_fact(entry.fields[1]) for entry in await self.range(keys.CONTROL)]
+
+
+@pytest.fixture(autouse=True)
+def _time_of_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Log, "passed_ns", 0)
+    monkeypatch.setattr("memory_log.projections.monotonic_ns", lambda: Log.passed_ns)
 
 
 LOST = [ProcessLeft("executor", "e1", "lost"), ProcessLeft("batcher", "b1", "lost")]
