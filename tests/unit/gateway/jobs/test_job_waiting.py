@@ -135,7 +135,7 @@ async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:
 @pytest.mark.parametrize("key", ["", "key"])
 async def test_the_answer_comes_at_the_deadline(bench: Any, key: str) -> None:
     gateway = await bench.gateway(journal="all")
-    deadline_ns = wall_ns() + 200_000_000
+    deadline_ns = wall_ns() + 1_500_000_000
     call = asyncio.create_task(
         gateway.infer(request_of(deadline_ns=deadline_ns), options=options(key) if key else None)
     )
@@ -159,7 +159,7 @@ async def test_the_answer_comes_at_the_deadline(bench: Any, key: str) -> None:
 
 async def test_a_completion_that_was_first_is_the_answer(bench: Any) -> None:
     gateway = await bench.gateway()
-    call = asyncio.create_task(gateway.infer(request_of(4, deadline_ns=wall_ns() + 200_000_000)))
+    call = asyncio.create_task(gateway.infer(request_of(4, deadline_ns=wall_ns() + 1_500_000_000)))
     (record,) = await bench.comes()
     await bench.finish(record, reply=False)
     lost, settle = [], bench.log.settle
@@ -179,7 +179,7 @@ async def test_a_completion_that_was_first_is_the_answer(bench: Any) -> None:
 
 async def test_a_deadline_while_the_log_is_away_is_an_unknown_outcome(bench: Any) -> None:
     gateway = await bench.gateway()
-    call = asyncio.create_task(gateway.infer(request_of(deadline_ns=wall_ns() + 200_000_000)))
+    call = asyncio.create_task(gateway.infer(request_of(deadline_ns=wall_ns() + 1_500_000_000)))
     await bench.comes()
 
     async def away(*_: Any, **__: Any) -> None:
@@ -225,7 +225,7 @@ async def test_a_log_that_takes_its_time_keeps_nobody_waiting(
         await stalled.wait()
 
     bench.log.accept = bench.log.accept_job = bench.log.settle = stall
-    ask = request_of(deadline_ns=wall_ns() + 200_000_000)
+    ask = request_of(deadline_ns=wall_ns() + 1_500_000_000)
     async with asyncio.timeout(30):
         with pytest.raises(Unavailable, match="outcome is unknown"):
             await gateway.infer(ask, options=options(key) if key else None)
@@ -246,7 +246,7 @@ async def test_a_deadline_is_kept_while_the_log_takes_its_time(way: str) -> None
     bench = JobBench(log)
     await bench.serve(bench_module.CONFIG + (DECOUPLED if way == "stream" else ""))
     gateway = await bench.gateway()
-    ask = request_of(deadline_ns=wall_ns() + 200_000_000)
+    ask = request_of(deadline_ns=wall_ns() + 1_500_000_000)
     if way == "infer":
         with pytest.raises(LogUnavailable, match="outcome is unknown"):
             await asyncio.wait_for(gateway.infer(ask, options=options("key")), 30)
