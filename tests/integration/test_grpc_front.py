@@ -302,9 +302,8 @@ class TestCalls:
         assert await client.is_server_live()  # it is connected
         handler.gate.clear()
         for timeout_s in (1.0, 5.0, 20.0):  # more where a busy machine does not let the request come by then
-            before_ns = time.time_ns()
+            before_ns, tensor = time.time_ns(), identity_input(np.zeros((1, 16), np.float32))
             with pytest.raises(triton.InferenceServerException) as caught:
-                tensor = identity_input(np.zeros((1, 16), np.float32))
                 await client.infer("identity", [tensor], client_timeout=timeout_s)
             assert caught.value.status() == "StatusCode.DEADLINE_EXCEEDED"
             if handler.requests:
