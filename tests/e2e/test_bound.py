@@ -77,7 +77,7 @@ def test_the_example_as_a_user_runs_it() -> None:
         )
         # as Ctrl-C does: the whole group gets it
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
         until("everything has ended", lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
     finally:
         if process.poll() is None:
@@ -252,7 +252,7 @@ def test_another_program_joins_the_log_and_serves_through_the_same_gateway(serve
         until("the gateway knows of it", ready)
         assert ask(server, "joined", [1]).tolist() == [1001]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(180) == 0
     finally:
         if process.poll() is None:
             process.kill()

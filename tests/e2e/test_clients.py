@@ -214,7 +214,7 @@ def test_the_example_of_jobs(server: Any, examples: ModuleType) -> None:
 
     def run() -> str:
         command = [sys.executable, str(script), "--model", "magika", "--url", server.http, "--key", "the-example"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180).stdout
 
     said = run()
     assert [line.split()[0] for line in said.splitlines()[1:4]] == ["accepted", "batched", "succeeded"]

@@ -341,7 +341,7 @@ def test_vertex_ai_needs_its_model(tmp_path: Path) -> None:
     for name in ("double", "other"):
         scaling(tmp_path / "models", name, 2)
     server = start(tmp_path / "models", tmp_path / "state", *ON_LOOPBACK, environment=AIP)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(180) == 1
     assert "Expect the model repository contains only a single model if default model is not specified" in server.log()
     with serving(
         tmp_path / "models", tmp_path / "state", *ON_LOOPBACK, "--allow-http=true", "--allow-grpc=true",

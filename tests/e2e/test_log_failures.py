@@ -337,8 +337,8 @@ def test_no_acknowledged_job_is_lost_when_the_log_is_killed(repository: Path, tm
 def test_a_level_the_log_cannot_promise_ends_the_start(repository: Path, tmp_path: Path) -> None:
     with own_log() as log:
         server = start(repository, tmp_path / "state", f"--log-url={log.url}", "--durability=fsync")
-        assert server.process.wait(60) == 1
+        assert server.process.wait(180) == 1
         assert "must run with 'appendfsync always', not 'everysec'" in server.log()
     server = start(repository, tmp_path / "state", "--durability=replicated:1")
-    assert server.process.wait(60) == 1
+    assert server.process.wait(180) == 1
     assert "--durability=replicated:1 needs replicas" in server.log()

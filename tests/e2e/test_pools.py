@@ -143,5 +143,5 @@ def test_models_run_where_they_may_and_a_pool_may_restart(stack: Any) -> None:
 def queue(log_url: str) -> bytes:
     """What waits, as an operator sees it."""
     command = [CHARONIA, "queue", "ls", "--json", "--log-url", log_url]
-    rows = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)["models"]
+    rows = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=180).stdout)["models"]
     return b" ".join(row["model"].encode() for row in rows if row["requests"])

@@ -105,7 +105,7 @@ class Server:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
-    def stop(self, timeout_s: float = 60.0) -> int:
+    def stop(self, timeout_s: float = 120.0) -> int:
         """SIGTERM and wait; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
