@@ -398,9 +398,15 @@ async def test_python_code_does_not_hold_the_lock(tmp_path: Path) -> None:
     await check_lock(EchoBackend(Releasing), identity(tmp_path, "echo", batching=True))
 
 
-async def test_a_lock_that_is_held_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="held the interpreter's lock for"):
-        await check_lock(EchoBackend(Holding), identity(tmp_path, "echo", batching=True))
+async def test_a_lock_that_is_held_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lasting_checks, "_TRIES", 1)
+    for _ in range(10):  # a busy machine may hold up what comes before and after the call as well
+        try:
+            await check_lock(EchoBackend(Holding), identity(tmp_path, "echo", batching=True))
+        except AssertionError as error:
+            assert "held the interpreter's lock for" in str(error)
+            return
+    pytest.fail("it was never measured")
 
 
 async def test_an_interruption_that_comes_late_must_do_no_harm(tmp_path: Path) -> None:
@@ -718,7 +724,7 @@ class Waiting(Submitting):
     """Waits for its device before it returns."""
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
-        time.sleep(0.06)
+        time.sleep(0.1)
         return super().execute(inputs, outputs)
 
     def submit(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Future[Mapping[str, Array]]:
@@ -762,5 +768,7 @@ async def test_batches_under_way_that_do_not_are_told_why(
 ) -> None:
     if instance is Uncancellable:
         monkeypatch.setattr(flow_checks, "_ENDS_WITHIN_S", 3)
+    if instance is Waiting:  # in the best of many rounds a busy machine may have held up the future alone
+        monkeypatch.setattr(flow_checks, "_ROUNDS", 1)
     with pytest.raises(AssertionError, match=sentence):
         await check_submissions(EchoBackend(instance), identity(tmp_path, "echo", batching=True))

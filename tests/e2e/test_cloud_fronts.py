@@ -177,7 +177,8 @@ def listed(where: str) -> dict[str, str]:
 
 def everywhere(where: str, wanted: dict[str, str]) -> None:
     """Until each gateway lists these models: the one that was not asked hears of it a moment later."""
-    until(f"the models are {wanted}", lambda: all(listed(where) == wanted for _ in range(8)))
+    # by chance one of two gateways has none of these connections in 1 of 8 million cases
+    until(f"the models are {wanted}", lambda: all(listed(where) == wanted for _ in range(24)))
 
 
 def test_models_of_an_endpoint(endpoint: tuple[Server, str, Path]) -> None:
@@ -278,7 +279,7 @@ def test_models_that_cannot_be_loaded(endpoint: tuple[Server, str, Path]) -> Non
     assert ask(where, "POST", "/models", b"{")[0] == 400
     assert ask(where, "POST", "/models", b"[]")[0] == 400
     assert ask(where, "PUT", "/models")[:3:2] == (400, b"")
-    assert listed(where) == {}
+    everywhere(where, {})
 
 
 def test_failures_of_an_invocation(endpoint: tuple[Server, str, Path]) -> None:
@@ -340,7 +341,7 @@ def test_vertex_ai_needs_its_model(tmp_path: Path) -> None:
     for name in ("double", "other"):
         scaling(tmp_path / "models", name, 2)
     server = start(tmp_path / "models", tmp_path / "state", *ON_LOOPBACK, environment=AIP)
-    assert server.process.wait(60) == 1
+    assert server.process.wait(180) == 1
     assert "Expect the model repository contains only a single model if default model is not specified" in server.log()
     with serving(
         tmp_path / "models", tmp_path / "state", *ON_LOOPBACK, "--allow-http=true", "--allow-grpc=true",

@@ -46,6 +46,6 @@ def test_serve_and_a_process_of_its_own_show_the_same_server(
             listed = read(f"{where}/models")
         finally:
             console.terminate()
-        assert console.wait(60) == 0
+        assert console.wait(180) == 0
     assert "/console/models/identity" in listed
     assert server.pids("console") == [pid]

@@ -29,11 +29,12 @@ from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import Entry
 from charonia.facts.events import ProcessLeft
 
-TTL_MS = 5_000
+TTL_MS = 7_000
 LONGER_THAN_THE_DEFAULT_MS = 2_500
-HELD_S = 5.0
-"""Several times the lease of the gateway that is held up."""
-AT_ONCE_S, TRIES = 2.0, 5
+GATEWAY_TTL_S = 4
+HELD_S = 7.0
+"""Longer than the lease of the gateway that is held up, with any heartbeat before it."""
+AT_ONCE_S, TRIES = 3.5, 5
 """Milliseconds on an idle machine; much less than any lease here on a busy one, which may hold up some tries."""
 LARGE = np.zeros((1, 100_000), np.int32)
 
@@ -47,7 +48,11 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(points: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = tmp_path_factory.mktemp("models")
     gated(models, "gated", "max_batch_size: 8 instance_group { kind: KIND_CPU count: 1 }")
-    flags = (f"--heartbeat-ttl-secs={TTL_MS / 1000}", "--gateway-heartbeat-ttl-secs=2", "--batcher=separate")
+    flags = (
+        f"--heartbeat-ttl-secs={TTL_MS / 1000}",
+        f"--gateway-heartbeat-ttl-secs={GATEWAY_TTL_S}",
+        "--batcher=separate",
+    )
     state = tmp_path_factory.mktemp("state")
     with serving(models, state, *flags, "--shm-dir=/proc/none", f"--fail-points={points}") as running:
         yield running
@@ -73,7 +78,8 @@ def test_a_silence_shorter_than_the_lease_costs_nothing(server: Server, log: Any
     until("an instance has the job", entered.exists)
     (executor,) = server.pids("executor")
     (lease,) = log.scan_iter("alive:executor:*")
-    assert TTL_MS / 2 < log.pttl(lease) <= TTL_MS
+    until("it is as long as was said", lambda: log.pttl(lease) > TTL_MS / 2)
+    assert log.pttl(lease) <= TTL_MS
     silent = [executor, keeper_of(server, executor)]  # as if its machine stood still
     for pid in silent:
         os.kill(pid, signal.SIGSTOP)
@@ -124,7 +130,7 @@ def held_up(points: Path, point: str, held_s: float, look: Callable[[], None]) -
 
 
 def test_a_gateway_whose_loop_stands_still_is_not_lost(server: Server, log: Any, points: Path) -> None:
-    """Its lease is of two seconds, it stands still for five; the keeper is a new one."""
+    """Its lease is of four seconds, it stands still for seven; the keeper is a new one."""
     (gateway,) = server.pids("gateway")
     keeper = keeper_of(server, gateway)
     os.kill(keeper, signal.SIGKILL)
@@ -186,7 +192,7 @@ def killed(server: Server, log: Any, prepared: Callable[[int], AbstractContextMa
 
 
 def test_a_process_that_has_ended_is_lost_at_once(server: Server, log: Any) -> None:
-    """Long before its lease of five seconds ends."""
+    """Long before its lease of seven seconds ends."""
     assert any(killed(server, log) < AT_ONCE_S for _ in range(TRIES))
     assert infer(server, "gated", VALUE=np.full((1, 1), 7, np.int32)).as_numpy("ECHO").tolist() == [[7]]
 
@@ -228,8 +234,8 @@ def test_a_loop_that_stands_still_for_too_long_is_lost(
         (points / "gateway.parsed.armed").touch()
         asking = pool.submit(infer, server, "double", INPUT0=value)
         until("it is held up", (points / "gateway.parsed.hit").exists)
-        until("it is taken for lost", lambda: any(f"-{gateway}-" in name for name in losses(log)), 9)
-        assert "is taken for lost: its event loop has stood still for" in server.log()
+        until("it is taken for lost", lambda: any(f"-{gateway}-" in name for name in losses(log)))
+        until("that is said", lambda: "is taken for lost: its event loop has stood still for" in server.log())
         (points / "gateway.parsed.hit").unlink()
         asking.exception(60)
         until("its lease is back", lambda: any(f"-{gateway}-".encode() in n for n in log.scan_iter("alive:gateway:*")))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e_asking import client, infer_json, inputs, post, statistics
+from e2e_asking import client, infer_json, inputs, on_the_page, post, statistics, until
 from e2e_models import WIDTH
 from hostile_bench import MAX_INPUT_BYTES, Connection, asked, attacked, exchange, head, neighbour_asks, scale_body
 
@@ -404,13 +404,14 @@ def test_h23_times_far_away_and_priorities_that_are_none(server: Any) -> None:
 
 
 def test_h25_names_of_strangers_are_no_labels_and_no_log_lines(server: Any) -> None:
+    on_the_page(server, "nv_inference_request_success{", "nv_inference_count{", "nv_inference_pending_request_count{")
     before = _labels(server)
     for number in range(200):
         assert server.request("POST", f"/v2/models/stranger{number}/infer", b"{}")[0] in (400, 404)
     forged = "%0AE1122%2000:00:00,000%201%20gateway.app%5D%20forged%1b%5B2J"
     for path in (f"/v2/models/x{forged}/infer", f"/v2/repository/models/x{forged}/load"):
         assert server.request("POST", path, b"{}")[0] in (400, 404, 500)
-    assert _labels(server) == before
+    until("the page has all parts, and no more names", lambda: _labels(server) == before)
     log = server.log()
     assert "\nE1122 00:00:00,000" not in log
     assert "\x1b[2J" not in log

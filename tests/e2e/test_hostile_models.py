@@ -25,7 +25,7 @@ input { name: "act" data_type: TYPE_INT32 dims: 1 } output { name: "error" data_
 instance_group { count: 2 kind: KIND_CPU }
 parameters [
   { key: "file" value { string_value: "FILE" } }, { key: "port" value { string_value: "PORT" } },
-  { key: "charonia.max_execution_s" value { string_value: "2" } } MORE
+  { key: "charonia.max_execution_s" value { string_value: "4" } } MORE
 ]
 """
 UNRESTRICTED = ', { key: "charonia.isolation" value { string_value: "process" } }'

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e_asking import Gate, batches, infer, pending, post, statistics, until
+from e2e_asking import Gate, batches, infer, on_the_page, pending, post, settle, statistics, until
 from e2e_models import GATED, GATED_IO, gated, put, python
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
@@ -200,11 +200,6 @@ def test_a_python_model_gets_requests_of_different_lengths_together_each_as_it_i
 def test_models_that_share_a_resource_wait_for_each_other(server: Any, tmp_path: Path) -> None:
     """`shared` is there twice: two executions of any models hold it, a third waits wherever it is (Q2, Q4, M2)."""
 
-    def held_of_shared() -> int:
-        found = re.search(r'^charonia_rate_limit_held{device="global",resource="shared"} (\S+)', server.scrape(), re.M)
-        assert found is not None
-        return int(found[1])
-
     with ThreadPoolExecutor(8) as pool, ExitStack() as held:
         first, second = Gate(server, "one", tmp_path, pool), Gate(server, "other", tmp_path, pool)
         held.enter_context(first)
@@ -212,10 +207,11 @@ def test_models_that_share_a_resource_wait_for_each_other(server: Any, tmp_path:
         waiting = [pool.submit(infer, server, model, VALUE=value(1)) for model in ("one", "other", "one")]
         until("all of them wait", lambda: pending(server, "one") == 2 and pending(server, "other") == 1)
         assert not any(future.done() for future in waiting)
-        assert held_of_shared() == 2
+        on_the_page(server, '\ncharonia_rate_limit_held{device="global",resource="shared"} 2')
         first.open()
         second.open()
         assert {int(future.result(60).as_numpy("ECHO")[0, 0]) for future in waiting} == {1}
+    settle(server, "one", "other")
     assert [statistics(server, model)["execution_count"] for model in ("one", "other")] == [3, 2]
     until("nothing waits", lambda: pending(server, "one") == pending(server, "other") == 0)
 
@@ -283,7 +279,8 @@ def test_a_model_with_a_target_says_what_was_chosen_for_it(server: Any) -> None:
         return series("in_reach") == 1
 
     until("something is chosen", chosen)
-    assert 1 <= (series("batch_size") or 0) <= 8
+    on_the_page(server, *(f"\ncharonia_adaptive_{name}{{" for name in ("batch_size", "delay_us")))
+    assert 1 <= until("a size is chosen", lambda: series("batch_size") or 0) <= 8
     assert 0 <= (series("delay_us") or 0) < 5_000_000
     shown = until("the operator sees it too", lambda: (text := inspected(server)) and "in reach" in text and text)
     assert re.search(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e_asking import client, infer, until
+from e2e_asking import client, infer, on_the_page, until
 from e2e_models import SCALING_IO, WIDTH, put, python, scaling, scaling_graph
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
@@ -126,7 +126,7 @@ def test_what_clients_see_has_names_only(two: Any) -> None:
         assert len([one for one in counted if one["name"] == "part"]) == 2
     for side in (two.left, two.right):
         labels = f'{{model="part",namespace="{side}",version="1"}}'
-        assert f"nv_inference_request_success{labels}" in two.server.scrape()
+        on_the_page(two.server, f"nv_inference_request_success{labels}")
 
 
 def test_a_load_and_an_unload_mean_all_of_a_name(two: Any) -> None:

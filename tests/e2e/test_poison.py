@@ -39,8 +39,9 @@ input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 60000000 }
-parameters { key: "charonia.max_execution_s" value { string_value: "1" } }
 """
+LIMITED = 'parameters { key: "charonia.max_execution_s" value { string_value: "2" } }'
+"""For the model that loops: a limit would end the others' batches as well where a machine stands still."""
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +49,32 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
     models = tmp_path_factory.mktemp("models")
     python(models, "moody", SOURCE, CONFIG)
+    python(models, "looping", SOURCE, CONFIG + LIMITED)
     with serving(models, tmp_path_factory.mktemp("state")) as running:
         yield running
 
 
-def ask(server: Server, value: int) -> int:
-    return int(infer(server, "moody", x=np.full((1, 1), value, np.int32)).as_numpy("y")[0, 0])
+def ask(server: Server, model: str, value: int) -> int:
+    return int(infer(server, model, x=np.full((1, 1), value, np.int32)).as_numpy("y")[0, 0])
 
 
-@pytest.mark.parametrize("deed", [666, 667, 668], ids=["segfault", "exit", "endless loop"])
-def test_innocents_succeed_and_the_culprit_is_dead_lettered(deed: int, server: Server) -> None:
+@pytest.mark.parametrize(
+    ("model", "deed"), [("moody", 666), ("moody", 667), ("looping", 668)], ids=["segfault", "exit", "endless loop"]
+)
+def test_innocents_succeed_and_the_culprit_is_dead_lettered(model: str, deed: int, server: Server) -> None:
     with server.log_client() as log:
-        deaths = server.log().count("instance moody_0_0 died")
-        letters = log.xlen(keys.dead_letters("moody"))
+        deaths = server.log().count(f"instance {model}_0_0 died")
+        letters = log.xlen(keys.dead_letters(model))
         with ThreadPoolExecutor(8) as pool:
-            innocents = {value: pool.submit(ask, server, value) for value in range(1, 8)}
-            culprit = pool.submit(ask, server, deed)
+            innocents = {value: pool.submit(ask, server, model, value) for value in range(1, 8)}
+            culprit = pool.submit(ask, server, model, deed)
             assert {value: future.result(60) for value, future in innocents.items()} == {v: 2 * v for v in innocents}
             error = culprit.exception(60)
         assert isinstance(error, InferenceServerException)
-        assert error.message() == "Stub process 'moody_0_0' is not healthy."
+        assert error.message() == f"Stub process '{model}_0_0' is not healthy."
         # 8, 4, 2, 1
-        assert 1 < server.log().count("instance moody_0_0 died") - deaths <= 4
-        until("it is a dead letter", lambda: log.xlen(keys.dead_letters("moody")) == letters + 1)
-        letter = b"".join(next(iter(log.xrevrange(keys.dead_letters("moody"), count=1)))[1].values())
+        assert 1 < server.log().count(f"instance {model}_0_0 died") - deaths <= 4
+        until("it is a dead letter", lambda: log.xlen(keys.dead_letters(model)) == letters + 1)
+        letter = b"".join(next(iter(log.xrevrange(keys.dead_letters(model), count=1)))[1].values())
         if deed == 666:
             assert b"last words of a batch of 1" in letter

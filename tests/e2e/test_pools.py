@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from e2e_asking import index, infer, statistics, until
 from e2e_models import WIDTH, put, scaling
 from e2e_parts import log_of
-from e2e_server import REPOSITORY, Server
+from e2e_server import LEASES, REPOSITORY, Server
 
 CHARONIA = str(Path(sys.executable).parent / "charonia")
 X = np.full((1, WIDTH), 3, np.float32)
@@ -37,6 +38,7 @@ class Part(Server):
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 cwd=REPOSITORY,
+                env={**LEASES, **os.environ},
             )
         super().__init__(process, directory, log_file)
 
@@ -114,14 +116,11 @@ def test_models_run_where_they_may_and_a_pool_may_restart(stack: Any) -> None:
     assert set(rows["default"]["excluded"]) == {"far", "required"}
     assert rows["far"]["excluded"] == {}
 
-    served = index(gateway)
-    assert {name for (name, _), row in served.items() if row["state"] == "READY"} == {
-        "anywhere",
-        "both",
-        "dented",
-        "far",
-        "required",
-    }
+    ready = {"anywhere", "both", "dented", "far", "required"}
+    until(  # the gateway hears of it from the log as the command does
+        "the gateway knows it",
+        lambda: {name for (name, _), row in index(gateway).items() if row["state"] == "READY"} == ready,
+    )
     gateway.wait_ready()
     for model, factor in (("anywhere", 2), ("both", 3), ("far", 4), ("required", 5), ("dented", 6)):
         np.testing.assert_array_equal(infer(gateway, model, INPUT0=X).as_numpy("OUTPUT0"), X * factor)
@@ -144,5 +143,5 @@ def test_models_run_where_they_may_and_a_pool_may_restart(stack: Any) -> None:
 def queue(log_url: str) -> bytes:
     """What waits, as an operator sees it."""
     command = [CHARONIA, "queue", "ls", "--json", "--log-url", log_url]
-    rows = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)["models"]
+    rows = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=180).stdout)["models"]
     return b" ".join(row["model"].encode() for row in rows if row["requests"])

@@ -127,7 +127,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     python(models, "pair", MOODS, MOODS_CONFIG + "instance_group [ { count: 2 } ]")
     together = "dynamic_batching { max_queue_delay_microseconds: 600000000 preferred_batch_size: [ 2 ] }"
     python(models, "together", MOODS, MOODS_CONFIG.replace("max_batch_size: 4", "max_batch_size: 2") + together)
-    ceiling = 'parameters { key: "charonia.max_execution_s" value { string_value: "1" } }'
+    ceiling = 'parameters { key: "charonia.max_execution_s" value { string_value: "3" } }'
     python(models, "hasty", MOODS, MOODS_CONFIG + ceiling)
     python(models, "unable", UNABLE, MOODS_CONFIG)
     python(models, "unreadable", "class TritonPythonModel(:\n", MOODS_CONFIG)
@@ -400,7 +400,7 @@ def test_an_endless_loop_is_ended(server: Any) -> None:
         assert other.answered > answered
         assert pid(server, "hasty") != before
     log = server.log()
-    assert "ran longer than 1 s (charonia.max_execution_s)" in log
+    assert "ran longer than 3 s (charonia.max_execution_s)" in log
     assert re.search(r'model\.py", line \d+ in execute', log), "the log says where it hung"
 
 
@@ -409,9 +409,5 @@ def test_failures_are_counted_as_the_backends(server: Any) -> None:
     fails(server, "moods", "raise")
     stats = statistics(server, "moods")
     assert stats["inference_stats"]["fail"]["count"] == failed + 1
-    pattern = r'^nv_inference_request_failure{[^}]*model="moods"[^}]*reason="BACKEND"[^}]*} (\S+)'
-    found = re.search(pattern, server.scrape(), re.M) or re.search(
-        r'^nv_inference_request_failure{[^}]*reason="BACKEND"[^}]*model="moods"[^}]*} (\S+)', server.scrape(), re.M
-    )
-    assert found is not None
-    assert float(found[1]) >= 1
+    pattern = r'^nv_inference_request_failure{model="moods",reason="BACKEND",version="1"} [1-9]'
+    until("it is on the page", lambda: re.search(pattern, server.scrape(), re.M))

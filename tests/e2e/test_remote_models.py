@@ -134,7 +134,7 @@ def test_a_bucket_that_cannot_be_read_is_one_sentence(remote: Any, tmp_path: Pat
         ],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env=dict(os.environ),
         check=False,
     )

@@ -272,4 +272,4 @@ def _first_not_ready(parts: Any) -> None:
     for kind in ("http", "grpc"):
         assert (infer(leaving, "double", kind, INPUT0=value).as_numpy("OUTPUT0") == 2 * value).all()
     leaving.process.kill()
-    leaving.process.wait(60)
+    leaving.process.wait(180)

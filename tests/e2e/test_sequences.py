@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
-from e2e_asking import batches, client, infer, infer_json, inputs, settle, until
+from e2e_asking import batches, client, infer, infer_json, inputs, on_the_page, settle, until
 from e2e_models import put, python
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
@@ -79,7 +79,7 @@ control_input [
 """
 
 LONG = "max_sequence_idle_microseconds: 60000000"
-IDLE_US = 300_000
+IDLE_US = 1_000_000
 
 COUNTS_DOWN = """
 import numpy as np
@@ -404,5 +404,5 @@ def test_an_ensemble_hands_its_sequence_on(sequences: Any) -> None:
 
 def test_it_is_counted(sequences: Any) -> None:
     step(sequences, "direct", 31, 1, "s")
-    assert 'charonia_live_sequences{model="direct"}' in sequences.scrape()
+    on_the_page(sequences, 'charonia_live_sequences{model="direct"}')
     step(sequences, "direct", 31, 1, "e")

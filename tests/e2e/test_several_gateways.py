@@ -209,7 +209,7 @@ def _fails(models: Path, directory: Path, *flags: str) -> str:
     words = [CHARONIA, "serve", f"--model-repository={models}", f"--state-dir={directory / 'state'}"]
     words += ["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-port=0", *flags]
     result = subprocess.run(
-        words, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, cwd=directory, check=False
+        words, capture_output=True, text=True, timeout=180, stdin=subprocess.DEVNULL, cwd=directory, check=False
     )
     assert result.returncode == 1, result.stderr
     assert "Traceback" not in result.stderr
@@ -332,4 +332,4 @@ def test_a_drain_answers_what_every_gateway_has(models: Path, tmp_path: Path, se
             gate.open()
             assert all(task.result(60) for task in waiting)
             gate.request.result(60)
-    assert server.process.wait(60) == 0, server.log()
+    assert server.process.wait(180) == 0, server.log()

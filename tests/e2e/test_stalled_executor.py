@@ -135,14 +135,14 @@ def test_a_stalled_executors_work_moves_on_and_its_late_commit_is_fenced_off(sta
         before = stalled.executed()
         other.stop()
         assert infer(gateway, "gated", VALUE=value).as_numpy("ECHO").tolist() == [[7]]
-        assert stalled.executed() == before + 1
+        until("it has counted it", lambda: stalled.executed() == before + 1)
 
 
 def test_the_only_executor_of_a_server_goes_on_after_a_stall(serve: Callable[..., Server], tmp_path: Path) -> None:
     """Its batcher stood still with it: what was accepted meanwhile waits for both."""
     models = tmp_path / "models"
     scaling(models, "double", 2)
-    server = serve(models)
+    server = serve(models, "--heartbeat-ttl-secs=2")
     (stalled,) = server.pids("executor+batcher")
     value = np.ones((1, WIDTH), np.float32)
     with ThreadPoolExecutor(8) as pool:

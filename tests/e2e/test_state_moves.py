@@ -117,6 +117,6 @@ def test_jobs_results_and_sequences_go_from_valkey_to_redis_and_back(tmp_path: P
 
     # -- the other program is not started on what it cannot read
     refused = start(models, tmp_path / "one", f"--log-server={redis}")
-    assert refused.process.wait(60) == 1
+    assert refused.process.wait(180) == 1
     assert f"the state in '{tmp_path / 'one'}' was written by Valkey 9" in refused.log()
     assert "start with --log-server=" in refused.log()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from e2e_asking import until
+from e2e_asking import on_the_page, until
 from e2e_models import python
 from e2e_server import Server, serving
 from gated_streams import CONFIG, SOURCE, Gates
@@ -289,4 +289,4 @@ def test_requests_are_counted_once(server: Server) -> None:
 
     until("it is counted", lambda: succeeded() > before)
     assert succeeded() == before + 1
-    assert 'nv_inference_request_success{model="counted",version="1"}' in server.scrape()
+    on_the_page(server, 'nv_inference_request_success{model="counted",version="1"}')

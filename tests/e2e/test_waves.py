@@ -128,7 +128,10 @@ def test_statistics_count_what_was_answered(server: Server) -> None:
         riding(server)
         load.until_more(500)
     assert load.failures == []
-    assert int(statistics(server, "echo")["inference_stats"]["success"]["count"]) == load.answers
+    until(
+        "each answer is counted",
+        lambda: int(statistics(server, "echo")["inference_stats"]["success"]["count"]) == load.answers,
+    )
 
 
 def test_a_log_that_is_killed_costs_outcomes_but_keeps_nobody_waiting(server: Server) -> None:

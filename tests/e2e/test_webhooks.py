@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e_asking import on_the_page
 from standardwebhooks.webhooks import Webhook
 
 PATIENCE_S = 30.0
@@ -102,7 +103,7 @@ def test_serve_tells_of_jobs_and_goes_on_after_its_sender_is_killed(
     os.kill(pid, signal.SIGKILL)
     job_id = submit(server, endpoint.url)[1]["id"]
     assert json.loads(endpoint.next()[1])["data"]["id"] == job_id
-    assert "charonia_webhook_deliveries_total" in server.scrape()
+    on_the_page(server, "charonia_webhook_deliveries_total")
 
     status, refusal = submit(server, "http://169.254.169.254/")
     assert status == 400

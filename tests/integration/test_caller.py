@@ -103,7 +103,7 @@ async def test_a_deadline_ends_a_call_that_waits(world: World) -> None:
     world.echo.open = False
     running = world.caller.open(request(1))
     await until(lambda: len(world.echo.held) == 1)
-    answer = await world.caller.infer(request(2, deadline_ns=wall_ns() + 400_000_000))
+    answer = await world.caller.infer(request(2, deadline_ns=wall_ns() + 1_500_000_000))
     assert isinstance(answer.error, DeadlineExceeded)
     world.echo.release()
     assert number(await running.next()) == 1

@@ -70,7 +70,7 @@ def ended(pid: int) -> bool:
 
 
 def test_it_is_ready_at_once(state_dir: Path) -> None:
-    """One start of several is quick, however busy the machine is."""
+    """One start of several takes no second, however slow and busy the machine is: nothing waits for a long pause."""
     server = PrivateServer(state_dir, find_server())
 
     def start_s() -> float:
@@ -81,7 +81,7 @@ def test_it_is_ready_at_once(state_dir: Path) -> None:
         server.stop()
         return took_s
 
-    until(lambda: start_s() < 0.15)
+    until(lambda: start_s() < 1.0)
 
 
 def test_it_is_set_up_to_keep_what_it_was_given(server: PrivateServer) -> None:

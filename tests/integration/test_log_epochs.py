@@ -219,7 +219,9 @@ async def test_a_log_that_hangs_is_lost_after_a_while_and_found_again(
     os.kill(server.pid, signal.SIGCONT)
     await until(lambda: control.log_up)
     await log.append(b"s", FIELDS)
-    assert states == [False, True]
+    # again and again, if this process is held up for as long as the log may hang
+    assert states == [False, True] * (len(states) // 2)
+    assert states
     await control.close()
     await log.close()
 

@@ -144,7 +144,7 @@ async def agree(race: Race, call: asyncio.Task[InferenceResponse]) -> None:
     assert journal[-1].kind == "ended", "nothing happens after the end"
     assert journal[-1].outcomes == (record.state,)
     answer: InferenceResponse | CharoniaError
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         try:
             answer = await call
         except CharoniaError as error:

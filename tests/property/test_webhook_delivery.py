@@ -122,7 +122,7 @@ async def _tell(directory: Path, chance: random.Random, jobs: int, cuts: int) ->
             while sum(endpoints.final.values()) < jobs:
                 await asyncio.sleep(FIRST_RETRY_S)
     log.rate = 0.0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any([await memory.count_times(keys.webhook_times(model)) for model in MODELS]) or any(
             [await memory.range(keys.webhooks(model)) for model in MODELS]
         ):

@@ -22,7 +22,7 @@ from charonia.eventlog.redis import open_log
 T = TypeVar("T")
 
 
-def until(what: str, look: Callable[[], T], timeout_s: float = 60.0) -> T:
+def until(what: str, look: Callable[[], T], timeout_s: float = 120.0) -> T:
     """Look until something true is seen, and return it. What takes long to look at, as a scrape, is seen less often."""
     began_at = time.monotonic()
     give_up_at = began_at + timeout_s
@@ -88,11 +88,19 @@ def batches(server: Any, model: str) -> dict[int, int]:
     return {row["batch_size"]: row["compute_infer"]["count"] for row in statistics(server, model)["batch_stats"]}
 
 
+def on_the_page(server: Any, *texts: str) -> str:
+    """A page of metrics with all these texts: it leaves out a part that does not answer within two seconds, and an
+    answer may come before it is counted.
+    """
+    return until(
+        f"{texts} on the page", lambda: (page := server.scrape()) and all(text in page for text in texts) and page
+    )
+
+
 def pending(server: Any, model: str) -> int:
     """Requests that wait in the model's queue (M2)."""
-    found = re.findall(
-        rf'^nv_inference_pending_request_count{{[^}}]*model="{model}"[^}}]*}} (\S+)', server.scrape(), re.M
-    )
+    page = on_the_page(server, "# TYPE nv_inference_pending_request_count ")
+    found = re.findall(rf'^nv_inference_pending_request_count{{[^}}]*model="{model}"[^}}]*}} (\S+)', page, re.M)
     return int(sum(float(number) for number in found))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from e2e_asking import until
-from e2e_server import REPOSITORY, Server
+from e2e_server import LEASES, REPOSITORY, Server
 from topologies import Topology, wanted
 
 from charonia.eventlog.embedded import PrivateServer, find_server
@@ -49,6 +50,7 @@ class Part(Server):
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 cwd=REPOSITORY,
+                env={**LEASES, **os.environ},
             )
         super().__init__(process, directory, log_file)
 

@@ -37,12 +37,12 @@ input { name: "INPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
 output { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 16 ] }
 instance_group { kind: KIND_CPU count: 1 }
 dynamic_batching { }
-parameters { key: "charonia.max_execution_s" value { string_value: "1" } }
+parameters { key: "charonia.max_execution_s" value { string_value: "2" } }
 """
 """Dies of a request that begins with -1, hangs with one that begins with -2."""
 
 PATIENCE_S = 60.0
-"""Halving a wave around a request that hangs takes a second and a new process for each of up to seven executions."""
+"""Halving a wave around a request that hangs takes two seconds and a new process for each of up to seven executions."""
 DIES, HANGS = -1.0, -2.0
 
 
@@ -112,7 +112,7 @@ def until_nothing_left(log_url: Callable[[], str], gateways: int = 1) -> None:
         return not left
 
     try:
-        until("nothing of waves is left", look, 30)
+        until("nothing of waves is left", look)
     except BaseException:
         print(left)
         raise

@@ -288,7 +288,7 @@ class TestLeaving:
         self, front: NativeGrpcFront, wire: Wire
     ) -> None:
         """The word that the client may stop has to leave before the connection does."""
-        wire.write(open_call(1, grpc_timeout="500m"))
+        wire.write(open_call(1, grpc_timeout="3S"))
         await wire.settle()
         for connection in front._serving.connections:
             connection.leave()

@@ -94,7 +94,7 @@ class Door:
 
     async def quiet(self) -> None:
         """Return once nothing is scheduled or under way."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.coalescer._scheduled or self.coalescer._outstanding or self.coalescer._waiting:
                 await asyncio.sleep(0)
 

@@ -55,7 +55,7 @@ async def test_what_was_lent_for_a_request_without_room_is_taken_back(streamed: 
     with pytest.raises(ResourceExhausted):
         await sent
     (name,) = log.held
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await log.blob(name) is not None:
             await asyncio.sleep(0)
     await plane.close()

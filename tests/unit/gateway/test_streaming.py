@@ -252,7 +252,7 @@ async def test_one_response_over_the_bound_is_served() -> None:
 
 async def test_a_deadline_in_mid_stream(bench: Any) -> None:
     gateway = await bench.gateway()
-    reader = Reader(gateway.stream(request_of(deadline_ns=wall_ns() + 200_000_000)))
+    reader = Reader(gateway.stream(request_of(deadline_ns=wall_ns() + 1_500_000_000)))
     (record,) = await bench.comes()
     await bench.respond(record, 0, 1)
     with pytest.raises(DeadlineExceeded):

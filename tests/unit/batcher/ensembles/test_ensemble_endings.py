@@ -71,7 +71,7 @@ async def test_a_large_answer_is_put_beside_the_log_once(tmp_path: Path, monkeyp
     endings = Endings(log, "m", own, spawn, settled.extend, Latencies(MetricsSettings()))
     large = Tensor.of("y", np.zeros(BY_REFERENCE_BYTES, np.uint8))
     endings.answer(AnswerRequest(request, {"y": large}), [large], {}, Tally(), several=False)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not settled:
             await asyncio.sleep(0)
 

@@ -17,7 +17,7 @@ REPLIES = keys.replies("gateway-1")
 
 
 async def emptied(log: MemoryLog, stream: bytes) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while await log.range(stream):
             await asyncio.sleep(0.001)
 

@@ -58,7 +58,7 @@ class Owner:
         self.dispatched.end(batch_id)
 
     async def done(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await asyncio.gather(*self.tasks)
 
 
@@ -119,7 +119,7 @@ async def test_a_batch_that_is_given_up_before_it_enters_quarantine_never_does(o
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner.dispatched, "came_back", lambda *_: None)
         await owner.done()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await owner.quarantine.enter("executor-1", "b-2")
     assert owner.quarantine.holders == {"executor-1": "b-2"}
     assert owner.log.appended == []

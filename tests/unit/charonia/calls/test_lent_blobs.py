@@ -117,7 +117,7 @@ async def test_what_could_not_be_removed_or_was_cut_off_is_removed_later(monkeyp
         await payloads._delete_left()
     monkeypatch.setattr(log, "delete_keys", deleted)
     watching = asyncio.create_task(payloads.watch())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while payloads._left:
             await asyncio.sleep(0)
         while any([await log.blob(n.decode()) for n in await log.due(keys.lent("gateway-1"), 2**53, 99)]):

@@ -26,6 +26,9 @@ EVER_S = 3600.0
 class Log(MemoryLog):
     """Notes how often leases were prolonged; refuses to while `away`."""
 
+    passed_ns = 0
+    """The time of leases: with each heartbeat some passes, and none while a busy machine stands still."""
+
     def __init__(self) -> None:
         super().__init__()
         self.prolonged = self.reported = 0
@@ -35,6 +38,7 @@ class Log(MemoryLog):
     async def prolong(self, role: str, incarnation: str, ttl_ms: int) -> bool:
         self.changed.set()
         self.prolonged += 1
+        Log.passed_ns += int(INTERVAL_S * 1e9) // len(LEASES)
         if self.away:
             raise LogUnavailable("away")
         return await super().prolong(role, incarnation, ttl_ms)
@@ -47,13 +51,19 @@ class Log(MemoryLog):
         return await super().append(stream, fields)  # type: ignore[arg-type]
 
     async def until(self, seen: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not seen():
                 self.changed.clear()
                 await self.changed.wait()
 
     async def losses(self) -> list[object]:
         return [unpack_fact(entry.fields[1]) for entry in await self.range(keys.CONTROL)]
+
+
+@pytest.fixture(autouse=True)
+def _time_of_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Log, "passed_ns", 0)
+    monkeypatch.setattr("memory_log.projections.monotonic_ns", lambda: Log.passed_ns)
 
 
 LOST = [ProcessLeft("executor", "e1", "lost"), ProcessLeft("batcher", "b1", "lost")]
@@ -73,7 +83,7 @@ async def joined(log: Log) -> None:
 
 async def end(keeper: Keeper, running: asyncio.Task[None]) -> None:
     keeper.gone.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await running
 
 

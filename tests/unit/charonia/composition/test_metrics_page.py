@@ -117,14 +117,19 @@ async def test_an_end_during_a_scrape_counts_nothing_twice(parts: list[Part], tm
 async def test_a_part_that_does_not_answer_keeps_its_counters(
     parts: list[Part], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("charonia.metrics.endpoint._SCRAPE_TIMEOUT_S", 0.05)
+    patience = "charonia.metrics.endpoint._SCRAPE_TIMEOUT_S"
+    monkeypatch.setattr(patience, 30.0)
     union = union_of(tmp_path)
     one, other = parts
     one.requests, one.pending, other.requests = 100, 4, 900
     await figures(union)
     one.answers.clear()
     other.requests = 950
-    assert await figures(union) == (1050, 0)
+    monkeypatch.setattr(patience, 0.1)
+    async with asyncio.timeout(30):
+        while await figures(union) != (1050, 0):  # as long as a busy machine keeps the other from answering, too
+            pass
+    monkeypatch.setattr(patience, 30.0)
     one.answers.set()
     one.requests = 150
     assert await figures(union) == (1100, 4)

@@ -52,7 +52,7 @@ async def test_bad_facts_stop_neither_the_start_nor_the_following() -> None:
 
     await write_bad(log)
     await write(log, RepositoryScanned("e", ("b",), "none", ready=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while [row.model for row in control.catalog.index()] != ["b"]:
             await control.changed()
     await control.close()
@@ -73,7 +73,7 @@ async def test_two_missed_looks_make_a_process_lost() -> None:
     await control._look()
     assert lost() == []
     await control._look()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not lost():
             await control.changed()
     assert lost() == ["dead"]
@@ -121,7 +121,7 @@ def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 async def lost_of(log: MemoryLog, control: ControlPlane, count: int) -> list[str]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             facts = [unpack_fact(entry.fields[1]) for entry in await log.range(keys.CONTROL)]
             lost = [fact.incarnation for fact in facts if isinstance(fact, ProcessLeft) and fact.reason == "lost"]
@@ -204,7 +204,7 @@ async def test_in_another_log_only_what_is_said_there_is_known() -> None:
     assert control.catalog.index() == []
     assert control.epoch_changes == 1
     await write(log, ProcessJoined("executor", "e"), RepositoryScanned("e", ("new",), "none", ready=True))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not control.catalog.started():
             await control.changed()
     assert [row.model for row in control.catalog.index()] == ["new"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 
 from charonia.metrics.stalls import StallWatch
@@ -12,8 +13,8 @@ from charonia.metrics.stalls import StallWatch
 def occupy() -> None:
     """Python code that runs for longer than the limit of the tests."""
     hashlib.pbkdf2_hmac("sha256", b"", b"", 1)
-    deadline = asyncio.get_running_loop().time() + 0.3
-    while asyncio.get_running_loop().time() < deadline:
+    enough_s = time.thread_time() + 0.3
+    while time.thread_time() < enough_s:
         pass
 
 
@@ -27,9 +28,8 @@ async def _watched(work: Callable[[], None] | None) -> StallWatch:
     watch.start()
     try:
         await asyncio.sleep(0.05)
-        if work is not None:
-            work()
         while work is not None and not any(work.__qualname__ in stall.text() for stall in watch.recent):
+            work()  # again, where a busy machine did not let the watch look meanwhile
             await asyncio.sleep(0.01)
     finally:
         watch.stop()
@@ -53,7 +53,9 @@ def test_a_call_that_keeps_the_lock_is_named() -> None:
 
 def test_a_loop_that_waits_does_not_stand_still() -> None:
     watch = asyncio.run(_watched(None))
-    assert all(not stall.stack for stall in watch.recent), [stall.text() for stall in watch.recent]
+    # a busy machine may hold it up wherever it is, but it does nothing meanwhile
+    busy = [stall.text() for stall in watch.recent if stall.stack and stall.on_processor_ms >= 50]
+    assert not busy
 
 
 def test_the_page_has_both_families() -> None:

@@ -225,7 +225,7 @@ async def test_wait_returns_when_the_job_ends(yard: Any, ids: Ids) -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     await yard.end(ids(1))
-    document, well, _ = await asyncio.wait_for(waiting, 10)
+    document, well, _ = await asyncio.wait_for(waiting, 30)
     assert (well, document["state"]) == (True, "succeeded")
 
 

@@ -202,7 +202,7 @@ async def test_an_owner_hears_of_a_settlement_although_its_executor_fails_over_i
         raise failure
 
     await settle(log, directory, pack_response(REQUEST_ID, "m", 1, [], {}), link=link, done=fail)
-    await asyncio.wait_for(heard.wait(), 10)
+    await asyncio.wait_for(heard.wait(), 30)
     assert failures == [failure]
 
 

@@ -115,7 +115,7 @@ async def test_leaving_while_waiting(
     task.cancel()
     await task
     if cancelled:
-        await asyncio.wait_for(handler.cancelled.wait(), 5)
+        await asyncio.wait_for(handler.cancelled.wait(), 30)
     else:
         handler.gate.set()
     (job,) = (await client.get("/v2/jobs")).json()["jobs"]

@@ -32,7 +32,7 @@ request_of, options, numbers, until, until_so = (
     job_bench.until,
     job_bench.until_so,
 )
-PATIENCE_S = 10
+PATIENCE_S = 30
 
 
 @pytest.fixture(params=["jobs", "off"])

@@ -47,7 +47,7 @@ async def test_many_wait_for_a_job_and_all_are_told(bench: Any, journal: str) ->
     await until(lambda: len(gateway.jobs._watches._watches) == 1)
     await bench.begin(record)
     await bench.finish(record)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         for _, responses in await asyncio.gather(*waiting):
             (response,) = responses
             assert numbers(response.outputs)["y"] == 9
@@ -71,7 +71,7 @@ async def test_the_journal_wakes_before_the_slow_look(bench: Any, monkeypatch: p
     waiting = asyncio.create_task(gateway.job_result(receipt.id, wait_s=3600))
     await until(lambda: any(w.record for j in gateway.jobs._watches._watches.values() for w in j.values()))
     await bench.finish(record)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert (await waiting)[1]
 
 
@@ -99,7 +99,7 @@ async def test_not_everybody_can_wait_at_once(bench: Any, monkeypatch: pytest.Mo
         await gateway.job_result(theirs, Caller(), 60)
     for record in await bench.queued():
         await bench.finish(record)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert [event.kind for event in await asyncio.gather(first, *others)] == ["succeeded"] * 3
     assert (await gateway.job_result(ours, ACME, 60))[1]
 
@@ -116,7 +116,7 @@ async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:
     await asyncio.sleep(0)
     gone.cancel()
     await bench.finish(record)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert (await staying)[1]
 
 
@@ -126,7 +126,7 @@ async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:
 @pytest.mark.parametrize("key", ["", "key"])
 async def test_the_answer_comes_at_the_deadline(bench: Any, key: str) -> None:
     gateway = await bench.gateway(journal="all")
-    deadline_ns = wall_ns() + 200_000_000
+    deadline_ns = wall_ns() + 1_500_000_000
     call = asyncio.create_task(
         gateway.infer(request_of(deadline_ns=deadline_ns), options=options(key) if key else None)
     )
@@ -150,7 +150,7 @@ async def test_the_answer_comes_at_the_deadline(bench: Any, key: str) -> None:
 
 async def test_a_completion_that_was_first_is_the_answer(bench: Any) -> None:
     gateway = await bench.gateway()
-    call = asyncio.create_task(gateway.infer(request_of(4, deadline_ns=wall_ns() + 200_000_000)))
+    call = asyncio.create_task(gateway.infer(request_of(4, deadline_ns=wall_ns() + 1_500_000_000)))
     (record,) = await bench.comes()
     await bench.finish(record, reply=False)
     lost, settle = [], bench.log.settle
@@ -170,7 +170,7 @@ async def test_a_completion_that_was_first_is_the_answer(bench: Any) -> None:
 
 async def test_a_deadline_while_the_log_is_away_is_an_unknown_outcome(bench: Any) -> None:
     gateway = await bench.gateway()
-    call = asyncio.create_task(gateway.infer(request_of(deadline_ns=wall_ns() + 200_000_000)))
+    call = asyncio.create_task(gateway.infer(request_of(deadline_ns=wall_ns() + 1_500_000_000)))
     await bench.comes()
 
     async def away(*_: Any, **__: Any) -> None:
@@ -216,8 +216,8 @@ async def test_a_log_that_takes_its_time_keeps_nobody_waiting(
         await stalled.wait()
 
     bench.log.accept = bench.log.accept_job = bench.log.settle = stall
-    ask = request_of(deadline_ns=wall_ns() + 200_000_000)
-    async with asyncio.timeout(5):
+    ask = request_of(deadline_ns=wall_ns() + 1_500_000_000)
+    async with asyncio.timeout(30):
         with pytest.raises(Unavailable, match="outcome is unknown"):
             await gateway.infer(ask, options=options(key) if key else None)
     assert gateway._dataplane.pending_requests == 0
@@ -237,13 +237,13 @@ async def test_a_deadline_is_kept_while_the_log_takes_its_time(way: str) -> None
     bench = JobBench(log)
     await bench.serve(bench_module.CONFIG + (DECOUPLED if way == "stream" else ""))
     gateway = await bench.gateway()
-    ask = request_of(deadline_ns=wall_ns() + 200_000_000)
+    ask = request_of(deadline_ns=wall_ns() + 1_500_000_000)
     if way == "infer":
         with pytest.raises(LogUnavailable, match="outcome is unknown"):
-            await asyncio.wait_for(gateway.infer(ask, options=options("key")), 10)
+            await asyncio.wait_for(gateway.infer(ask, options=options("key")), 30)
     else:
         answers = gateway.stream(ask, options=options("key"))
-        async with asyncio.timeout(10), contextlib.aclosing(answers):
+        async with asyncio.timeout(30), contextlib.aclosing(answers):
             (answer,) = [answer async for answer in answers]
         assert type(answer.error) is LogUnavailable
     await bench.close()

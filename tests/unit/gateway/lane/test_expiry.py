@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+from virtual_time import MemoryLoop
 
 from charonia.clock import wall_ns
 from gateway.lane.door import Expiry
@@ -17,18 +21,24 @@ def outstanding(*delays_ms: int) -> list[Any]:
     return [SimpleNamespace(deadline_ns=now_ns + ms * MS if ms else 0, gone=False) for ms in delays_ms]
 
 
-async def test_each_expires_once_and_in_order() -> None:
-    calls, ended = outstanding(60, 0, 20), []
-    expiry = Expiry(lambda: calls, ended.append)
-    for call in calls:
-        if call.deadline_ns:
-            expiry.watch(call.deadline_ns)
-    async with asyncio.timeout(5):
-        while len(ended) < 2:
-            await asyncio.sleep(0.005)
-    assert ended == [calls[2], calls[0]]
-    await asyncio.sleep(0.02)
-    assert len(ended) == 2
+def test_each_expires_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(MemoryLoop()) as loop:
+        monkeypatch.setattr("gateway.lane.door.wall_ns", lambda: began_ns + round(loop.time() * 1e9))
+        began_ns = wall_ns()
+        calls = [SimpleNamespace(deadline_ns=began_ns + ms * MS if ms else 0, gone=False) for ms in (60, 0, 20)]
+        ended: list[Any] = []
+        expiry = Expiry(lambda: calls, ended.append)
+        for call in calls:
+            if call.deadline_ns:
+                loop.call_soon(expiry.watch, call.deadline_ns)
+        loop.advance(0.019)
+        assert ended == []
+        loop.advance(0.002)
+        assert ended == [calls[2]]
+        loop.advance(0.040)
+        assert ended == [calls[2], calls[0]]
+        loop.advance(10.0)
+        assert len(ended) == 2
 
 
 async def test_what_was_answered_or_given_up_does_not_expire() -> None:
@@ -39,7 +49,7 @@ async def test_what_was_answered_or_given_up_does_not_expire() -> None:
     last = calls[2]
     calls[1].gone = True
     del calls[0]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not ended:
             await asyncio.sleep(0.005)
     assert ended == [last]

@@ -21,7 +21,8 @@ def test_what_is_put_off_comes_back_at_the_pace_of_the_host() -> None:
     times_s = [(host.postponed_us() - now_us) / 1e6 for _ in range(1000)]
     assert times_s == sorted(times_s)
     assert 2 < times_s[1] - times_s[0] <= 2.501
-    assert times_s[-1] <= 601  # a host that recovers is found out soon
+    passed_s = wall_ns() / 1e9 - now_us / 1e6
+    assert times_s[-1] <= 601 + passed_s  # a host that recovers is found out soon
 
 
 def test_hosts_that_rest_are_forgotten_and_those_at_work_are_not() -> None:

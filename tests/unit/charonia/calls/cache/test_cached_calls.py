@@ -79,7 +79,7 @@ async def world() -> World:
 
 async def stored(world: World, misses: int) -> None:
     """A miss is counted once the log has the answer."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while world.calls.counts()[("m", 1)].misses < misses:
             await asyncio.sleep(0)
 
