@@ -1,9 +1,11 @@
 #!lua flags=allow-oom
 -- Delete journal entries past the model's retention, the oldest first.
 --
--- KEYS[1] j:{m}  journal stream; loses entries
--- KEYS[2] n:{m}  hash; `keep_journal_s` and `keep_journal_bytes` are what may be kept, 0 or nothing = all; gets
---                `journal_trimmed` with the first deletion
+-- KEYS[1] j:{m}        journal stream; loses entries
+-- KEYS[2] n:{m}        hash; `keep_journal_s` and `keep_journal_bytes` are what may be kept, 0 or nothing = all; gets
+--                      `journal_trimmed` with the first deletion
+-- KEYS[3] j:{m}:seals  seals of the journal, if only what they cover may be deleted, and only all that one covers; loses
+--                      those before the last one whose entries are gone, with which the chain then begins
 --
 -- ARGV[1] id of the oldest entry that must stay, or + for none
 -- ARGV[2] how many entries to look at: more than these are told from the times of the first and the last one
@@ -21,7 +23,17 @@ local function trim(ms, sequence)
   if bound_ms and (ms > bound_ms or (ms == bound_ms and sequence > bound_sequence)) then
     ms, sequence = bound_ms, bound_sequence
   end
-  return redis.call('XTRIM', KEYS[1], 'MINID', '=', string.format('%.0f-%.0f', ms, sequence))
+  local oldest_kept = string.format('%.0f-%.0f', ms, sequence)
+  if not KEYS[3] then
+    return redis.call('XTRIM', KEYS[1], 'MINID', '=', oldest_kept)
+  end
+  local seal = redis.call('XREVRANGE', KEYS[3], '(' .. oldest_kept, '-', 'COUNT', 1)[1]
+  if not seal then
+    return 0
+  end
+  redis.call('XTRIM', KEYS[3], 'MINID', '=', seal[1])
+  local seal_ms, seal_sequence = string.match(seal[1], '^(%d+)-(%d+)$')
+  return redis.call('XTRIM', KEYS[1], 'MINID', '=', string.format('%s-%.0f', seal_ms, tonumber(seal_sequence) + 1))
 end
 
 local function id_of(entry)
