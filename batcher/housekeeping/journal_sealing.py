@@ -11,25 +11,21 @@ import logging
 from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import InvalidRecord, LogRefused
-from charonia.eventlog.port import START, Jobs, Streams
+from charonia.eventlog.port import START, JobLog
 from charonia.facts.seals import Seal, SegmentDigest, make_seal, read_seal
 
 _log = logging.getLogger(__name__)
 
 MOST_OF_SEAL = 500
-"""Entries of a seal: a page of the log, digested without a pause in about a millisecond. Trimming deletes whole seals."""
+"""Entries of a seal: a page of the log, digested without a pause in about a millisecond. It is trimmed as a whole."""
 _MOST_PAGES = 40
 """Of one call. The rest of a long journal, as one from before there were seals, is the next call's."""
-
-
-class SealedLog(Streams, Jobs):
-    """What sealing asks of the log."""
 
 
 class JournalSealing:
     """The sealer of one model. Each owner has one; a stalled former owner's seals are refused by the log."""
 
-    def __init__(self, log: SealedLog, model: str) -> None:
+    def __init__(self, log: JobLog, model: str) -> None:
         self._log = log
         self._model = model
         self._last: Seal | None = None
@@ -68,7 +64,7 @@ class JournalSealing:
                 segment.add(entry.id, entry.fields)
             seal, packed = make_seal(self._model, self._last, segment, wall_ns() // 1_000_000)
             if not await self._log.seal_journal(self._model, after, seal.last, packed):
-                # another owner has sealed, or a restarted log has lost the last seal: the next call goes on from what it has
+                # another owner has sealed, or a restarted log has lost the last seal: the next call reads what is last
                 self._known = False
                 return True
             self._last = seal

@@ -406,8 +406,8 @@ class Jobs(Protocol):
         """Delete journal entries past retention, none as young as `oldest_unfinished`; how many.
 
         `oldest_unfinished` is an entry id, or `+` when nothing is unfinished. What is too much in bytes is estimated:
-        one call may leave some of it to the next. `sealed`: delete only what seals cover, of each seal all or nothing,
-        and the seals before the last one of these.
+        one call may leave some of it to the next. What a seal covers goes as a whole or stays, and with it the seals
+        before. `sealed`: nothing that no seal covers goes.
         """
 
     async def last_seal(self, model: str) -> Entry | None:

@@ -1,17 +1,19 @@
 """Seals of a model's journal: a hash chain over its entries (ADR 0061). Pure.
 
-A seal is an entry of `j:{m}:seals` whose id is that of the last journal entry it covers. It covers the entries after the
-seal before it, or from the journal's beginning. Its one field, `s`, is msgpack, and more at its end is left unread:
+A seal is an entry of `j:{m}:seals` whose id is that of the last journal entry it covers. It covers the entries after
+the seal before it, or from the journal's beginning. Its one field, `s`, is msgpack, and more at its end is left unread:
 
     [1, number, first, count, sealed_ms, previous, digest]
 
-`number` counts from 1. `first` is the id of the first entry covered, `count` how many there are, `sealed_ms` the
-sealer's clock (milliseconds since the epoch). `previous` is the link of the seal before, of the first one `origin` of the model.
-`digest` is SHA-256 over the entries, each as: number of its fields and length of its id (4 bytes each, little-endian),
-id, then of each field length (4 bytes) and bytes. Names and values are both fields. The *link* of a seal is SHA-256 over a prefix,
-the model, the seal's id and its bytes as they are stored, so later additions are covered, too.
+`number` counts from 1. `first` is the id of the first entry covered, `count` how many there are, `sealed_ms` the time
+of the seal in milliseconds since the epoch. `previous` is the link of the seal before; the first one has the `origin`
+of its model. `digest` is SHA-256 over the entries. Of each: the number of its fields and the length of its id (4 bytes
+each, little-endian), the id, and for each field its length (4 bytes) and bytes; names and values both are fields.
 
-`batcher.housekeeping.journal_sealing` writes them, `charonia.operations.history.chain_verification` reads them.
+The *link* of a seal is SHA-256 over a prefix, the lengths of the model's name and of the seal's id (4 bytes each), both
+of them, and its bytes as they are stored: so what later releases add is covered, too.
+
+`batcher.housekeeping.journal_sealing` writes seals, `charonia.operations.history.chain_verification` reads them.
 """
 
 from __future__ import annotations
@@ -89,16 +91,14 @@ def make_seal(model: str, before: Seal | None, segment: SegmentDigest, sealed_ms
     """The seal of a segment that is not empty, and its bytes for the log."""
     number = before.number + 1 if before is not None else 1
     previous = before.link if before is not None else origin(model)
-    packed: bytes = msgpack.packb(
-        (_VERSION, number, segment.first, segment.count, sealed_ms, previous, segment.digest)
-    )
+    packed: bytes = msgpack.packb((_VERSION, number, segment.first, segment.count, sealed_ms, previous, segment.digest))
     link = _link(model, segment.last, packed)
     about = (number, segment.first, segment.last, segment.count, sealed_ms, previous, segment.digest, link)
     return Seal(*about), packed
 
 
 def read_seal(model: str, seal_id: bytes, fields: Sequence[Buffer]) -> Seal:
-    """The seal that an entry of `j:{m}:seals` holds. Raises `InvalidRecord` for one that is none, or of a newer kind."""
+    """The seal of an entry of `j:{m}:seals`. Raises `InvalidRecord` for one that is none, or of a newer version."""
     values = {bytes(fields[at]): bytes(fields[at + 1]) for at in range(0, len(fields) - 1, 2)}
     try:
         packed = values[FIELD_SEAL]

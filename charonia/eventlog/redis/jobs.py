@@ -142,10 +142,9 @@ class Jobs:
         return sorted(name.decode() for name in await self._commands.execute("SMEMBERS", keys.JOB_MODELS))
 
     async def trim_journal(self, model: str, oldest_unfinished: bytes, *, sealed: bool = False) -> int:
-        names: tuple[bytes, ...] = (keys.journal(model), keys.counters(model))
-        if sealed:
-            names += (keys.journal_seals(model),)
-        trimmed: int = await self._commands.script(scripts.TRIM_JOURNAL, names, (oldest_unfinished, _MOST_LOOKED_AT))
+        names = (keys.journal(model), keys.counters(model), keys.journal_seals(model))
+        about = (oldest_unfinished, _MOST_LOOKED_AT, int(sealed))
+        trimmed: int = await self._commands.script(scripts.TRIM_JOURNAL, names, about)
         return trimmed
 
     async def last_seal(self, model: str) -> Entry | None:

@@ -324,12 +324,12 @@ class MemoryLog(MemoryStreams, MemoryProjections):
                 break
             size_bytes -= sum(map(len, entry.fields))
             gone.append(number)
-        if sealed:
-            seals = self._streams.get(keys.journal_seals(model), {})
-            covered = [number for number in seals if gone and number <= gone[-1]]
-            for number in covered[:-1]:
-                del seals[number]
+        seals = self._streams.get(keys.journal_seals(model), {})
+        covered = [number for number in seals if gone and number <= gone[-1]]
+        if sealed or len(covered) < len(seals):
             gone = [number for number in gone if covered and number <= covered[-1]]
+        for number in covered[:-1]:
+            del seals[number]
         for number in gone:
             del entries[number]
         work.journal_complete = work.journal_complete and not gone

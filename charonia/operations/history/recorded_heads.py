@@ -1,0 +1,72 @@
+"""The heads of chains in a file outside the log: one JSON object a line, added at its end only (ADR 0061).
+
+    {"model": "identity", "seal": 12, "entry": "1763900000000-4", "link": "<64 hex digits>", "sealed": "2026-11-23T12:00:00.000Z"}
+
+Who can write to the log can also make a new chain from its beginning. Against a line of this file it does not hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from charonia.errors import InvalidArgument
+
+from .chain_verification import Head
+
+_LINK = re.compile(r"[0-9a-f]{64}")
+
+
+def read_heads(file: Path) -> dict[str, dict[int, Head]]:
+    """The heads in a file by model and number; none if there is no file. Raises `InvalidArgument` for any other file."""
+    try:
+        lines = file.read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the heads in '{file}' cannot be read: {error}") from None
+    found: dict[str, dict[int, Head]] = {}
+    for place, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        head = _read(line)
+        if head is None:
+            raise InvalidArgument(f"line {place} of '{file}' is no head of a chain")
+        known = found.setdefault(head.model, {}).setdefault(head.seal, head)
+        if known.link != head.link:
+            raise InvalidArgument(f"line {place} of '{file}' has another link of seal {head.seal} than a line before")
+    return found
+
+
+def add_heads(file: Path, heads: Sequence[Head]) -> None:
+    """Add lines, which are on disk when this returns. Raises `InvalidArgument`."""
+    text = "".join(f"{json.dumps(_document(head))}\n" for head in heads)
+    try:
+        with file.open("a") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as error:
+        raise InvalidArgument(f"the heads cannot be written to '{file}': {error.strerror}") from None
+
+
+def _document(head: Head) -> dict[str, object]:
+    sealed = datetime.fromtimestamp(head.sealed_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    about = {"model": head.model, "seal": head.seal, "entry": head.entry, "link": head.link}
+    return {**about, "sealed": sealed.replace("+00:00", "Z")}
+
+
+def _read(line: str) -> Head | None:
+    try:
+        told = json.loads(line)
+        model, seal, entry, link, sealed = (told[name] for name in ("model", "seal", "entry", "link", "sealed"))
+        sealed_ms = round(datetime.fromisoformat(sealed).timestamp() * 1000)
+    except (ValueError, KeyError, TypeError):
+        return None
+    if not (isinstance(model, str) and type(seal) is int and isinstance(entry, str) and isinstance(link, str)):
+        return None
+    return Head(model, seal, entry, link, sealed_ms) if _LINK.fullmatch(link) else None
