@@ -106,18 +106,10 @@ def _audit(commands: Commands) -> None:
     command.add_argument("--model", action="append", default=[], help="only this model; repeatable")
     command.add_argument("--since", type=since, metavar="WHEN", help="a duration ago (2h) or a time; else all there is")
     command.add_argument("--verify", action="store_true", help="prove instead that nothing sealed was changed since")
-    command.add_argument(
-        "--heads",
-        type=file_path,
-        metavar="FILE",
-        help="compare with the seals in this file, and add the last ones to it",
-    )
-    command.add_argument(
-        "--max-unsealed",
-        type=duration_s,
-        metavar="S",
-        help="with --verify: fail if an entry older than this is not sealed",
-    )
+    text = "with --verify: compare with the seals in this file, then add the last ones to it"
+    command.add_argument("--heads", type=file_path, metavar="FILE", help=text)
+    text = "with --verify: fail if an entry older than this is not sealed"
+    command.add_argument("--max-unsealed", type=duration_s, metavar="S", help=text)
     text = "write the facts to this file instead, a row for each request of a fact: .jsonl or .parquet"
     command.add_argument("--export", type=file_path, metavar="FILE", help=text)
     command.add_argument("--until", type=since, metavar="WHEN", help="with --export: only what was before (now)")

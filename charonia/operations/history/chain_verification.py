@@ -3,7 +3,8 @@ against the seal before it.
 
 The first seal that is kept may have no entries any more: they were trimmed, and the chain begins with its link. What
 was written after the last seal is counted, not verified. Trimming goes on meanwhile, in whole seals from the oldest: a
-seal whose entries are not there counts as trimmed only if the log's first seal is that one or a later one by then, and has no entries.
+seal whose entries are not there counts as trimmed only if the log's first seal then is that one or a later one, and no
+entry of it is left either.
 """
 
 from __future__ import annotations

@@ -45,6 +45,8 @@ class FactFile:
         if os.path.lexists(path) and not overwrite:
             raise InvalidArgument(f"'{path}' exists; --overwrite replaces it")
         self.path = path
+        self.size_bytes = 0
+        """How large it is, once it is whole."""
         self._partial = path.with_name(f"{path.name}.partial-{os.getpid()}")
         self._format: _Format
         try:
@@ -67,6 +69,7 @@ class FactFile:
         try:
             self._format.close()
             if kind is None:
+                self.size_bytes = self._partial.stat().st_size
                 self._partial.replace(self.path)
         except OSError as failure:
             raise InvalidArgument(f"'{self.path}' cannot be written: {failure.strerror or failure}") from None

@@ -85,7 +85,7 @@ async def export_journals(
         ]
     whole = not any(report["unreadable"] for report in reports)
     facts = sum(report["facts"] for report in reports)
-    return {"whole": whole, "file": str(path), "bytes": path.stat().st_size, "facts": facts, "models": reports}
+    return {"whole": whole, "file": str(path), "bytes": file.size_bytes, "facts": facts, "models": reports}
 
 
 async def _export_model(

@@ -1,8 +1,9 @@
 """The heads of chains in a file outside the log: one JSON object a line, added at its end only (ADR 0061).
 
-    {"model": "identity", "seal": 12, "entry": "1763900000000-4", "link": "<64 hex digits>", "sealed": "2026-11-23T12:00:00.000Z"}
+    {"model": "identity", "seal": 12, "entry": "1763900000000-4", "link": "5be1...", "sealed": "2026-11-23T12:00:00Z"}
 
-Who can write to the log can also make a new chain from its beginning. Against a line of this file it does not hold.
+`link` has 64 hex digits. Who can write to the log can make a new chain from its beginning; with these lines it does not
+agree.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LINK = re.compile(r"[0-9a-f]{64}")
 
 
 def read_heads(file: Path) -> dict[str, dict[int, Head]]:
-    """The heads in a file by model and number; none if there is no file. Raises `InvalidArgument` for any other file."""
+    """The heads in a file by model and number, none without a file. Raises `InvalidArgument` if it has other lines."""
     try:
         lines = file.read_text().splitlines()
     except FileNotFoundError:

@@ -14,7 +14,7 @@ _FAULTS = {
     "seal_unreadable": "a seal cannot be read",
     "head_differs": "a seal is not the one that was recorded in the file of heads",
     "head_lost": "a seal that was recorded in the file of heads is gone",
-    "head_trimmed": "the seals that were recorded in the file of heads are trimmed, so nothing connects them with the log",
+    "head_trimmed": "what the file of heads has is trimmed, so nothing connects it with the log",
 }
 
 
