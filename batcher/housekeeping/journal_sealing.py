@@ -17,7 +17,8 @@ from charonia.facts.seals import Seal, SegmentDigest, make_seal, read_seal
 _log = logging.getLogger(__name__)
 
 MOST_OF_SEAL = 500
-"""Entries of a seal: a page of the log, digested without a pause in about a millisecond. It is trimmed as a whole."""
+"""Entries of a seal, unless seals were deleted: a page of the log, digested without a pause in about a millisecond. A
+seal is trimmed as a whole."""
 _MOST_PAGES = 40
 """Of one call. The rest of a long journal, as one from before there were seals, is the next call's."""
 
@@ -30,6 +31,8 @@ class JournalSealing:
         self._model = model
         self._last: Seal | None = None
         self._known = False
+        self._pages = 1
+        """Of the next seal."""
         self.refused = False
         """The log allows no seals, so none are waited for."""
 
@@ -55,22 +58,35 @@ class JournalSealing:
         if not self._known:
             await self._recall()
         for _ in range(_MOST_PAGES):
-            after = self._last.last if self._last is not None else START
-            entries = await self._log.range(keys.journal(self._model), after, MOST_OF_SEAL)
-            if not entries:
+            before = self._last
+            after = before.last if before is not None else START
+            segment, is_left = await self._read(after)
+            if not segment.count:
                 return False
-            segment = SegmentDigest()
-            for entry in entries:
-                segment.add(entry.id, entry.fields)
-            seal, packed = make_seal(self._model, self._last, segment, wall_ns() // 1_000_000)
+            seal, packed = make_seal(self._model, before, segment, wall_ns() // 1_000_000)
             if not await self._log.seal_journal(self._model, after, seal.last, packed):
-                # another owner has sealed, or a restarted log has lost the last seal: the next call reads what is last
-                self._known = False
-                return True
-            self._last = seal
-            if len(entries) < MOST_OF_SEAL:
+                await self._recall()
+                if self._last != before:  # another owner has sealed, or a restarted log has lost the last seal
+                    return True
+                # somebody deleted later seals, and a stream takes no id up to its last one again: take in more
+                self._pages *= 2
+                return False
+            self._last, self._pages = seal, 1
+            if not is_left:
                 return False
         return True
+
+    async def _read(self, after: bytes) -> tuple[SegmentDigest, bool]:
+        """The entries of the next seal, and whether the journal may have more."""
+        segment = SegmentDigest()
+        for _ in range(self._pages):
+            entries = await self._log.range(keys.journal(self._model), after, MOST_OF_SEAL)
+            for entry in entries:
+                segment.add(entry.id, entry.fields)
+            if len(entries) < MOST_OF_SEAL:
+                return segment, False
+            after = entries[-1].id
+        return segment, True
 
     async def _recall(self) -> None:
         """Read the last seal. Raises `InvalidRecord`."""

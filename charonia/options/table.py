@@ -418,6 +418,6 @@ RANGES = {
     "response-cache-byte-size": (0, ANY[1]),
     "journal-retention-secs": (0, ANY[1]),
     "journal-retention-bytes": (0, ANY[1]),
-    "journal-seal-secs": (0, 86_400),
+    "journal-seal-secs": (0, 3600),
     "dead-letter-retention-bytes": (0, ANY[1]),
 }

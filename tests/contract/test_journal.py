@@ -132,6 +132,12 @@ async def test_only_one_of_two_sealers_continues_the_chain(subject: Subject) -> 
     assert (last.id, [bytes(field) for field in last.fields]) == (b"8-0", [FIELD_SEAL, b"two"])
     assert not await subject.log.seal_journal("m", b"8-0", b"8-0", b"again")
     assert await seals(subject) == [b"7-3", b"8-0"]
+    # an id is not given again, though the seal that had it was deleted
+    await subject.log.delete_entries(keys.journal_seals("m"), [b"8-0"])
+    assert not await subject.log.seal_journal("m", b"7-3", b"7-9", b"two")
+    assert not await subject.log.seal_journal("m", b"7-3", b"8-0", b"two")
+    assert await subject.log.seal_journal("m", b"7-3", b"8-1", b"two")
+    assert await seals(subject) == [b"7-3", b"8-1"]
 
 
 async def test_a_sealed_journal_is_trimmed_in_whole_seals(subject: Subject) -> None:

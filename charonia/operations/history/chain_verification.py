@@ -1,7 +1,8 @@
 """Verifies the hash chain over a model's journal (`charonia.facts.seals`): each seal against the entries it covers, and
 against the seal before it.
 
-The first seal that is kept may have no entries any more: they were trimmed, and the chain begins with its link. What
+The first seal that is kept may have no entries any more: they were trimmed, and the chain begins with its link. Of a
+journal that was never trimmed the first seal must be number 1. What
 was written after the last seal is counted, not verified. Trimming goes on meanwhile, in whole seals from the oldest: a
 seal whose entries are not there counts as trimmed only if the log's first seal then is that one or a later one, and no
 entry of it is left either.
@@ -126,8 +127,8 @@ class ChainVerification:
         number, previous = seal.number, seal.previous
         if self._before is not None:
             number, previous = self._before.number + 1, self._before.link
-        elif seal.number == 1:
-            previous = origin(self._model)
+        elif seal.number == 1 or await self._log.journal_complete(self._model):  # nothing was trimmed
+            number, previous = 1, origin(self._model)
         linked = (seal.number, seal.previous) == (number, previous)
         if not linked and self._before is not None and await self._trimmed_to() >= seal.number:
             self._begin, self._before, self._seals, self._verified, self._first = None, None, 0, 0, ""

@@ -51,7 +51,7 @@ async def verify_journals(
     progress = _Progress("verify")
     reports: list[dict[str, Any]] = []
     fresh: list[Head] = []
-    for model in models or sorted({*known, *recorded}):
+    for model in dict.fromkeys(models) or sorted({*known, *recorded}):
         verification = ChainVerification(log, model, recorded.get(model, {}), progress)
         report = await verification.run()
         since = report["unsealed_since"]
@@ -81,7 +81,8 @@ async def export_journals(
     progress = _Progress("export")
     with FactFile(path, overwrite=overwrite) as file:
         reports = [
-            await _export_model(log, model, span, file.write, progress) for model in models or await known_models(log)
+            await _export_model(log, model, span, file.write, progress)
+            for model in dict.fromkeys(models) or await known_models(log)
         ]
     whole = not any(report["unreadable"] for report in reports)
     facts = sum(report["facts"] for report in reports)

@@ -47,8 +47,12 @@ def add_heads(file: Path, heads: Sequence[Head]) -> None:
     """Add lines, which are on disk when this returns. Raises `InvalidArgument`."""
     text = "".join(f"{json.dumps(_document(head))}\n" for head in heads)
     try:
-        with file.open("a") as out:
-            out.write(text)
+        with file.open("ab+") as out:
+            if out.tell():
+                out.seek(-1, os.SEEK_END)
+                if out.read(1) != b"\n":  # an editor has left the last line without its end
+                    text = f"\n{text}"
+            out.write(text.encode())
             out.flush()
             os.fsync(out.fileno())
     except OSError as error:

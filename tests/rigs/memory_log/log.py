@@ -340,10 +340,11 @@ class MemoryLog(MemoryStreams, MemoryProjections):
         return seals[next(reversed(seals))] if seals else None
 
     async def seal_journal(self, model: str, after: bytes, seal_id: bytes, record: bytes) -> bool:
-        last = await self.last_seal(model)
-        if (last.id if last is not None else START) != after or entry_number(seal_id) <= entry_number(after):
+        last, work, number = await self.last_seal(model), self._of(model), entry_number(seal_id)
+        if (last.id if last is not None else START) != after or number <= work.sealed_to:
             return False
-        self._append_at(keys.journal_seals(model), entry_number(seal_id), [FIELD_SEAL, record])
+        work.sealed_to = number
+        self._append_at(keys.journal_seals(model), number, [FIELD_SEAL, record])
         return True
 
     async def journal_complete(self, model: str) -> bool:

@@ -64,6 +64,27 @@ async def test_seals_that_the_log_lost_are_reported_and_made_again(
     assert [(seal.number, seal.count) for seal in await seals(log)] == [(1, 1), (2, 2)]
 
 
+async def test_seals_that_somebody_deleted_are_made_again_in_one(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_sealing, "MOST_OF_SEAL", 10)
+    await grow(log, 45)
+    sealing = JournalSealing(log, "m")
+    assert not await sealing.seal()
+    await log.delete_entries(keys.journal_seals("m"), [seal.last for seal in (await seals(log))[1:]])
+    await grow(log, 1)
+    assert await sealing.seal()
+    # ids up to the last one that was deleted are not given again, so one seal has to reach beyond it
+    for _ in range(2):
+        assert not await sealing.seal()
+        assert len(await seals(log)) == 1
+    assert not await sealing.seal()
+    assert [seal.count for seal in await seals(log)] == [10, 36]
+    await grow(log, 15)
+    assert not await sealing.seal()
+    assert [seal.count for seal in await seals(log)] == [10, 36, 10, 5]
+
+
 async def test_a_log_that_refuses_seals_is_asked_once(log: MemoryLog, caplog: pytest.LogCaptureFixture) -> None:
     error = LogRefused("no permission")
     asked = 0
