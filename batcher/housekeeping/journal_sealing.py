@@ -68,7 +68,9 @@ class JournalSealing:
                 await self._recall()
                 if self._last != before:  # another owner has sealed, or a restarted log has lost the last seal
                     return True
-                # somebody deleted later seals, and a stream takes no id up to its last one again: take in more
+                # later seals were deleted by hand, and a stream takes no id up to its last one again: take in more
+                if self._pages == 1:
+                    _log.warning("the last seals of the journal of model '%s' were deleted", self._model)
                 self._pages *= 2
                 return False
             self._last, self._pages = seal, 1

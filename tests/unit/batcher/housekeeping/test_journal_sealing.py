@@ -64,8 +64,8 @@ async def test_seals_that_the_log_lost_are_reported_and_made_again(
     assert [(seal.number, seal.count) for seal in await seals(log)] == [(1, 1), (2, 2)]
 
 
-async def test_seals_that_somebody_deleted_are_made_again_in_one(
-    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+async def test_seals_that_were_deleted_are_made_again_in_one(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(journal_sealing, "MOST_OF_SEAL", 10)
     await grow(log, 45)
@@ -80,6 +80,7 @@ async def test_seals_that_somebody_deleted_are_made_again_in_one(
         assert len(await seals(log)) == 1
     assert not await sealing.seal()
     assert [seal.count for seal in await seals(log)] == [10, 36]
+    assert caplog.text.count("the last seals of the journal of model 'm' were deleted") == 1
     await grow(log, 15)
     assert not await sealing.seal()
     assert [seal.count for seal in await seals(log)] == [10, 36, 10, 5]
