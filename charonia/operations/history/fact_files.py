@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -17,6 +16,7 @@ from typing import Any, Protocol, Self
 import orjson
 
 from charonia.errors import InvalidArgument, StartupError
+from charonia.operations.text.rendering import moment
 
 from .fact_rows import Row
 
@@ -84,7 +84,7 @@ class _JsonLines:
 
     def write(self, rows: Sequence[Row]) -> None:
         self._out.write(
-            b"".join([orjson.dumps({**row._asdict(), "time": _in_words(row.time)}) + b"\n" for row in rows])
+            b"".join([orjson.dumps({**row._asdict(), "time": moment(row.time * 1000)}) + b"\n" for row in rows])
         )
 
     def close(self) -> None:
@@ -131,8 +131,3 @@ class _Parquet:
         columns = zip(*rows, strict=True)
         arrays = [self._arrow.array(column, kind.type) for column, kind in zip(columns, self._schema, strict=True)]
         self._writer.write_batch(self._arrow.record_batch(arrays, schema=self._schema))
-
-
-def _in_words(time_ms: int) -> str:
-    text = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    return text.removesuffix("+00:00") + "Z"

@@ -12,10 +12,11 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from charonia.errors import InvalidArgument
+from charonia.operations.text.rendering import moment
 
 from .chain_verification import Head
 
@@ -60,9 +61,8 @@ def add_heads(file: Path, heads: Sequence[Head]) -> None:
 
 
 def _document(head: Head) -> dict[str, object]:
-    sealed = datetime.fromtimestamp(head.sealed_ms / 1000, UTC).isoformat(timespec="milliseconds")
     about = {"model": head.model, "seal": head.seal, "entry": head.entry, "link": head.link}
-    return {**about, "sealed": sealed.replace("+00:00", "Z")}
+    return {**about, "sealed": moment(head.sealed_ms * 1000)}
 
 
 def _read(line: str) -> Head | None:
