@@ -212,7 +212,8 @@ class BatcherService:
         # and only now are new entries read: an entry that is read before an owner takes it is lost
         owned.windows.follow()
         self._periodic_checks.look_behind()
-        self._checks[model] = ModelChecks(owned, self._settings.dead_letter_retention_size_bytes)
+        settings = self._settings
+        self._checks[model] = ModelChecks(owned, settings.dead_letter_retention_size_bytes, settings.journal_seal_s)
         for gone in set(known) - set(self._catalog.live_executors()):
             owned.on_executor_lost(gone, drained=False)
         self._tell(owned, owned.on_served, self._catalog.held(model))

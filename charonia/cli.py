@@ -40,7 +40,7 @@ commands
   executor    run one executor against --log-url
   webhooks    run one sender of webhooks against --log-url
   console     pages that show what a server does, and why a request was slow, for a browser
-  audit       check the journal: one end for each request, nothing run after it
+  audit       check the journal: one end for each request, nothing run after it; prove it unchanged; export it
   usage       what tenants have used of models: instance time, queue time, bytes, tokens
   queue       ls, inspect, pause, resume, cancel, move: what waits for a model
   jobs        ls, show, timeline, result, cancel, wait

@@ -26,6 +26,7 @@ command or script ever names keys of two slots.
     ja:{m}:<level>:<lane>    sorted sets of active jobs by time accepted, of any level and lane but 0:0
     jm                       set of the models that have had jobs
     j:{m}                    journal: lifecycle facts, kept for a time
+    j:{m}:seals              its seals (`charonia.facts.seals`), each under the id of the last entry it covers
     dlq:{m}                  dead letters
     sus:{m}                  which suspects a batcher inside an executor's process has given to that executor
     vis:{m}                  sorted set of requests of which a response is visible, by when, of models that answer more
@@ -187,6 +188,10 @@ def adaptive_choices(model: str) -> bytes:
 
 def journal(model: str) -> bytes:
     return f"j:{tag(model)}".encode()
+
+
+def journal_seals(model: str) -> bytes:
+    return f"j:{tag(model)}:seals".encode()
 
 
 def dead_letters(model: str) -> bytes:

@@ -1,4 +1,4 @@
-"""An owner's periodic checks: batches that no process reports, jobs the log lost, the length of the journal.
+"""An owner's periodic checks: batches that no process reports, jobs the log lost, the seals and length of the journal.
 
 A killed log server forgets its last writes, and an operator may delete a stream: requests that are in no stream any
 more would wait for ever. This is rare, and is found by counting rather than by reading.
@@ -21,6 +21,7 @@ from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobRecord, JobState
 from charonia.wire import FIELD_WAVE, Wave, pack_failure
 
 from .adaptive_report import AdaptiveReport
+from .journal_sealing import JournalSealing
 from .stream_trimming import trim_dead_letters
 
 _log = logging.getLogger(__name__)
@@ -77,14 +78,16 @@ async def _is_left(owned: OwnedModel, requests: Sequence[RequestQueued]) -> bool
 
 class ModelChecks:
     """The rarer checks of one model; `look` may be called at any rate. `letters_size_bytes` bounds its dead letters, 0
-    for no bound.
+    for no bound. `seal_s` is the time between seals of its journal, 0 for none.
     """
 
-    def __init__(self, owned: OwnedModel, letters_size_bytes: int = 0) -> None:
+    def __init__(self, owned: OwnedModel, letters_size_bytes: int = 0, seal_s: int = 0) -> None:
         self._owned = owned
         self._letters_size_bytes = letters_size_bytes
         self._letters_seen = -1
-        self._look_ns = self._trim_ns = monotonic_ns()
+        self._sealing = JournalSealing(owned.log, owned.model) if seal_s else None
+        self._seal_every_ns = seal_s * 1_000_000_000
+        self._look_ns = self._trim_ns = self._seal_ns = monotonic_ns()
         self._waves_ns = self._look_ns + _LOOK_NS
         self._doubted = False
         self._overlooked: set[bytes] = set()
@@ -107,13 +110,17 @@ class ModelChecks:
             self._look_ns = now
             await self.find_lost()
             await self._forget_expired()
+        if self._sealing is not None and now >= self._seal_ns + self._seal_every_ns and not await self._sealing.seal():
+            self._seal_ns = now
         if now >= self._trim_ns + _TRIM_NS:
             self._trim_ns = now
             if self._owned.dispatched.streams_once:
                 await visible_requests(self._owned.log, self._owned.model, wall_ns() // 1000 - _MARKED_US)
             if self._owned.dispatched.resumable:
                 await self._drop_progress()
-            await self._owned.log.trim_journal(self._owned.model, await self._oldest_unfinished())
+            oldest = await self._oldest_unfinished()
+            sealed = self._sealing is not None and not self._sealing.refused
+            await self._owned.log.trim_journal(self._owned.model, oldest, sealed=sealed)
             condemned = self._owned.condemned
             if self._letters_size_bytes and condemned != self._letters_seen:
                 await trim_dead_letters(self._owned.log, self._owned.model, self._letters_size_bytes)

@@ -410,11 +410,20 @@ class Jobs(Protocol):
         Kept in the log. A record is counted as 512 bytes, its result and the texts it carries.
         """
 
-    async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
+    async def trim_journal(self, model: str, oldest_unfinished: bytes, *, sealed: bool = False) -> int:
         """Delete journal entries past retention, none as young as `oldest_unfinished`; how many.
 
         `oldest_unfinished` is an entry id, or `+` when nothing is unfinished. What is too much in bytes is estimated:
-        one call may leave some of it to the next.
+        one call may leave some of it to the next. What a seal covers goes as a whole or stays, and with it the seals
+        before. `sealed`: nothing that no seal covers goes.
+        """
+
+    async def last_seal(self, model: str) -> Entry | None:
+        """The last seal of the journal (`charonia.facts.seals`)."""
+
+    async def seal_journal(self, model: str, after: bytes, seal_id: bytes, record: bytes) -> bool:
+        """Append a seal under the id of the last entry it covers. False, and nothing done, unless the last seal has the
+        id `after` (`START`: there is none).
         """
 
     async def journal_complete(self, model: str) -> bool:

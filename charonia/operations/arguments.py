@@ -103,6 +103,15 @@ def _audit(commands: Commands) -> None:
     command = _add(commands, "audit", text)
     command.add_argument("--model", action="append", default=[], help="only this model; repeatable")
     command.add_argument("--since", type=since, metavar="WHEN", help="a duration ago (2h) or a time; else all there is")
+    command.add_argument("--verify", action="store_true", help="prove instead that nothing sealed was changed since")
+    text = "with --verify: compare with the seals in this file, then add the last ones to it"
+    command.add_argument("--heads", type=file_path, metavar="FILE", help=text)
+    text = "with --verify: fail if an entry older than this is not sealed"
+    command.add_argument("--max-unsealed", type=duration_s, metavar="S", help=text)
+    text = "write the facts to this file instead, a row for each request of a fact: .jsonl or .parquet"
+    command.add_argument("--export", type=file_path, metavar="FILE", help=text)
+    command.add_argument("--until", type=since, metavar="WHEN", help="with --export: only what was before (now)")
+    command.add_argument("--overwrite", action="store_true", help="with --export: replace the file if it exists")
     command.add_argument(
         "--exact",
         action=argparse.BooleanOptionalAction,

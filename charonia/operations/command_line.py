@@ -1,6 +1,6 @@
 """Runs the operators' commands: finds the log, runs the command, prints text or JSON.
 
-Exit codes: 0 done (audit: clean; wait: succeeded), 1 a problem was found or something failed, 2 wrong usage.
+Exit codes: 0 done (audit: clean or intact; wait: succeeded), 1 a problem was found or something failed, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from . import route_commands as routes
 from . import state_commands as states
 from . import trace_files as traces
 from .audit.model_audit import Scope, audit_models
+from .history.history_commands import Span, export_journals, verify_journals
 from .repositories import Check, cannot_check, check, migrated
 from .text import command_reports as reports
 from .usage_reports import Question, usage
@@ -130,9 +131,16 @@ async def perform(log: EventLog, options: argparse.Namespace) -> Answer:
 
 
 async def _audit(log: EventLog, options: argparse.Namespace) -> Answer:
-    since_ms = 0
-    if options.since is not None:
-        since_ms = int(_when_s(options.since) * 1000)
+    since_ms = int(_when_s(options.since) * 1000) if options.since is not None else 0
+    if options.verify:
+        oldest_ms = int(wall_ns() / 1e6 - options.max_unsealed * 1000) if options.max_unsealed is not None else 0
+        document = await verify_journals(log, options.model, options.heads, oldest_ms)
+        return document, document["intact"]
+    if options.export is not None:
+        until_ms = int(_when_s(options.until) * 1000) if options.until is not None else 0
+        span = Span(max(0, since_ms), until_ms)
+        document = await export_journals(log, options.model, span, options.export, overwrite=options.overwrite)
+        return document, document["whole"]
     findings: list[dict[str, str]] = []
 
     def on_finding(finding: Any) -> None:
@@ -285,6 +293,19 @@ _HANDLERS = {
 }
 
 
+def _wrong_audit(options: argparse.Namespace) -> str:
+    """What does not go together, "" if all does."""
+    if options.verify and options.export is not None:
+        return "--verify or --export, not both"
+    if options.verify and options.since is not None:
+        return "--verify proves all that is kept: it goes with no --since"
+    if not options.verify and (options.heads is not None or options.max_unsealed is not None):
+        return "--heads and --max-unsealed go with --verify"
+    if options.export is None and (options.until is not None or options.overwrite):
+        return "--until and --overwrite go with --export"
+    return ""
+
+
 def _now_us() -> int:
     return wall_ns() // 1000
 
@@ -293,7 +314,9 @@ def _check(options: argparse.Namespace) -> None:
     """Dependencies between options. Exits with 2."""
     action = (options.command, getattr(options, "action", ""))
     problem = ""
-    if action == ("usage", "") and options.csv and options.json:
+    if options.command == "audit":
+        problem = _wrong_audit(options)
+    elif action == ("usage", "") and options.csv and options.json:
         problem = "--csv or --json, not both"
     elif action == ("queue", "cancel") and bool(options.id) == options.all:
         problem = "name requests with --id, or cancel with --all what the other options let through"

@@ -196,6 +196,7 @@ def batcher_settings(values: Values, *, colocated: bool = False) -> BatcherSetti
         prefetch=0 if colocated else 1,
         shm_dir=values["shm_dir"],
         dead_letter_retention_size_bytes=values["dead_letter_retention_bytes"],
+        journal_seal_s=values["journal_seal_secs"],
         metrics_port=values["metrics_port"] if own_metrics and not values["metrics_socket"] else -1,
         metrics_address=values["metrics_address"] or "127.0.0.1",
         metrics_socket=values["metrics_socket"] if own_metrics else "",

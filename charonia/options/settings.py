@@ -218,8 +218,8 @@ class GatewaySettings:
 class BatcherSettings:
     """Settings of one batcher. `window_requests` bounds the queued requests of a model that it holds in memory.
 
-    `dead_letter_retention_size_bytes` bounds a model's dead letters, 0 for no bound. `joint_metrics`: its metrics are
-    added to those of other parts.
+    `dead_letter_retention_size_bytes` bounds a model's dead letters, 0 for no bound. `journal_seal_s`: seconds between
+    seals of a model's journal, 0 for none. `joint_metrics`: its metrics are added to those of other parts.
     """
 
     incarnation: str
@@ -228,6 +228,7 @@ class BatcherSettings:
     window_requests: int = 8192
     shm_dir: str = ""
     dead_letter_retention_size_bytes: int = 256 * 1024**2
+    journal_seal_s: int = 30
     metrics_port: int = -1
     metrics_address: str = "127.0.0.1"
     metrics_socket: str = ""

@@ -282,6 +282,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("job-retention-bytes", "int", 1024**3, _G, "ended jobs kept of a model, 0 for no bound"),
     Option("journal-retention-secs", "int", 86_400, _G, "how long journal entries are kept, 0 for no bound"),
     Option("journal-retention-bytes", "int", 256 * 1024**2, _G, "journal kept of a model, 0 for no bound"),
+    Option("journal-seal-secs", "int", 30, _B, "seconds between seals of a model's journal, 0 for no seals"),
     Option("dead-letter-retention-bytes", "int", 256 * 1024**2, _B, "dead letters kept of a model, 0 for no bound"),
     Option("tenant-header", "str", "", _G | _C, "header or metadata key in which a trusted proxy names the tenant"),
     Option("api-keys", "str", "", _G | _C, "TOML or JSON file of tenants and their keys; read again when it changes"),
@@ -417,5 +418,6 @@ RANGES = {
     "response-cache-byte-size": (0, ANY[1]),
     "journal-retention-secs": (0, ANY[1]),
     "journal-retention-bytes": (0, ANY[1]),
+    "journal-seal-secs": (0, 3600),
     "dead-letter-retention-bytes": (0, ANY[1]),
 }

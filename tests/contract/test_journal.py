@@ -9,8 +9,10 @@ from log_adapters import NO_LIMITS, PATIENCE_S, Subject
 from log_jobs import HUGE, accept, end, journal, made
 
 from charonia import keys
+from charonia.eventlog.port import START
 from charonia.facts.jobs import JobState
 from charonia.facts.journal import JournalFact
+from charonia.facts.seals import FIELD_SEAL
 
 # -- journal -----------------------------------------------------------------------------------------------------------
 
@@ -101,6 +103,59 @@ async def test_the_journal_is_trimmed_by_age(subject: Subject) -> None:
         while not await subject.log.trim_journal("m", b"+"):
             pass
     assert await journal(subject.log) == []
+
+
+# -- seals -------------------------------------------------------------------------------------------------------------
+
+
+async def seals(subject: Subject) -> list[bytes]:
+    return [entry.id for entry in await subject.peer.range(keys.journal_seals("m"))]
+
+
+async def test_only_one_of_two_sealers_continues_the_chain(subject: Subject) -> None:
+    assert await subject.log.last_seal("m") is None
+    assert await subject.log.seal_journal("m", START, b"7-3", b"one")
+    assert not await subject.peer.seal_journal("m", START, b"8-0", b"another")
+    assert not await subject.peer.seal_journal("m", b"7-2", b"8-0", b"another")
+    assert await subject.peer.seal_journal("m", b"7-3", b"8-0", b"two")
+    last = await subject.log.last_seal("m")
+    assert last is not None
+    assert (last.id, [bytes(field) for field in last.fields]) == (b"8-0", [FIELD_SEAL, b"two"])
+    assert not await subject.log.seal_journal("m", b"8-0", b"8-0", b"again")
+    assert await seals(subject) == [b"7-3", b"8-0"]
+    # an id is not given again, though the seal that had it was deleted
+    await subject.log.delete_entries(keys.journal_seals("m"), [b"8-0"])
+    assert not await subject.log.seal_journal("m", b"7-3", b"7-9", b"two")
+    assert not await subject.log.seal_journal("m", b"7-3", b"8-0", b"two")
+    assert await subject.log.seal_journal("m", b"7-3", b"8-1", b"two")
+    assert await seals(subject) == [b"7-3", b"8-1"]
+
+
+async def test_a_sealed_journal_is_trimmed_in_whole_seals(subject: Subject) -> None:
+    await subject.log.set_retention("m", size_bytes=0, journal_s=0, journal_size_bytes=1)
+    for _ in range(50):
+        await subject.log.append(keys.journal("m"), [b"k", b"started", b"i", b"x" * 100])
+    entries = [entry.id for entry in await subject.log.range(keys.journal("m"))]
+    assert await subject.log.trim_journal("m", b"+", sealed=True) == 0
+    after = START
+    for place in (9, 19, 29):
+        assert await subject.log.seal_journal("m", after, entries[place], b"seal")
+        after = entries[place]
+
+    assert await subject.log.trim_journal("m", entries[9], sealed=True) == 0
+    assert await subject.log.journal_complete("m")
+    assert await subject.log.trim_journal("m", entries[25], sealed=True) == 20
+    # the last seal whose entries are gone stays: the chain begins with it
+    assert await seals(subject) == [entries[19], entries[29]]
+    assert [entry.id for entry in await subject.log.range(keys.journal("m"))] == entries[20:]
+    # a seal goes as a whole where sealing has ended, too
+    assert await subject.log.trim_journal("m", entries[25]) == 0
+    assert await subject.log.trim_journal("m", b"+", sealed=True) == 10
+    assert await subject.log.trim_journal("m", b"+", sealed=True) == 0
+    while await subject.log.trim_journal("m", b"+"):
+        pass
+    assert await subject.log.range(keys.journal("m")) == []
+    assert await seals(subject) == [entries[29]]
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

@@ -282,6 +282,24 @@ async def test_the_beginning_of_a_moved_job_stays_in_the_journal(
     await cluster.settled()
 
 
+async def test_an_owner_seals_the_journal_and_then_trims_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batcher.housekeeping.model_checks._TRIM_NS", 0)
+    executor = await cluster.executor()
+    batcher = await cluster.batcher(journal_seal_s=3600)
+    log = executor.log
+    await ended(log, await submit(log, 0))
+    await cluster.settled()
+    checks = ModelChecks(batcher.service.owned[MODEL], seal_s=3600)
+    await log.set_retention(MODEL, size_bytes=0, journal_s=0, journal_size_bytes=1)
+    await checks.look()  # not due: what is not sealed stays
+    assert len(await told(log)) > 1
+    checks._seal_ns -= 3600 * 1_000_000_000
+    await checks.look()
+    seals = await log.range(keys.journal_seals(MODEL))
+    assert len(seals) == 1
+    assert await told(log) == []
+
+
 async def test_another_tenants_request_does_not_wait_for_a_flood(cluster: Cluster) -> None:
     cluster.configure(DYNAMIC, max_batch_size=4)
     executor = await cluster.executor(gated=True)

@@ -311,7 +311,13 @@ class Cluster:
         return executor
 
     async def batcher(
-        self, name: str = "", *, prefetch: int = 1, window_requests: int = 8192, beside: EchoExecutor | None = None
+        self,
+        name: str = "",
+        *,
+        prefetch: int = 1,
+        window_requests: int = 8192,
+        journal_seal_s: int = 30,
+        beside: EchoExecutor | None = None,
     ) -> Batcher:
         """A batcher of its own, or in the process of an executor."""
         link = None
@@ -319,7 +325,9 @@ class Cluster:
             link = LocalLink(beside.name)
             beside.serve(link)
         name = name or f"batcher-{next(self._numbers)}"
-        settings = BatcherSettings(name, prefetch=prefetch, window_requests=window_requests)
+        settings = BatcherSettings(
+            name, prefetch=prefetch, window_requests=window_requests, journal_seal_s=journal_seal_s
+        )
         batcher = Batcher(await self.log(), settings, link)
         self._batchers.append(batcher)
         await batcher.start()

@@ -45,6 +45,7 @@ SERVICES = tuple(
         "batching_jobs",
         "console_pages",
         "gateway_jobs",
+        "journal_seals",
         "lost_streams",
         "operations",
         "poison",

@@ -67,6 +67,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "docs/durability.md",
         "docs/tenants.md",
         f"{HOWTO}usage.md",
+        f"{HOWTO}journal.md",
         f"{HOWTO}isolation.md",
         f"{HOWTO}many-models.md",
         f"{HOWTO}pools.md",

@@ -141,10 +141,19 @@ class Jobs:
     async def job_models(self) -> list[str]:
         return sorted(name.decode() for name in await self._commands.execute("SMEMBERS", keys.JOB_MODELS))
 
-    async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
-        names = (keys.journal(model), keys.counters(model))
-        trimmed: int = await self._commands.script(scripts.TRIM_JOURNAL, names, (oldest_unfinished, _MOST_LOOKED_AT))
+    async def trim_journal(self, model: str, oldest_unfinished: bytes, *, sealed: bool = False) -> int:
+        names = (keys.journal(model), keys.counters(model), keys.journal_seals(model))
+        about = (oldest_unfinished, _MOST_LOOKED_AT, int(sealed))
+        trimmed: int = await self._commands.script(scripts.TRIM_JOURNAL, names, about)
         return trimmed
+
+    async def last_seal(self, model: str) -> Entry | None:
+        found = await self._commands.execute("XREVRANGE", keys.journal_seals(model), "+", "-", "COUNT", 1)
+        return Entry(*found[0]) if found else None
+
+    async def seal_journal(self, model: str, after: bytes, seal_id: bytes, record: bytes) -> bool:
+        names = (keys.journal_seals(model),)
+        return bool(await self._commands.script(scripts.SEAL_JOURNAL, names, (after, seal_id, record)))
 
     async def journal_complete(self, model: str) -> bool:
         return await self._commands.execute("HGET", keys.counters(model), "journal_trimmed") is None

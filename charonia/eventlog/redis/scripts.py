@@ -47,6 +47,7 @@ FORGET_ENDED = load("forget_ended")
 FORGET_SEQUENCES = load("forget_sequences")
 KEEP_STATES = load("keep_states")
 TRIM_JOURNAL = load("trim_journal")
+SEAL_JOURNAL = load("seal_journal")
 ADD_STATISTICS = load("add_statistics")
 TAKE_OWNERSHIP = load("take_ownership")
 RELEASE_OWNERSHIP = load("release_ownership")
@@ -71,6 +72,7 @@ ALL = (
     FORGET_SEQUENCES,
     KEEP_STATES,
     TRIM_JOURNAL,
+    SEAL_JOURNAL,
     ADD_STATISTICS,
     TAKE_OWNERSHIP,
     RELEASE_OWNERSHIP,

@@ -1,12 +1,15 @@
 #!lua flags=allow-oom
 -- Delete journal entries past the model's retention, the oldest first.
 --
--- KEYS[1] j:{m}  journal stream; loses entries
--- KEYS[2] n:{m}  hash; `keep_journal_s` and `keep_journal_bytes` are what may be kept, 0 or nothing = all; gets
---                `journal_trimmed` with the first deletion
+-- KEYS[1] j:{m}        journal stream; loses entries
+-- KEYS[2] n:{m}        hash; `keep_journal_s` and `keep_journal_bytes` are what may be kept, 0 or nothing = all; gets
+--                      `journal_trimmed` with the first deletion
+-- KEYS[3] j:{m}:seals  seals of the journal; what one covers is deleted as a whole or not at all. Loses those before the
+--                      last one whose entries are gone, with which the chain then begins
 --
 -- ARGV[1] id of the oldest entry that must stay, or + for none
 -- ARGV[2] how many entries to look at: more than these are told from the times of the first and the last one
+-- ARGV[3] 1 when nothing may be deleted that no seal covers, else 0
 --
 -- Returns how many were deleted.
 
@@ -21,7 +24,19 @@ local function trim(ms, sequence)
   if bound_ms and (ms > bound_ms or (ms == bound_ms and sequence > bound_sequence)) then
     ms, sequence = bound_ms, bound_sequence
   end
-  return redis.call('XTRIM', KEYS[1], 'MINID', '=', string.format('%.0f-%.0f', ms, sequence))
+  local oldest_kept = string.format('%.0f-%.0f', ms, sequence)
+  local seal = redis.call('XREVRANGE', KEYS[3], '(' .. oldest_kept, '-', 'COUNT', 1)[1]
+  local begun = ARGV[3] == '1' or redis.call('XRANGE', KEYS[3], oldest_kept, '+', 'COUNT', 1)[1]
+  if seal then
+    redis.call('XTRIM', KEYS[3], 'MINID', '=', seal[1])
+  end
+  if not begun then
+    return redis.call('XTRIM', KEYS[1], 'MINID', '=', oldest_kept)
+  elseif not seal then
+    return 0
+  end
+  local seal_ms, seal_sequence = string.match(seal[1], '^(%d+)-(%d+)$')
+  return redis.call('XTRIM', KEYS[1], 'MINID', '=', string.format('%s-%.0f', seal_ms, tonumber(seal_sequence) + 1))
 end
 
 local function id_of(entry)

@@ -10,6 +10,7 @@ from typing import Any
 from charonia.operations.audit.journal_audit import Finding
 
 from . import usage_tables
+from .history_reports import exported, verified
 from .rendering import age, detail, moment, one_line, pairs, size, table
 from .route_reports import route_lines
 
@@ -76,6 +77,10 @@ def finding_json(finding: Finding) -> dict[str, str]:
 
 
 def _audit(document: dict[str, Any]) -> list[str]:
+    if "intact" in document:
+        return verified(document)
+    if "file" in document:
+        return exported(document)
     lines = []
     for finding in document["findings"]:
         where = f" in {finding['entry']}" if finding["entry"] else ""

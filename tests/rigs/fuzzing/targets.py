@@ -33,6 +33,7 @@ from charonia.facts.events import pack_fact, unpack_fact
 from charonia.facts.jobs import parse_public_id, public_id
 from charonia.facts.journal import FIELD, read_facts
 from charonia.facts.resource_waits import TurnsNote
+from charonia.facts.seals import FIELD_SEAL, read_seal
 from charonia.facts.sequence_states import SequenceAbout, SequenceState
 from charonia.generation.detokenizer import Detokenizer
 from charonia.generation.grammar import check as check_structure
@@ -298,6 +299,7 @@ _READERS: tuple[Callable[[bytes], Any], ...] = (
     lambda data: SequenceAbout.unpack(data[:24], data[24:]),
     Reference.unpack,
     _a_job,
+    lambda data: read_seal("m", b"1-0", [FIELD_SEAL, data]),
 )
 
 

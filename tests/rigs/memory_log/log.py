@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.eventlog.port import Fields, Limits, ProgressPart, Reply, Settled, kept_response
+from charonia.eventlog.port import START, Entry, Fields, Limits, ProgressPart, Reply, Settled, kept_response
 from charonia.eventlog.refusal_texts import not_owner
 from charonia.facts.events import FIELD_FACT, LaneOpened, pack_fact
 from charonia.facts.jobs import JobEnd, JobPlace, JobRecord, JobTicket, NewJob
 from charonia.facts.journal import FIELD, FIELD_MASK, pack_accepted, pack_batched, pack_ended
+from charonia.facts.seals import FIELD_SEAL
 from charonia.facts.sequence_states import SequenceStep
 from charonia.tensors import Buffer
 
@@ -322,7 +323,7 @@ class MemoryLog(MemoryStreams, MemoryProjections):
     async def job_models(self) -> list[str]:
         return sorted(self._job_models)
 
-    async def trim_journal(self, model: str, oldest_unfinished: bytes) -> int:
+    async def trim_journal(self, model: str, oldest_unfinished: bytes, *, sealed: bool = False) -> int:
         work, stream = self._of(model), keys.journal(model)
         entries = self._streams.get(stream, {})
         bound = None if oldest_unfinished == b"+" else entry_number(oldest_unfinished)
@@ -335,10 +336,28 @@ class MemoryLog(MemoryStreams, MemoryProjections):
                 break
             size_bytes -= sum(map(len, entry.fields))
             gone.append(number)
+        seals = self._streams.get(keys.journal_seals(model), {})
+        covered = [number for number in seals if gone and number <= gone[-1]]
+        if sealed or len(covered) < len(seals):
+            gone = [number for number in gone if covered and number <= covered[-1]]
+        for number in covered[:-1]:
+            del seals[number]
         for number in gone:
             del entries[number]
         work.journal_complete = work.journal_complete and not gone
         return len(gone)
+
+    async def last_seal(self, model: str) -> Entry | None:
+        seals = self._streams.get(keys.journal_seals(model), {})
+        return seals[next(reversed(seals))] if seals else None
+
+    async def seal_journal(self, model: str, after: bytes, seal_id: bytes, record: bytes) -> bool:
+        last, work, number = await self.last_seal(model), self._of(model), entry_number(seal_id)
+        if (last.id if last is not None else START) != after or number <= work.sealed_to:
+            return False
+        work.sealed_to = number
+        self._append_at(keys.journal_seals(model), number, [FIELD_SEAL, record])
+        return True
 
     async def journal_complete(self, model: str) -> bool:
         return self._of(model).journal_complete

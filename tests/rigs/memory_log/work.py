@@ -102,6 +102,8 @@ class ModelWork:
     keep_journal_s: int = 0
     keep_journal_size_bytes: int = 0
     journal_complete: bool = True
+    sealed_to: int = 0
+    """The id of the last seal that was ever made: as a stream does, no seal gets an id up to it again."""
     sequences: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
     """Key to (about, state)."""
     leases: dict[str, tuple[int, int]] = field(default_factory=dict)

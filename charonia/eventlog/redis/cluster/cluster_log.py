@@ -277,6 +277,8 @@ class ClusterLog:
     jobs = _of_model("jobs")
     job_position = _of_model("job_position")
     trim_journal = _of_model("trim_journal")
+    last_seal = _of_model("last_seal")
+    seal_journal = _of_model("seal_journal")
     journal_complete = _of_model("journal_complete")
     pending = _of_model("pending")
     pending_of_tenants = _of_model("pending_of_tenants")

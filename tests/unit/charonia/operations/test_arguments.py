@@ -41,6 +41,13 @@ def test_request_ids_may_name_their_model() -> None:
     [
         "audit --since yesterday",
         "audit extra",
+        "audit --verify --since 2h",
+        "audit --verify --export facts.jsonl",
+        "audit --heads file",
+        "audit --max-unsealed 5m",
+        "audit --export facts.jsonl --heads file",
+        "audit --until 2h",
+        "audit --verify --overwrite",
         "queue",
         "queue move m --level 1",
         "queue move m --level 0 --id " + "ab" * 16,
