@@ -144,10 +144,9 @@ class Service:
 class Held:
     """A call that an instance of `held` executes, and calls that wait behind it."""
 
-    def __init__(self, gateway: Replica, gate: Gate, waiting: list[Future[Any]]) -> None:
+    def __init__(self, gate: Gate, waiting: list[Future[Any]]) -> None:
         self.waiting = waiting
         self._gate = gate
-        self._gateway = gateway
 
     def end(self) -> None:
         """Let it go on: every one of the calls is answered."""
@@ -157,14 +156,15 @@ class Held:
 
 
 @contextmanager
-def held(gateway: Replica, directory: Path) -> Iterator[Held]:
+def held(gateway: Replica, batcher: Replica, directory: Path) -> Iterator[Held]:
+    """Calls at a gateway, which wait in the queue of a batcher."""
     value = np.full((1, 1), 7, np.int32)
     with ThreadPoolExecutor(WAITING + 1) as pool, Gate(gateway, "held", directory, pool) as gate:
         kinds = [("http", "grpc")[number % 2] for number in range(WAITING)]
         waiting = [pool.submit(infer, gateway, "held", kind, VALUE=value) for kind in kinds]
         # the instance has one of them beside the one that it executes
-        until("calls wait", lambda: pending(gateway, "held") >= WAITING - 1)
-        yield Held(gateway, gate, waiting)
+        until("calls wait", lambda: pending(batcher, "held") >= WAITING - 1)
+        yield Held(gate, waiting)
 
 
 def is_closed(address: str) -> bool:
@@ -208,13 +208,13 @@ def test_parts_are_replaced_in_order_and_no_call_fails(tmp_path: Path) -> None:
                 service.more()
 
                 # the executor: its successor is not ready before its loads are over
-                loads.unlink()
-                successor = start("executor", repository)
-                until("it loads", lambda: successor.unready() == "its first loads are not over")
-                service.more()
-                loads.touch()
-                successor.until_ready()
-                with held(gateway, tmp_path) as calls:
+                with held(gateway, batcher, tmp_path) as calls:
+                    loads.unlink()
+                    successor = start("executor", repository)
+                    until("it loads", lambda: successor.unready() == "its first loads are not over")
+                    service.more()
+                    loads.touch()
+                    successor.until_ready()
                     executor.terminate()
                     until("it drains", lambda: executor.unready() == "it drains")
                     # what it had not begun goes to the successor while it executes the rest
@@ -227,18 +227,19 @@ def test_parts_are_replaced_in_order_and_no_call_fails(tmp_path: Path) -> None:
                 # the batcher: accepted calls wait in the log for the successor
                 successor = start("batcher")
                 successor.until_ready()
-                with held(gateway, tmp_path) as calls:
+                with held(gateway, batcher, tmp_path) as calls:
                     batcher.terminate()
                     batcher.ends()
                     service.more()
                     calls.end()
+                batcher = successor
 
                 # the gateway: it leaves the Service, then finishes what it has and accepts nothing more
                 successor = start("gateway", *GATEWAY_FLAGS)
                 successor.until_ready()
                 service.gateway = successor
                 service.more()
-                with held(gateway, tmp_path) as calls:
+                with held(gateway, batcher, tmp_path) as calls:
                     until("it has accepted all of them", lambda: gateway.open_calls() == WAITING + 1)
                     gateway.terminate()
                     until("it drains", lambda: gateway.unready())
