@@ -105,9 +105,7 @@ class ExecutorApp:
         self._renderers: list[Callable[[], bytes]] = []
         self._backends = backends or BackendRegistry()
         self.service = create(settings, log, log_settings, self._backends, control, cache_log, link)
-        self.health = Health(
-            "its first loads are not over", leased(self.service.membership.is_leased), self._failure
-        )
+        self.health = Health("its first loads are not over", leased(self.service.membership.is_leased), self._failure)
         """Ready: it has joined, its first loads have ended (well or not), its lease is fresh, and it does not drain."""
         self._endpoint = MetricsEndpoint(
             self.render if settings.metrics_socket else beside_host(self.render, settings.metrics),

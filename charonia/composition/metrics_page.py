@@ -1,6 +1,7 @@
 """One metrics page for all parts of `serve`: scrapes their unix sockets and adds up equal series (design, "Metrics").
 
-How pages are added up is `charonia.metrics.exposition`'s. `first_unready` asks the same sockets whether the parts are ready.
+How pages are added up is `charonia.metrics.exposition`'s. `first_unready` asks the same sockets whether the parts are
+ready.
 """
 
 from __future__ import annotations

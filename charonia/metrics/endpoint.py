@@ -1,8 +1,8 @@
 """The metrics endpoint of a process: `GET /metrics` in Prometheus text over TCP or a unix socket (H54).
 
 A few lines of HTTP of its own, so that a batcher or an executor needs no web server. What is exported, and how it is
-rendered, is the process's. Beside it are `/health/live`, which is 200 while the event loop answers, and `/health/ready`,
-which is 200 or 503 with the reason (`health`).
+rendered, is the process's. Beside it are `/health/live`, which is 200 while the event loop answers, and
+`/health/ready`, which is 200, or 503 with the reason (`health`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ _MAX_FORWARDED = 32
 _SCRAPE_TIMEOUT_S = 2.0
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
 
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 
 logger = logging.getLogger("charonia.metrics")
 
@@ -90,8 +97,8 @@ class MetricsEndpoint:
     """Serves what `render` returns, over a unix socket if `socket_path` is set, otherwise over TCP.
 
     Port 0 picks a free one, -1 turns the endpoint off. One request per connection: scrapes are seconds apart. `render`
-    is called in the event loop: it must be quick, or a coroutine. So must `unready`, which returns why the process is not
-    ready, or an empty text; without it there is no `/health/ready`.
+    is called in the event loop: it must be quick, or a coroutine. So must `unready`, which returns why the process is
+    not ready, or an empty text; without it there is no `/health/ready`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A rolling upgrade with one replica of each part: executor, batcher, gateway, in this order, while clients ask.
 
-As Kubernetes does it with the chart: a successor starts, its readiness is asked on its metrics endpoint, and only when it
-is ready its predecessor gets SIGTERM. A gateway leaves the Service before (preStop). No call fails.
+As Kubernetes does it with the chart: a successor starts, its metrics endpoint is asked whether it is ready, and only
+when it is, its predecessor gets SIGTERM. A gateway leaves the Service before (preStop). No call fails.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import re
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -82,9 +83,9 @@ class Replica(Part):
     def until_ready(self) -> None:
         until(f"{self.name} is ready", lambda: not self.unready())
 
-    def open_calls(self) -> int:
-        """The calls that a gateway has accepted and not answered."""
-        found = re.search(r"^charonia_gateway_pending_requests (\S+)", self.scrape(), re.M)
+    def accepted(self) -> int:
+        """How many requests a gateway has written to the log."""
+        found = re.search(r"^charonia_log_requests_appended_total (\S+)", self.scrape(), re.M)
         return int(float(found[1])) if found else 0
 
     def terminate(self) -> None:
@@ -156,10 +157,10 @@ class Held:
 
 
 @contextmanager
-def held(gateway: Replica, batcher: Replica, directory: Path) -> Iterator[Held]:
-    """Calls at a gateway, which wait in the queue of a batcher."""
+def held(gateway: Replica, batcher: Replica, directory: Path, first: Replica | None = None) -> Iterator[Held]:
+    """Calls at `gateway`, which wait in the queue of `batcher` behind one at `first`, or at the same gateway."""
     value = np.full((1, 1), 7, np.int32)
-    with ThreadPoolExecutor(WAITING + 1) as pool, Gate(gateway, "held", directory, pool) as gate:
+    with ThreadPoolExecutor(WAITING + 1) as pool, Gate(first or gateway, "held", directory, pool) as gate:
         kinds = [("http", "grpc")[number % 2] for number in range(WAITING)]
         waiting = [pool.submit(infer, gateway, "held", kind, VALUE=value) for kind in kinds]
         # the instance has one of them beside the one that it executes
@@ -239,20 +240,20 @@ def test_parts_are_replaced_in_order_and_no_call_fails(tmp_path: Path) -> None:
                 successor.until_ready()
                 service.gateway = successor
                 service.more()
-                with held(gateway, batcher, tmp_path) as calls:
-                    until("it has accepted all of them", lambda: gateway.open_calls() == WAITING + 1)
+                accepted = gateway.accepted()
+                with held(gateway, batcher, tmp_path, first=successor) as calls:
+                    until("it has accepted all of them", lambda: gateway.accepted() == accepted + WAITING)
                     gateway.terminate()
                     until("it drains", lambda: gateway.unready())
                     until("it takes no connection", lambda: is_closed(gateway.http))
                     calls.end()
                 gateway.ends()
                 service.more()
-            counted = statistics(successor, "double")["inference_stats"]
-            assert counted["fail"]["count"] == 0
-            assert statistics(successor, "held")["inference_stats"]["fail"]["count"] == 0
-            for part in (*(one for one in started if one.process.poll() is None),):
+            for model in ("double", "held"):
+                assert statistics(successor, model)["inference_stats"]["fail"]["count"] == 0
+            for part in started:
                 assert part.stop() == 0, part.log()
         except BaseException:
             for part in started:
-                print(f"--- {part.name}\n{part.log()}")
+                sys.stderr.write(f"--- {part.name}\n{part.log()}\n")
             raise

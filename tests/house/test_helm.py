@@ -117,7 +117,9 @@ def test_probes_ask_what_there_is(case: str, owner: Any, pod: Any, container: An
     for probe in probes.values():
         assert probe["port"] in ports or probe["port"] in ports.values()
     paths = {probe["path"] for probe in probes.values()}
-    assert paths == (_GATEWAY_PATHS if container["args"][0] in ("gateway", "serve") else {LIVE.decode(), READY.decode()})
+    assert paths == (
+        _GATEWAY_PATHS if container["args"][0] in ("gateway", "serve") else {LIVE.decode(), READY.decode()}
+    )
     assert probes["readinessProbe"]["path"].endswith("ready")
     # what is not ready must not be killed for it: its models load, or the log is away
     assert all(probes[name]["path"].endswith("live") for name in probes if name != "readinessProbe")

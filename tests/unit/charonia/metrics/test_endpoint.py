@@ -136,7 +136,9 @@ async def test_health(tmp_path: Path, later: bool) -> None:
     assert await unready(path) == "it does not answer"
 
 
-async def test_a_process_that_does_not_say_whether_it_is_ready(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_process_that_does_not_say_whether_it_is_ready(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "m.sock"
     endpoint = MetricsEndpoint(lambda: TEXT, socket_path=str(path))
     await endpoint.start()
