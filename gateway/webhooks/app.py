@@ -86,13 +86,13 @@ class WebhooksApp:
             concurrency=settings.concurrency,
             concurrency_per_host=settings.concurrency_per_host,
         )
-        self._health = Health("it starts", leased(self.membership.is_leased))
+        self.health = Health("it starts", leased(self.membership.is_leased))
         self._endpoint = MetricsEndpoint(
             self._render,
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,
-            unready=self._health.unready,
+            unready=self.health.unready,
         )
 
     async def start(self) -> None:
@@ -104,11 +104,11 @@ class WebhooksApp:
         await self.membership.start()
         self.sender.start()
         await self._endpoint.start()
-        self._health.serves()
+        self.health.serves()
 
     async def stop(self) -> bool:
         """Leave; other senders deliver the rest. Returns True."""
-        self._health.drains()
+        self.health.drains()
         await self.sender.close(min(self._settings.exit_timeout_secs, _GRACE_S))
         with contextlib.suppress(Exception):
             await self.membership.leave("drained")

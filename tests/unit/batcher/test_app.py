@@ -28,7 +28,7 @@ async def test_hooks_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_it_is_ready_while_it_is_a_member_that_takes_no_model_over() -> None:
-    app = BatcherApp(MemoryLog(), BatcherSettings("b"), LogSettings())
+    app = BatcherApp(MemoryLog(), BatcherSettings("b"), LogSettings(heartbeat_ttl_ms=600_000))
     assert app.health.unready() == "it starts"
     await app.start()
     assert app.health.unready() == ""
