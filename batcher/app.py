@@ -10,9 +10,9 @@ from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.membership import Membership
 from charonia.eventlog.port import EventLog
 from charonia.metrics.endpoint import MetricsEndpoint
-from charonia.metrics.health import Health, leased
 from charonia.metrics.host_metrics import beside_host
 from charonia.metrics.log_memory import LogMemory
+from charonia.metrics.part_health import Health, leased
 from charonia.options.settings import BatcherSettings, LogSettings
 
 from .metrics import BatcherMetrics

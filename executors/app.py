@@ -12,8 +12,8 @@ from charonia.eventlog.local_link import LocalLink
 from charonia.eventlog.port import EventLog
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.exposition import merge
-from charonia.metrics.health import Health, leased
 from charonia.metrics.host_metrics import beside_host
+from charonia.metrics.part_health import Health, leased
 from charonia.options.settings import ExecutorSettings, LogSettings
 
 from .backends.registry import BackendRegistry

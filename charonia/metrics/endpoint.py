@@ -2,7 +2,7 @@
 
 A few lines of HTTP of its own, so that a batcher or an executor needs no web server. What is exported, and how it is
 rendered, is the process's. Beside it are `/health/live`, which is 200 while the event loop answers, and
-`/health/ready`, which is 200, or 503 with the reason (`health`).
+`/health/ready`, which is 200, or 503 with the reason (`part_health`).
 """
 
 from __future__ import annotations

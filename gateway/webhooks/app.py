@@ -12,7 +12,7 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership, preferred_owner
 from charonia.eventlog.port import EventLog
 from charonia.metrics.endpoint import MetricsEndpoint, render
-from charonia.metrics.health import Health, leased
+from charonia.metrics.part_health import Health, leased
 from charonia.options.settings import LogSettings, WebhookSettings
 
 from .addresses import Allowed

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from charonia.metrics.health import Health, leased
+from charonia.metrics.part_health import Health, leased
 
 
 def test_a_part_is_ready_between_its_start_and_its_drain() -> None:
