@@ -107,8 +107,9 @@ async def test_turned_off() -> None:
 
 
 @pytest.mark.parametrize("later", [False, True], ids=["at-once", "later"])
-async def test_health(tmp_path: Path, later: bool) -> None:
+async def test_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
     """It lives while it answers; it is ready when it has no reason not to be."""
+    monkeypatch.setattr("charonia.metrics.endpoint._SCRAPE_TIMEOUT_S", 60.0)  # also on a machine that stalls
     reason = "its first loads are not over"
 
     async def in_a_moment() -> str:
@@ -137,8 +138,9 @@ async def test_health(tmp_path: Path, later: bool) -> None:
 
 
 async def test_a_process_that_does_not_say_whether_it_is_ready(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("charonia.metrics.endpoint._SCRAPE_TIMEOUT_S", 60.0)
     path = tmp_path / "m.sock"
     endpoint = MetricsEndpoint(lambda: TEXT, socket_path=str(path))
     await endpoint.start()
