@@ -219,7 +219,7 @@ docs: $(VENV)/.docs ## build the site of all pages in build/docs/html, with its 
 
 $(VENV)/helm/.made: $(VENV)/.made tools/helm_chart/requirements.txt
 	$(PYTHON) -m venv $(VENV)/helm
-	$(VENV)/helm/bin/python -m pip install -q --no-deps -r tools/helm_chart/requirements.txt
+	$(VENV)/helm/bin/python -m pip install -q --no-deps -r tools/helm_chart/requirements.txt || { $(NO_INDEX); }
 	@touch $@
 
 helm: $(VENV)/helm/.made ## render the Helm chart for a matrix of values and check it by schemas; HELM_FLAGS=--accept

@@ -12,6 +12,7 @@ from charonia.eventlog.port import EventLog
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import beside_host
 from charonia.metrics.log_memory import LogMemory
+from charonia.metrics.part_health import Health, leased
 from charonia.options.settings import BatcherSettings, LogSettings
 
 from .metrics import BatcherMetrics
@@ -58,12 +59,20 @@ class BatcherApp:
         if link is None:
             self.metrics.log_epoch_changes = lambda: self.membership.epoch_changes
         self._log_memory = self.metrics.log_memory = LogMemory(log)
+        self.health = Health("it starts", leased(self.membership.is_leased), self._takeover)
+        """Ready: it has joined, its lease is fresh, it is not taking over a model, and it does not drain."""
         self._endpoint = MetricsEndpoint(
             self.metrics.render if settings.metrics_socket else beside_host(self.metrics.render, settings.metrics),
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,
+            unready=self.health.unready,
         )
+
+    def _takeover(self) -> str:
+        """A roll goes on once the models of the batcher that left have an owner: one that cannot read them stops it."""
+        taking = self.service.taking
+        return f"it is taking over model '{min(taking)}'" if taking else ""
 
     def _begin_anew(self) -> None:
         """The log has a new epoch: this batcher owns no queue until it acquires one there."""
@@ -78,9 +87,11 @@ class BatcherApp:
             for departure in self.control.departures():
                 await self.control.announce(departure)
         await self._endpoint.start()
+        self.health.serves()
 
     async def stop(self) -> None:
         """Release the models and leave."""
+        self.health.drains()
         await self.service.drain()
         with contextlib.suppress(Exception):
             await self.membership.leave("drained")

@@ -135,6 +135,11 @@ class BatcherService:
         """The models that this batcher owns."""
         return self._owned
 
+    @property
+    def taking(self) -> frozenset[str]:
+        """The models whose ownership it is acquiring now."""
+        return frozenset(self._taking)
+
     # -- ownership ----------------------------------------------------------------------------------------------------
 
     def _consider_all(self) -> None:

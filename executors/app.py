@@ -13,6 +13,7 @@ from charonia.eventlog.port import EventLog
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.exposition import merge
 from charonia.metrics.host_metrics import beside_host
+from charonia.metrics.part_health import Health, leased
 from charonia.options.settings import ExecutorSettings, LogSettings
 
 from .backends.registry import BackendRegistry
@@ -104,12 +105,18 @@ class ExecutorApp:
         self._renderers: list[Callable[[], bytes]] = []
         self._backends = backends or BackendRegistry()
         self.service = create(settings, log, log_settings, self._backends, control, cache_log, link)
+        self.health = Health("its first loads are not over", leased(self.service.membership.is_leased), self._failure)
+        """Ready: it has joined, its first loads have ended (well or not), its lease is fresh, and it does not drain."""
         self._endpoint = MetricsEndpoint(
             self.render if settings.metrics_socket else beside_host(self.render, settings.metrics),
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,
+            unready=self.health.unready,
         )
+
+    def _failure(self) -> str:
+        return "it has to end: a batch hangs" if self.service.failed else ""
 
     def add_metrics(self, render: Callable[[], bytes]) -> None:
         """Add the metrics of a part hosted in this process (the batcher) to the page."""
@@ -134,9 +141,11 @@ class ExecutorApp:
         except BaseException:
             await self._endpoint.close()
             raise
+        self.health.serves()
 
     async def stop(self) -> bool:
         """Drain and close. Returns False after a failure, or when batches still ran after `--exit-timeout-secs`."""
+        self.health.drains()
         timeout_s = self._settings.exit_timeout_secs
         clean = await self.service.drain(min(timeout_s, _FAILED_DRAIN_S) if self.service.failed else timeout_s)
         clean = clean and not self.service.failed

@@ -170,8 +170,13 @@ class GatewayApp:
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,
+            unready=self._unready,
         )
         self.endpoints: dict[str, str] = {}
+
+    def _unready(self) -> str:
+        """On the metrics port, the same as `/v2/health/ready`."""
+        return "" if self.service.ready() else "the gateway is not ready, as at /v2/health/ready"
 
     async def _page(self) -> bytes | None:
         """The metrics of the whole server under `serve`, otherwise of this gateway."""

@@ -1,17 +1,26 @@
 """One metrics page for all parts of `serve`: scrapes their unix sockets and adds up equal series (design, "Metrics").
 
-How pages are added up is `charonia.metrics.exposition`'s.
+How pages are added up is `charonia.metrics.exposition`'s. `first_unready` asks the same sockets whether the parts are
+ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
-from charonia.metrics.endpoint import scrape
+from charonia.metrics.endpoint import scrape, unready
 from charonia.metrics.exposition import counters, merge
 from charonia.metrics.host_metrics import HostMetrics
+
+
+async def first_unready(sockets: Iterable[Path]) -> str:
+    """Why one of the parts behind these sockets is not ready, with its name; empty when all are."""
+    paths = sorted(set(sockets))
+    reasons = await asyncio.gather(*map(unready, paths))
+    return next((f"{path.stem}: {reason}" for path, reason in zip(paths, reasons, strict=True) if reason), "")
 
 
 class MetricsUnion:

@@ -326,6 +326,7 @@ class ExecutorParts:
         self._executor.service.membership.keeper = keeper
         if self._batcher is not None:
             self._executor.add_metrics(self._batcher.metrics.render)
+            self._executor.health.add(self._batcher.health.unready)
 
     async def start(self) -> None:
         """Serve. Raises `StartupError`, then nothing is left running."""

@@ -29,7 +29,7 @@ from executors.repository.remote.store import is_remote, parse
 from .children import STABLE_S, Child, backoff_s, descendants
 from .console.console_part import ConsolePart, as_host, kept_off_by
 from .gateways import share_ports, values_of_each
-from .metrics_page import MetricsUnion
+from .metrics_page import MetricsUnion, first_unready
 from .private_log import PrivateLog
 from .state_directory import ENDPOINTS, PROCESSES, StateDirectory
 
@@ -217,12 +217,23 @@ class Supervisor:
         self._console = self._make_console()
         forwarded = {} if self._console is None else {b"/console": self._console.forward}
         port = self._values["metrics_port"]
-        self._metrics = MetricsEndpoint(union.render, address=address, port=port, forwarded=forwarded)
+        self._metrics = MetricsEndpoint(
+            union.render, address=address, port=port, forwarded=forwarded, unready=self._unready
+        )
         await self._metrics.start()
         if path := self._joint_metrics_socket:
             self._joint_metrics = MetricsEndpoint(union.render, socket_path=path)
             await self._joint_metrics.start()
         self._endpoints["metrics"] = f"{address}:{self._metrics.port}"
+
+    async def _unready(self) -> str:
+        """Why the server is not ready: it starts, it stops, or one of its parts is not."""
+        if self._stopping:
+            return "it drains"
+        if not self._started.is_set():
+            return "it starts"
+        parts = {child.metrics_socket for child in self._children if child.role != CONSOLE}
+        return await first_unready(parts | {*self._runtime_dir.glob("*.metrics")})  # also of a part in this process
 
     def _make_console(self) -> ConsolePart | None:
         """The console, whose process starts with the first request for one of its pages."""

@@ -1,7 +1,8 @@
 """The metrics endpoint of a process: `GET /metrics` in Prometheus text over TCP or a unix socket (H54).
 
 A few lines of HTTP of its own, so that a batcher or an executor needs no web server. What is exported, and how it is
-rendered, is the process's.
+rendered, is the process's. Beside it are `/health/live`, which is 200 while the event loop answers, and
+`/health/ready`, which is 200, or 503 with the reason (`part_health`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import logging
 import os
 import re
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LIVE, READY = b"/health/live", b"/health/ready"
 
 _MAX_HEAD_BYTES = 16_384
 _READ_TIMEOUT_S = 5.0
@@ -37,7 +40,14 @@ _MAX_FORWARDED = 32
 _SCRAPE_TIMEOUT_S = 2.0
 _MAX_PAGE_BYTES = 16 * 1024 * 1024
 
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 500: "Internal Server Error"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 
 logger = logging.getLogger("charonia.metrics")
 
@@ -87,7 +97,8 @@ class MetricsEndpoint:
     """Serves what `render` returns, over a unix socket if `socket_path` is set, otherwise over TCP.
 
     Port 0 picks a free one, -1 turns the endpoint off. One request per connection: scrapes are seconds apart. `render`
-    is called in the event loop: it must be quick, or a coroutine.
+    is called in the event loop: it must be quick, or a coroutine. So must `unready`, which returns why the process is
+    not ready, or an empty text; without it there is no `/health/ready`.
     """
 
     def __init__(
@@ -98,9 +109,11 @@ class MetricsEndpoint:
         port: int = 0,
         socket_path: str = "",
         forwarded: Mapping[bytes, Forward] | None = None,
+        unready: Callable[[], str | Awaitable[str]] | None = None,
     ) -> None:
         """`forwarded` answers what lies below other paths, by the path."""
         self._render = render
+        self._unready = unready
         self._forwarded = forwarded or {}
         self._forwarding = 0
         self._address = address
@@ -212,10 +225,12 @@ class MetricsEndpoint:
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
             return 400, "application/json", b'{"error":"Bad Request"}'
         method, target = words[0], words[1].split(b"?", 1)[0]
-        if target != b"/metrics":
+        if target not in self._known_paths():
             return 404, "application/json", b'{"error":"Not Found"}'
         if method != b"GET":
             return 405, "text/plain", b"" if method == b"HEAD" else b'{"error":"Method Not Allowed"}'
+        if target != b"/metrics":
+            return await self._health(target)
         try:
             page = self._render()
             return 200, CONTENT_TYPE, (page if isinstance(page, bytes) else await page) + render_stalls()
@@ -223,17 +238,52 @@ class MetricsEndpoint:
             logger.exception("metrics could not be rendered")
             return 500, "application/json", b'{"error":"internal server error"}'
 
+    def _known_paths(self) -> tuple[bytes, ...]:
+        return (b"/metrics", LIVE) if self._unready is None else (b"/metrics", LIVE, READY)
+
+    async def _health(self, target: bytes) -> tuple[int, str, bytes]:
+        if target == LIVE or self._unready is None:
+            return 200, "application/json", b'{"live":true}'
+        try:
+            found = self._unready()
+            reason = found if isinstance(found, str) else await found
+        except Exception:
+            logger.exception("readiness could not be told")
+            return 500, "application/json", b'{"error":"internal server error"}'
+        if reason:
+            return 503, "application/json", json.dumps({"error": reason}).encode()
+        return 200, "application/json", b'{"ready":true}'
+
 
 async def scrape(path: Path) -> str:
+    """The page behind a part's unix socket; empty when there is none within 2 s."""
+    status, body = await _get(path, b"/metrics")
+    return body.decode(errors="replace") if status == 200 else ""
+
+
+async def unready(path: Path) -> str:
+    """Why the part behind a unix socket is not ready; empty when it is."""
+    status, body = await _get(path, READY)
+    if status == 200:
+        return ""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return "it does not answer"
+
+
+async def _get(path: Path, target: bytes) -> tuple[int, bytes]:
+    """Status and body; 0 when there is no answer in time."""
     try:
         async with asyncio.timeout(_SCRAPE_TIMEOUT_S):
             reader, writer = await asyncio.open_unix_connection(str(path), limit=_MAX_PAGE_BYTES)
             try:
-                writer.write(b"GET /metrics HTTP/1.1\r\nHost: part\r\nConnection: close\r\n\r\n")
+                writer.write(b"GET %b HTTP/1.1\r\nHost: part\r\nConnection: close\r\n\r\n" % target)
                 answer = await reader.read(-1)
             finally:
                 writer.close()
     except (OSError, TimeoutError):
-        return ""
+        return 0, b""
     head, _, body = answer.partition(b"\r\n\r\n")
-    return body.decode(errors="replace") if b" 200 " in head.split(b"\r\n", 1)[0] else ""
+    status = head.split(b"\r\n", 1)[0].split(b" ")[1:2]
+    return (int(status[0]) if status and status[0].isdigit() else 0), body

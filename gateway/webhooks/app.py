@@ -12,6 +12,7 @@ from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.membership import Membership, preferred_owner
 from charonia.eventlog.port import EventLog
 from charonia.metrics.endpoint import MetricsEndpoint, render
+from charonia.metrics.part_health import Health, leased
 from charonia.options.settings import LogSettings, WebhookSettings
 
 from .addresses import Allowed
@@ -85,11 +86,13 @@ class WebhooksApp:
             concurrency=settings.concurrency,
             concurrency_per_host=settings.concurrency_per_host,
         )
+        self.health = Health("it starts", leased(self.membership.is_leased))
         self._endpoint = MetricsEndpoint(
             self._render,
             address=settings.metrics_address,
             port=settings.metrics_port,
             socket_path=settings.metrics_socket,
+            unready=self.health.unready,
         )
 
     async def start(self) -> None:
@@ -101,9 +104,11 @@ class WebhooksApp:
         await self.membership.start()
         self.sender.start()
         await self._endpoint.start()
+        self.health.serves()
 
     async def stop(self) -> bool:
         """Leave; other senders deliver the rest. Returns True."""
+        self.health.drains()
         await self.sender.close(min(self._settings.exit_timeout_secs, _GRACE_S))
         with contextlib.suppress(Exception):
             await self.membership.leave("drained")

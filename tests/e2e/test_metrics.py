@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,3 +47,14 @@ def test_the_page_is_as_documented(few_models: Path, serve: Callable[..., Any]) 
             assert set(sample.labels) - PARTS_OF_A_VALUE == labels, sample
         seen.add(name)
     assert len(seen) > 45
+
+    def health(name: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{server.metrics}/health/{name}", timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    assert health("live") == (200, '{"live":true}')
+    # the sender of webhooks is started last
+    assert until("every part is ready", lambda: (found := health("ready"))[0] == 200 and found)[1] == '{"ready":true}'

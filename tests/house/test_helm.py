@@ -15,6 +15,7 @@ from helm_chart import values_page
 from helm_chart.cases import CASES
 from helm_chart.chart_files import CHART, PAGE, RENDERED, digest
 
+from charonia.metrics.endpoint import LIVE, READY
 from charonia.options.table import OPTIONS
 from charonia.options.values import parse
 from loadtest.boards.expressions import of_scaling
@@ -116,10 +117,12 @@ def test_probes_ask_what_there_is(case: str, owner: Any, pod: Any, container: An
     for probe in probes.values():
         assert probe["port"] in ports or probe["port"] in ports.values()
     paths = {probe["path"] for probe in probes.values()}
-    assert paths == (_GATEWAY_PATHS if container["args"][0] in ("gateway", "serve") else {"/metrics"})
-    if container["args"][0] in ("gateway", "serve"):
-        assert probes["readinessProbe"]["path"].endswith("ready")
-        assert probes["livenessProbe"]["path"].endswith("live")
+    assert paths == (
+        _GATEWAY_PATHS if container["args"][0] in ("gateway", "serve") else {LIVE.decode(), READY.decode()}
+    )
+    assert probes["readinessProbe"]["path"].endswith("ready")
+    # what is not ready must not be killed for it: its models load, or the log is away
+    assert all(probes[name]["path"].endswith("live") for name in probes if name != "readinessProbe")
 
 
 @pytest.mark.parametrize("case", KEPT)
@@ -135,6 +138,9 @@ def test_pods_drain_within_their_grace_period(case: str) -> None:
             assert hook[0] == "sleep"
             needed += float(hook[1])
         assert pod["terminationGracePeriodSeconds"] >= needed + 5
+        if "executor" in container["args"]:  # a roll waits for readiness, and not for a time
+            assert "minReadySeconds" not in deployment["spec"]
+            assert deployment["spec"]["progressDeadlineSeconds"] >= 600
         assert pod["enableServiceLinks"] is False  # they would set variables whose names are options
         assert pod["automountServiceAccountToken"] is False
         spread = {one["topologyKey"] for one in pod["topologySpreadConstraints"]}
@@ -249,6 +255,20 @@ def test_images_are_targets_of_the_dockerfile() -> None:
             (container,) = one["spec"]["template"]["spec"]["containers"]
             repository = CASES[case].values.get("image", {}).get("repository", "charonia")
             assert container["image"].rsplit(":", 1)[0].removeprefix(f"{repository}-") in targets
+
+
+def test_the_compose_stack_and_the_images_ask_for_the_same_health() -> None:
+    paths = {"gateway": "/v2/health/ready", "gateway-openai": "/v2/health/ready"}
+    stages = (ROOT / "infra" / "Dockerfile").read_text().split("\nFROM ")
+    asked = {
+        stage.split("\n", 1)[0].rsplit(" ", 1)[1]: re.findall(r'healthcheck\.py", "\d+", "([^"]+)"', stage)
+        for stage in stages
+        if "HEALTHCHECK" in stage
+    }
+    assert set(asked) >= {"gateway", "batcher", "executor-cpu", "executor-gpu", "serve"}
+    assert all(found == [paths.get(name, READY.decode())] for name, found in asked.items())
+    compose = yaml.safe_load((ROOT / "infra" / "docker-compose.yml").read_text())["services"]
+    assert compose["webhooks"]["healthcheck"]["test"][-2:] == ["8002", READY.decode()]
 
 
 def test_defaults_are_those_of_the_compose_stack() -> None:

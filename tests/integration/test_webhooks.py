@@ -51,9 +51,11 @@ def settings(tmp_path: Path) -> Callable[..., WebhookSettings]:
 @pytest.fixture
 async def sender(log: EventLog, settings: Callable[..., WebhookSettings]) -> AsyncIterator[WebhooksApp]:
     app = WebhooksApp(log, settings(), HEARTBEATS)
+    assert app.health.unready() == "it starts"
     await app.start()
     yield app
     await app.stop()
+    assert app.health.unready() == "it drains"
 
 
 async def test_the_end_of_a_job_is_told_once_and_signed(

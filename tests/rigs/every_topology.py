@@ -101,6 +101,7 @@ OVER_ONE_SERVER = {
         ),
         *("inprocess", "inprocess_lives"),
         *("instances", "large_tensors", "load", "metrics", "namespaces", "prompt_routing", "releases"),
+        "rolling_upgrade",
         *("openai_api", "openai_tasks", "openai_tenants", "openapi", "processes"),
         "python_features",
         *("python_client", "python_models", "remote_models", "stalls", "stock_examples"),

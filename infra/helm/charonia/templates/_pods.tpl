@@ -154,19 +154,20 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{- /* A part without a front is up when it gives its metrics: startupSecs. */ -}}
-{{- define "charonia.metricsProbes" -}}
+{{- /* A part without a front says on its metrics port how it is: startupSecs. What it waits for, as the log, is no reason to
+       restart it: readiness alone holds up a roll. */ -}}
+{{- define "charonia.healthProbes" -}}
 startupProbe:
-  httpGet: {path: /metrics, port: metrics}
+  httpGet: {path: /health/live, port: metrics}
   periodSeconds: 2
   timeoutSeconds: 5
   failureThreshold: {{ div (int .startupSecs) 2 }}
 readinessProbe:
-  httpGet: {path: /metrics, port: metrics}
-  periodSeconds: 5
+  httpGet: {path: /health/ready, port: metrics}
+  periodSeconds: 2
   timeoutSeconds: 5
 livenessProbe:
-  httpGet: {path: /metrics, port: metrics}
+  httpGet: {path: /health/live, port: metrics}
   periodSeconds: 10
   timeoutSeconds: 10
   failureThreshold: 6

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from charonia.composition.metrics_page import MetricsUnion
+from charonia.composition.metrics_page import MetricsUnion, first_unready
 from charonia.metrics.endpoint import MetricsEndpoint
 from charonia.metrics.host_metrics import HostMetrics
 from charonia.options.settings import MetricsSettings
@@ -31,10 +31,11 @@ class Part:
         self.requests = self.pending = 0
         self.answers = asyncio.Event()
         self.answers.set()
+        self.reason = ""
         self._endpoint = self._make()
 
     def _make(self) -> MetricsEndpoint:
-        return MetricsEndpoint(self._render, socket_path=str(self.path))
+        return MetricsEndpoint(self._render, socket_path=str(self.path), unready=lambda: self.reason)
 
     async def _render(self) -> bytes:
         await self.answers.wait()
@@ -133,3 +134,17 @@ async def test_a_part_that_does_not_answer_keeps_its_counters(
     one.answers.set()
     one.requests = 150
     assert await figures(union) == (1100, 4)
+
+
+async def test_parts_are_ready_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia.metrics.endpoint._SCRAPE_TIMEOUT_S", 60.0)  # also on a machine that stalls
+    parts = [Part(tmp_path, f"executor-{number}") for number in range(2)]
+    for part in parts:
+        await part.start()
+    paths = [part.path for part in parts]
+    assert await first_unready(paths) == ""
+    parts[1].reason = "its first loads are not over"
+    assert await first_unready(paths) == "executor-1: its first loads are not over"
+    await parts[0].close()
+    assert await first_unready([*paths, *paths]) == "executor-0: it does not answer"
+    await parts[1].close()

@@ -67,3 +67,22 @@ async def test_addresses_are_announced_as_they_stand_in_urls(
     said = capsys.readouterr().out
     for line in ("http     http://[::1]:8000\n", "grpc     [::1]:8001\n", "metrics  http://127.0.0.1:8002/metrics\n"):
         assert line in said
+
+
+async def test_a_server_is_ready_when_its_parts_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve, asked = supervised(tmp_path / "state"), list[Path]()
+
+    async def first(paths: set[Path]) -> str:
+        asked.extend(paths)
+        return "executor-1: it drains"
+
+    monkeypatch.setattr(module, "first_unready", first)
+    part(serve, EXECUTOR).metrics_socket = tmp_path / "executor-1.metrics"
+    part(serve, CONSOLE).metrics_socket = tmp_path / "console.metrics"
+    (serve._runtime_dir / "executor-bound.metrics").touch()
+    assert await serve._unready() == "it starts"
+    serve._started.set()
+    assert await serve._unready() == "executor-1: it drains"
+    assert {path.name for path in asked} == {"executor-1.metrics", "executor-bound.metrics"}
+    serve._stopping = True
+    assert await serve._unready() == "it drains"

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
 from charonia.errors import StartupError
-from charonia.metrics.endpoint import MetricsEndpoint
+from charonia.metrics.endpoint import MetricsEndpoint, scrape, unready
 
 TEXT = b"# TYPE x counter\nx 1\n"
 
@@ -102,4 +103,59 @@ async def test_turned_off() -> None:
     endpoint = MetricsEndpoint(lambda: TEXT, port=-1)
     await endpoint.start()
     assert endpoint.port == 0
+    await endpoint.close()
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at-once", "later"])
+async def test_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
+    """It lives while it answers; it is ready when it has no reason not to be."""
+    monkeypatch.setattr("charonia.metrics.endpoint._SCRAPE_TIMEOUT_S", 60.0)  # also on a machine that stalls
+    reason = "its first loads are not over"
+
+    async def in_a_moment() -> str:
+        await asyncio.sleep(0)
+        return reason
+
+    path = tmp_path / "m.sock"
+    endpoint = MetricsEndpoint(lambda: TEXT, socket_path=str(path), unready=in_a_moment if later else lambda: reason)
+    await endpoint.start()
+    head, body = await ask(endpoint, b"GET /health/ready HTTP/1.1\r\n\r\n", str(path))
+    assert head.startswith("HTTP/1.1 503 Service Unavailable\r\n")
+    assert json.loads(body) == {"error": reason}
+    assert await unready(path) == reason
+    head, body = await ask(endpoint, b"GET /health/live?x HTTP/1.1\r\n\r\n", str(path))
+    assert (head.split("\r\n")[0], json.loads(body)) == ("HTTP/1.1 200 OK", {"live": True})
+    reason = ""
+    head, body = await ask(endpoint, b"GET /health/ready HTTP/1.1\r\n\r\n", str(path))
+    assert (head.split("\r\n")[0], json.loads(body)) == ("HTTP/1.1 200 OK", {"ready": True})
+    assert await unready(path) == ""
+    assert await scrape(path) == TEXT.decode()
+    for line, status in (("HEAD /health/ready", 405), ("POST /health/live", 405), ("GET /health", 404)):
+        head, _ = await ask(endpoint, f"{line} HTTP/1.1\r\n\r\n".encode(), str(path))
+        assert head.startswith(f"HTTP/1.1 {status} ")
+    await endpoint.close()
+    assert await unready(path) == "it does not answer"
+
+
+async def test_a_process_that_does_not_say_whether_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("charonia.metrics.endpoint._SCRAPE_TIMEOUT_S", 60.0)
+    path = tmp_path / "m.sock"
+    endpoint = MetricsEndpoint(lambda: TEXT, socket_path=str(path))
+    await endpoint.start()
+    assert (await ask(endpoint, b"GET /health/ready HTTP/1.1\r\n\r\n", str(path)))[0].startswith("HTTP/1.1 404 ")
+    assert (await ask(endpoint, b"GET /health/live HTTP/1.1\r\n\r\n", str(path)))[0].startswith("HTTP/1.1 200 ")
+    await endpoint.close()
+
+    def fail() -> str:
+        raise RuntimeError("secret")
+
+    endpoint = MetricsEndpoint(lambda: TEXT, socket_path=str(path), unready=fail)
+    await endpoint.start()
+    head, body = await ask(endpoint, b"GET /health/ready HTTP/1.1\r\n\r\n", str(path))
+    assert head.startswith("HTTP/1.1 500 ")
+    assert b"secret" not in body
+    assert await unready(path) == "internal server error"
+    assert "readiness could not be told" in caplog.text
     await endpoint.close()
