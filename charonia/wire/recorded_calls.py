@@ -22,6 +22,9 @@ from charonia.tensors import Buffer, Tensor
 from .records import WIRE_VERSION, parameters_of, places_of, total_size_bytes
 from .responses import ResponseRecord, unpack_response
 
+REPLAY_PRIORITY = 2**31 - 1
+"""The priority of replayed requests: a model has the lowest of its levels for it, and gateways do not record them."""
+
 # version, meta length
 _HEADER = struct.Struct("<BxxxI")
 

@@ -26,7 +26,7 @@ from charonia.releases.route_rule import WHOLE, sticky_draw
 from charonia.tasks import Tasks
 from charonia.tensors import Buffer, joined
 from charonia.wire import ResponseRecord, pack_failure, pack_response
-from charonia.wire.recorded_calls import RecordedCall, RecordedStep, pack_recorded_call
+from charonia.wire.recorded_calls import REPLAY_PRIORITY, RecordedCall, RecordedStep, pack_recorded_call
 from gateway.requests.delivery import DeliveryOptions
 
 MAX_CALL_BYTES = 8 << 20
@@ -162,7 +162,7 @@ class RequestRecorder:
     def tape(self, rules: RecordingRules, one: AdmittedRequest, started_ns: int) -> Tape | None:
         """Begin the recording of an admitted request, before it is sent; None if it is not one of the share."""
         request, model, tenant = one.request, one.served.model, one.options.caller.tenant
-        if not rules.may_record(tenant):
+        if request.priority == REPLAY_PRIORITY or not rules.may_record(tenant):
             return None
         if not request.sequence_id:
             if rules.share < 1 and self._random.random() >= rules.share:
