@@ -5,8 +5,8 @@ Operators' commands against a running log are `charonia.operations`', those that
 questions `charonia.simulation`'s, the one that compares a candidate's answers `charonia.replay`'s.
 
 Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage; `replay` has its own. A failure to start
-is one sentence on stderr. Only this module, `charonia.composition` and `charonia.inprocess` import services, and `charonia.simulation`
-the batcher's scheduler.
+is one sentence on stderr. Only this module, `charonia.composition` and `charonia.inprocess` import services, and
+`charonia.simulation` the batcher's scheduler.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ from charonia.models.interface import ModelInterface
 from charonia.models.names import check_model_name
 from charonia.traces.contexts import read_parent
 from charonia.wire import BatchHeader, Reference, records_of, requests_in, unpack_request, unpack_response
+from charonia.wire.recorded_calls import unpack_recorded_call
 from charonia.wire.waves import unpack_wave, unpack_wave_reply, work_in
 from executors.backends.python.frame_content import (
     answer_of,
@@ -255,6 +256,13 @@ def _a_response(data: bytes) -> None:
     assert all(type(tensor.size_bytes) is int for tensor in record.outputs)
 
 
+def _a_recorded_call(data: bytes) -> None:
+    call = unpack_recorded_call(data)
+    sizes = [tensor.size_bytes for tensor in (*call.inputs, *(t for one in call.responses for t in one.outputs))]
+    assert sum(sizes) <= len(data)
+    assert unpack_recorded_call(memoryview(bytearray(data))).inputs == call.inputs
+
+
 def _a_wave(data: bytes) -> None:
     wave = unpack_wave(data)
     requests = wave.requests()
@@ -297,6 +305,7 @@ _READERS: tuple[Callable[[bytes], Any], ...] = (
     lambda data: SequenceAbout.unpack(data[:24], data[24:]),
     Reference.unpack,
     _a_job,
+    _a_recorded_call,
 )
 
 

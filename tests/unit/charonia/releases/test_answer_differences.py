@@ -17,6 +17,7 @@ from charonia.releases.answer_comparison import differing
 from charonia.releases.answer_differences import (
     DATATYPE,
     ERROR,
+    EXACT,
     EXTRA,
     MISSING,
     RESPONSES,
@@ -38,7 +39,7 @@ def words(*values: bytes) -> Tensor:
     return Tensor.of("y", np.array(values, np.object_))
 
 
-def one(a: Tensor, b: Tensor, tolerance: Tolerance = Tolerance()) -> Comparison:
+def one(a: Tensor, b: Tensor, tolerance: Tolerance = EXACT) -> Comparison:
     (found,) = compared([Answer([a])], [Answer([b])], {"": tolerance})
     return found
 
@@ -51,7 +52,7 @@ def one(a: Tensor, b: Tensor, tolerance: Tolerance = Tolerance()) -> Comparison:
         (answer(1, 2), answer(1, 2.5), Tolerance(absolute=0.5), "", 0),
         (answer(1, 2), answer(1, 2.5), Tolerance(relative=0.25), "", 0),
         (answer(1, 2), answer(1.25, 2.5), Tolerance(absolute=0.25), VALUES, 1),
-        (answer(1, 2), answer(1.25, 2.5), Tolerance(0.125, 0.125), "", 0),
+        (answer(1, 2), answer(1.25, 2.375), Tolerance(0.125, 0.125), "", 0),
         (answer(0), answer(0.1), Tolerance(relative=9), VALUES, 1),
         (answer(math.nan, math.inf), answer(math.nan, math.inf), Tolerance(), "", 0),
         (answer(math.nan, 1), answer(1, math.nan), Tolerance(9, 9), VALUES, 2),
