@@ -174,7 +174,11 @@ class Replay:
         return ""
 
     async def _compared(self, call: RecordedCall, size_bytes: int, given: Sequence[Answer]) -> list[Comparison]:
-        recorded = [Answer(response.outputs, response.error) for response in call.responses]
+        recorded: list[Answer] = []
+        for response in call.responses:
+            recorded.append(Answer(response.outputs, response.error))
+            if response.error is not None:
+                break  # the client reads no further
         if size_bytes > _LARGE_BYTES:
             return await asyncio.to_thread(compared, recorded, given, self._tolerances)
         return compared(recorded, given, self._tolerances)

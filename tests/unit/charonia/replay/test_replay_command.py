@@ -1,0 +1,59 @@
+"""What is read of the log, and that a replay without anything to ask is no success."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from memory_log.log import MemoryLog
+
+from charonia import keys
+from charonia.replay import replay_command
+from charonia.replay.difference_report import NOT_RUN
+from charonia.replay.replay_command import recordings
+from charonia.tensors import Tensor
+from charonia.wire.recorded_calls import RecordedCall, RecordedStep, pack_recorded_call
+
+
+async def put(log: MemoryLog, at_us: int, record: bytes | None) -> bytes:
+    call_id = at_us.to_bytes(8, "big") + bytes(8)
+    await log.set_times(keys.recorded_times("m"), {call_id: at_us})
+    if record is not None:
+        await log.put_note(keys.recorded_call("m", call_id), record, 100)
+    return call_id
+
+
+async def test_recordings_are_read_without_their_tensors() -> None:
+    log = MemoryLog()
+    inputs = [Tensor.of("x", np.arange(100))]
+    call = RecordedCall(5, 2, inputs, (), (), {}, "acme", "mine", RecordedStep("s", start=True, end=False))
+    whole = b"".join(bytes(piece) for piece in pack_recorded_call(call, []))
+    first = await put(log, 5, whole)
+    await put(log, 6, b"\x09")
+    gone = await put(log, 7, None)
+    await put(log, 1, whole)
+    await put(log, 9, whole)
+    await log.set_times(keys.recorded_times("m"), {b"of another kind": 6})
+    found, expired = await recordings(log, "m", since_us=2, until_us=8)
+    assert [one.id for one in expired] == [gone]
+    one, broken = found
+    assert (one.id, one.version, one.tenant, one.client_id, one.sequence) == (first, 2, "acme", "mine", call.sequence)
+    assert broken.unkept.startswith("its recording cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name the version to ask with --to MODEL:VERSION"),
+        (["--to=m"], "--to 'm' is not MODEL:VERSION"),
+        (["--to=m:1", "--absolute=x"], "'x' of --absolute is neither"),
+        (["--to=m:1"], "no running 'charonia serve' has the state directory"),
+        (["--to=m:1", "--log-url=nowhere"], ""),
+    ],
+)
+def test_what_cannot_be_run_has_exit_code_2(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay_command.run(["replay", "--from=journal", *words], {}, lambda: str(tmp_path)) == NOT_RUN
+    assert sentence in capsys.readouterr().err
