@@ -1,6 +1,6 @@
 """Which recorded requests can be asked again, and in which order. Pure.
 
-Requests that are of no sequence are independent. Those of one correlation id follow one another, whoever sent them: the
+Requests of no sequence are independent. Those of one correlation id follow one another, of whatever tenant: the
 candidate knows a sequence by its id alone. A sequence is asked again from its beginning up to its first gap.
 """
 
