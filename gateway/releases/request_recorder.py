@@ -41,6 +41,8 @@ _OVERHEAD_BYTES = 512
 """Approximately, of a recording beside its bytes: its key and its places in two sets."""
 _SWEEP_NS = 60_000_000_000
 _CLOSE_WITHIN_S = 2.0
+_CLOCK_SET_NS = 1_000_000_000
+"""The clock was set, or the machine slept, if the time of day is further from the monotonic clock than it was."""
 _NO_ID = bytes(16)
 
 TOO_LARGE = "larger than a recording may be"
@@ -133,7 +135,7 @@ class Tape:
         step = None
         if request.sequence_id:
             step = RecordedStep(request.sequence_id, request.sequence_start, request.sequence_end)
-        at_us = (wall_ns() - (monotonic_ns() - self._started_ns)) // 1000
+        at_us = self._recorder.wall_us(self._started_ns)
         return RecordedCall(
             *(at_us, self.version, [] if self.unkept else self.inputs, (), request.outputs, request.parameters),
             tenant=self.tenant,
@@ -156,6 +158,8 @@ class RequestRecorder:
         """Sequences of which a step is missing, until they begin again."""
         self._swept_ns: dict[str, int] = {}
         self._failing = False
+        self._offset_ns = wall_ns() - monotonic_ns()
+        """From monotonic time to the time of day: measured for each request, it would change their order."""
         self.counts: dict[tuple[str, str], int] = {}
         """By model and result: recorded, unkept, skipped, failed."""
 
@@ -178,6 +182,13 @@ class RequestRecorder:
                 self._count(model, "skipped")
                 return None
         return Tape(self, rules, one, started_ns)
+
+    def wall_us(self, started_ns: int) -> int:
+        """The time of day of a monotonic time, in us. Requests keep their order, as long as no clock is set."""
+        offset_ns = wall_ns() - monotonic_ns()
+        if abs(offset_ns - self._offset_ns) > _CLOCK_SET_NS:
+            self._offset_ns = offset_ns
+        return (started_ns + self._offset_ns) // 1000
 
     def answered(self, rules: RecordingRules, one: AdmittedRequest, record: ResponseRecord, started_ns: int) -> None:
         """Record a request that has its one answer, if it is one of the share."""
