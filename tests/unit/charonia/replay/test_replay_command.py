@@ -9,9 +9,11 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
+from charonia.errors import Unavailable
 from charonia.replay import replay_command
 from charonia.replay.difference_report import NOT_RUN
 from charonia.replay.replay_command import recordings
+from charonia.replay.replay_options import Target
 from charonia.tensors import Tensor
 from charonia.wire.recorded_calls import RecordedCall, RecordedStep, pack_recorded_call
 
@@ -57,3 +59,15 @@ def test_what_cannot_be_run_has_exit_code_2(
 ) -> None:
     assert replay_command.run(["replay", "--from=journal", *words], {}, lambda: str(tmp_path)) == NOT_RUN
     assert sentence in capsys.readouterr().err
+
+
+async def test_a_candidate_has_to_be_ready() -> None:
+    class Unready:
+        url = "http://here"
+
+        async def ready(self, model: str, version: str) -> bool:
+            assert (model, version) == ("m", "3")
+            return False
+
+    with pytest.raises(Unavailable, match="version 3 of model 'm' is not ready at http://here"):
+        await replay_command._candidate(Unready(), Target("m", 3), 1.0)
