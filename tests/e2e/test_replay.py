@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import tritonclient.grpc as grpcclient
 from e2e_asking import client, inputs, until
 from e2e_models import WIDTH, python, scaling
 from e2e_server import serving
+
+from charonia.cli import main
 
 RECORDED = 'parameters { key: "charonia.record_share" value { string_value: "1" } }'
 SCALING = f"version_policy {{ all {{}} }} instance_group [ {{ count: 1 kind: KIND_CPU }} ] {RECORDED}"
@@ -63,12 +65,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield server
 
 
-def replay(server: Any, *words: str, url: str = "") -> tuple[int, Any]:
-    """The exit code of `charonia replay`, and the JSON that it printed, or what it said on stderr."""
-    command = [str(Path(sys.executable).parent / "charonia"), "replay", "--from=journal", "--json", *words]
-    command += [f"--log-url={server.log_url}", f"--url={url or server.http}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+Asking = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def replay(server: Any, capsys: pytest.CaptureFixture[str]) -> Asking:
+    """Runs `charonia replay`: the exit code, and the JSON that it printed, or what it said on stderr."""
+
+    def run(*words: str, url: str = "") -> tuple[int, Any]:
+        words = ("--from=journal", "--json", *words, f"--log-url={server.log_url}", f"--url={url or server.http}")
+        if not url:
+            code = main(["replay", *words])
+            printed = capsys.readouterr()
+            return code, json.loads(printed.out) if printed.out else printed.err
+        command = [str(Path(sys.executable).parent / "charonia"), "replay", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+    return run
 
 
 def recorded(server: Any, model: str, count: int) -> None:
@@ -76,8 +90,8 @@ def recorded(server: Any, model: str, count: int) -> None:
     until(f"{count} requests of {model} are recorded", lambda: line in server.scrape().splitlines())
 
 
-def test_a_candidate_is_released_by_its_answers(server: Any) -> None:
-    code, said = replay(server, "--to=scaling:2")
+def test_a_candidate_is_released_by_its_answers(server: Any, replay: Asking) -> None:
+    code, said = replay("--to=scaling:2")
     assert (code, "no recorded request" in said) == (2, True)
     for kind in ("http", "grpc"):
         with client(kind, server) as asking:
@@ -86,24 +100,22 @@ def test_a_candidate_is_released_by_its_answers(server: Any) -> None:
                 asking.infer("scaling", inputs(kind, INPUT0=values), model_version="1", request_id=f"{kind}-{number}")
     recorded(server, "scaling", 40)
 
-    code, same = replay(server, "--to=scaling:2")
+    code, same = replay("--to=scaling:2")
     assert (code, same["verdict"], same["compared"], same["same"]) == (0, "same", 40, 40), same
     assert same["answered_by"] == {"1": 40}
-    code, different = replay(server, "--to=scaling:3", "--worst=3", "--rate=1000")
+    code, different = replay("--to=scaling:3", "--worst=3", "--rate=1000")
     # zeros are the same times any factor
     assert (code, different["verdict"], different["different"]) == (1, "different", 38)
     (output,) = different["outputs"]
     assert (output["name"], output["different"], output["kinds"]) == ("OUTPUT0", 38, {"values": 38})
     assert (output["worst_absolute"], round(output["worst_relative"], 6)) == (9.5, 0.25)
     assert {one["request_id"] for one in different["worst"]} <= {f"{k}-{n}" for k in ("http", "grpc") for n in (19, 18)}
-    code, tolerant = replay(server, "--to=scaling:3", "--relative=OUTPUT0=0.3")
+    code, tolerant = replay("--to=scaling:3", "--relative=OUTPUT0=0.3")
     assert (code, tolerant["same"]) == (0, 40)
-    assert replay(server, "--model=scaling", "--drop") == (0, {"model": "scaling", "deleted": 40}), (
-        "replays are not recorded"
-    )
+    assert replay("--model=scaling", "--drop") == (0, {"model": "scaling", "deleted": 40}), "replays are not recorded"
 
 
-def test_sequences_and_streams_are_asked_again_in_order(server: Any) -> None:
+def test_sequences_and_streams_are_asked_again_in_order(server: Any, replay: Asking) -> None:
     answers: list[Any] = []
     with grpcclient.InferenceServerClient(server.grpc) as asking:
         asking.start_stream(lambda result, error: answers.append(error or result))
@@ -119,6 +131,6 @@ def test_sequences_and_streams_are_asked_again_in_order(server: Any) -> None:
         asking.stop_stream()
     assert not [one for one in answers if isinstance(one, Exception)], answers
     recorded(server, "spelling", 8)
-    for url in (server.http, f"grpc://{server.grpc}"):
-        code, found = replay(server, "--to=spelling:2", url=url)
+    for url in ("", f"grpc://{server.grpc}"):
+        code, found = replay("--to=spelling:2", url=url)
         assert (code, found["compared"], found["same"], found["unreplayable"]) == (0, 8, 8, []), found
