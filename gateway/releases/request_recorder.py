@@ -24,19 +24,16 @@ from charonia.inference import InferenceRequest, wanted_outputs
 from charonia.models.recording_rules import RecordingRules
 from charonia.releases.route_rule import WHOLE, sticky_draw
 from charonia.tasks import Tasks
-from charonia.tensors import Buffer, joined
 from charonia.wire import ResponseRecord, pack_failure, pack_response
 from charonia.wire.recorded_calls import REPLAY_PRIORITY, RecordedCall, RecordedStep, pack_recorded_call
 from gateway.requests.delivery import DeliveryOptions
 
-MAX_CALL_BYTES = 8 << 20
-"""Of one request with its answer: a larger one is noted without its tensors."""
+MAX_CALL_BYTES = 4 << 20
+"""Of one request with its answer: a larger one is noted without its tensors. The event loop copies this much in 1 ms."""
 MAX_PENDING_BYTES = 32 << 20
 """On the way into the log, of one gateway."""
 _MAX_PENDING = 256
 _MAX_BROKEN = 10_000
-_LONG_COPY_BYTES = 256 * 1024
-"""More is copied in a thread."""
 _OVERHEAD_BYTES = 512
 """Approximately, of a recording beside its bytes: its key and its places in two sets."""
 _SWEEP_NS = 60_000_000_000
@@ -226,9 +223,7 @@ class RequestRecorder:
         call = tape.call()
         pieces = pack_recorded_call(call, tape.packed)
         try:
-            is_long = tape.size_bytes > _LONG_COPY_BYTES
-            record = await asyncio.to_thread(_whole, pieces) if is_long else b"".join(pieces)
-            await self._put(tape, call, record)
+            await self._put(tape, call, b"".join(pieces))
             self._failing = False
             self._count(tape.model, "unkept" if tape.unkept else "recorded")
         except CharoniaError as error:
@@ -283,7 +278,3 @@ class RequestRecorder:
             async with asyncio.timeout(_CLOSE_WITHIN_S):
                 await self.settled()
         await self._tasks.close()
-
-
-def _whole(pieces: Sequence[Buffer]) -> bytes:
-    return bytes(joined(pieces))
