@@ -29,7 +29,7 @@ from charonia.wire.recorded_calls import REPLAY_PRIORITY, RecordedCall, Recorded
 from gateway.requests.delivery import DeliveryOptions
 
 MAX_CALL_BYTES = 4 << 20
-"""Of one request with its answer: a larger one is noted without its tensors. The event loop copies this much in 1 ms."""
+"""Of one request with its answer: a larger one is noted without tensors. The event loop copies this much in 1 ms."""
 MAX_PENDING_BYTES = 32 << 20
 """On the way into the log, of one gateway."""
 _MAX_PENDING = 256
