@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from charonia.operations.text.rendering import one_line
 from charonia.releases.answer_differences import Comparison
 
 from .replay_lines import Recorded
@@ -206,14 +207,14 @@ def report_text(document: Mapping[str, Any]) -> str:
     if document["worst"]:
         lines.append("worst requests")
     for one in document["worst"]:
-        called = f" (id '{one['request_id']}')" if one["request_id"] else ""
+        called = f" (id '{one_line(one['request_id'])}')" if one["request_id"] else ""
         for found in one["differences"]:
             about = f"{found['output']}: " if found["output"] else ""
-            lines.append(f"  {one['id']}{called} {about}{found['kind']}: {found['detail']}")
+            lines.append(f"  {one['id']}{called} {about}{found['kind']}: {one_line(found['detail'])}")
     for what in ("unanswered", "unreplayable"):
         for reason in document[what]:
             more = ", ..." if reason["count"] > len(reason["ids"]) else ""
-            lines.append(f"{what}: {reason['count']}: {reason['reason']} ({', '.join(reason['ids'])}{more})")
+            lines.append(f"{what}: {reason['count']}: {one_line(reason['reason'])} ({', '.join(reason['ids'])}{more})")
     return "\n".join(lines) + "\n"
 
 

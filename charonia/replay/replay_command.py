@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,8 @@ _ATTEMPTS = 4
 _FAR_US = 2**53
 _MOST = 10_000_000
 _PAGE = 64
+_READ_AT_ONCE = 8
+"""Recordings, of megabytes each: the log must not be kept from its work."""
 _PROGRESS_S = 1.0
 
 
@@ -47,6 +49,8 @@ def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir:
         target = target_of(options.to) if options.to else None
         if target is None and not (options.drop and options.model):
             raise InvalidArgument("name the version to ask with --to MODEL:VERSION")
+        if options.drop and options.limit:
+            raise InvalidArgument("--limit bounds what is asked; with --drop use --since and --until")
         tolerances = tolerances_of(options.absolute, options.relative)
         url, password_file = log_place(options, environment, default_state_dir)
         return asyncio.run(_run(options, environment, target, tolerances, url, password_file))
@@ -70,7 +74,7 @@ async def _run(
         own = target.version if target is not None and catalog.resolve(target.model) == model else 0
         chosen = [one for one in found if _is_chosen(one, options, 0 if options.drop else own)]
         if options.drop:
-            return await _dropped(log, model, chosen, as_json=options.json)
+            return await _dropped(log, model, chosen, skipped, as_json=options.json)
         assert target is not None
         lines = lines_of(chosen, options.limit)
         if not lines.requests:
@@ -119,8 +123,8 @@ async def recordings(
     ]
     found: list[Recorded] = []
     expired: list[Recorded] = []
-    for at in range(0, len(call_ids), _PAGE):
-        page = call_ids[at : at + _PAGE]
+    for at in range(0, len(call_ids), _READ_AT_ONCE):
+        page = call_ids[at : at + _READ_AT_ONCE]
         records = await log.notes([keys.recorded_call(model, call_id) for call_id in page])
         for call_id, record in zip(page, records, strict=True):
             if record is None:
@@ -169,15 +173,18 @@ def _us(when: tuple[str, float] | None, default: int) -> int:
     return int((wall_ns() / 1e9 - seconds if kind == "ago" else seconds) * 1e6)
 
 
-async def _dropped(log: EventLog, model: str, chosen: Iterable[Recorded], *, as_json: bool) -> int:
-    call_ids = [one.id for one in chosen]
+async def _dropped(
+    log: EventLog, model: str, chosen: Sequence[Recorded], expired: Sequence[Recorded], *, as_json: bool
+) -> int:
+    """Delete recordings, and what the indexes still say of expired ones."""
+    call_ids = [one.id for one in (*chosen, *expired)]
     for at in range(0, len(call_ids), _PAGE):
         page = call_ids[at : at + _PAGE]
         await log.delete_keys([keys.recorded_call(model, call_id) for call_id in page])
         await log.keep_recent(keys.recorded_sizes(model), {}, _FAR_US, drop=page)
         await log.drop_times(keys.recorded_times(model), page)
-    text = f"{len(call_ids)} recordings of model '{model}' deleted"
-    sys.stdout.write((json.dumps({"model": model, "deleted": len(call_ids)}) if as_json else text) + "\n")
+    text = f"{len(chosen)} recordings of model '{model}' deleted"
+    sys.stdout.write((json.dumps({"model": model, "deleted": len(chosen)}) if as_json else text) + "\n")
     return 0
 
 

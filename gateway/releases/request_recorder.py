@@ -36,7 +36,11 @@ _MAX_PENDING = 256
 _MAX_BROKEN = 10_000
 _OVERHEAD_BYTES = 512
 """Approximately, of a recording beside its bytes: its key and its places in two sets."""
+_RESPONSE_BYTES = 256
+"""Approximately, of a response beside its tensors: a stream may have many small ones."""
 _SWEEP_NS = 60_000_000_000
+_INDEX_SPARE_S = 3600
+"""Indexes outlive the recordings: they go by themselves when a model stops to record."""
 _CLOSE_WITHIN_S = 2.0
 _CLOCK_SET_NS = 1_000_000_000
 """The clock was set, or the machine slept, if the time of day is further from the monotonic clock than it was."""
@@ -98,11 +102,11 @@ class Tape:
         if error is not None:
             if error.code in _NOT_THE_MODELS:
                 self.is_whole = False
-            elif self._grow(len(error.message)):
+            elif self._grow(_RESPONSE_BYTES + len(error.message)):
                 self.packed.append(pack_failure(_NO_ID, self.model, response.version, error))
         elif not (response.final and not response.outputs):  # which only says that a stream has ended
             outputs = wanted_outputs(response.outputs, self.request.outputs)
-            if self._grow(sum([len(tensor.data) for tensor in outputs])):
+            if self._grow(_RESPONSE_BYTES + sum([len(tensor.data) for tensor in outputs])):
                 self.packed.append(pack_response(_NO_ID, self.model, response.version, outputs, {}))
 
     def _grow(self, size_bytes: int) -> bool:
@@ -220,10 +224,9 @@ class RequestRecorder:
             self._broken[model, tenant, request.sequence_id] = None
 
     async def _keep(self, tape: Tape) -> None:
-        call = tape.call()
-        pieces = pack_recorded_call(call, tape.packed)
         try:
-            await self._put(tape, call, b"".join(pieces))
+            call = tape.call()
+            await self._put(tape, call, b"".join(pack_recorded_call(call, tape.packed)))
             self._failing = False
             self._count(tape.model, "unkept" if tape.unkept else "recorded")
         except CharoniaError as error:
@@ -254,7 +257,10 @@ class RequestRecorder:
             await self._sweep(model, rules)
 
     async def _sweep(self, model: str, rules: RecordingRules) -> None:
-        """Take recordings out of the indexes that have expired."""
+        """Take recordings out of the indexes that have expired, and say when the indexes do."""
+        until_us = wall_ns() // 1000 + (rules.keep_s + _INDEX_SPARE_S) * 1_000_000
+        for index in (keys.recorded_times(model), keys.recorded_sizes(model)):
+            await self._log.keep_until(index, until_us)
         before_us = wall_ns() // 1000 - rules.keep_s * 1_000_000
         while expired := await self._log.due(keys.recorded_times(model), before_us, MOST_TAKEN):
             await self._log.keep_recent(keys.recorded_sizes(model), {}, rules.limit_bytes, drop=expired)

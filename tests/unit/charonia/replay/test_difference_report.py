@@ -74,6 +74,15 @@ def test_the_document_names_outputs_and_the_worst_requests() -> None:
     assert f"{recorded(8).name} (id 'c-8') y: values: 1 of 4 elements differ" in text
 
 
+def test_words_of_clients_are_escaped_for_the_terminal() -> None:
+    report = DifferenceReport("m", 3)
+    report.add(recorded(1, client_id="a\x1b[2J"), [Comparison("", ERROR, "INTERNAL: b\nc")])
+    report.unanswered(recorded(2), "d\x1b")
+    text = report_text(report.document())
+    assert "(id 'a\\x1b[2J') error: INTERNAL: b\\nc\n" in text
+    assert "unanswered: 1: d\\x1b (" in text
+
+
 def test_of_equal_differences_the_first_recorded_are_named() -> None:
     report = DifferenceReport("m", 3, worst_shown=3)
     step = RecordedStep("seven", start=True, end=False)

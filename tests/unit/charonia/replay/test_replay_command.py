@@ -52,6 +52,7 @@ async def test_recordings_are_read_without_their_tensors() -> None:
         (["--to=m:1", "--absolute=x"], "'x' of --absolute is neither"),
         (["--to=m:1"], "no running 'charonia serve' has the state directory"),
         (["--to=m:1", "--log-url=nowhere"], ""),
+        (["--model=m", "--drop", "--limit=5"], "--limit bounds what is asked"),
     ],
 )
 def test_what_cannot_be_run_has_exit_code_2(
@@ -59,6 +60,20 @@ def test_what_cannot_be_run_has_exit_code_2(
 ) -> None:
     assert replay_command.run(["replay", "--from=journal", *words], {}, lambda: str(tmp_path)) == NOT_RUN
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_what_is_dropped_leaves_the_indexes(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    log = MemoryLog()
+    whole = b"".join(bytes(piece) for piece in pack_recorded_call(RecordedCall(5, 2, [], ()), []))
+    dropped, kept = await put(log, 5, whole), await put(log, 6, whole)
+    await put(log, 7, None)
+    found, expired = await recordings(log, "m")
+    assert await replay_command._dropped(log, "m", found[:1], expired, as_json=as_json) == 0
+    assert await log.due(keys.recorded_times("m"), 9, 9) == [kept]
+    assert await log.notes([keys.recorded_call("m", one) for one in (dropped, kept)]) == [None, whole]
+    said = capsys.readouterr().out
+    assert said == ('{"model": "m", "deleted": 1}\n' if as_json else "1 recordings of model 'm' deleted\n")
 
 
 async def test_a_candidate_has_to_be_ready() -> None:

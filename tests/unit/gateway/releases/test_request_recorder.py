@@ -163,6 +163,21 @@ async def test_what_has_expired_leaves_the_index(log: MemoryLog) -> None:
     assert old not in await log.keep_recent(keys.recorded_sizes("m"), {}, 0)
 
 
+async def test_indexes_go_after_the_last_recording(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[bytes, int] = {}
+
+    async def keep_until(key: bytes, until_us: int) -> None:
+        said[key] = until_us
+
+    monkeypatch.setattr(log, "keep_until", keep_until)
+    recorder = RequestRecorder(log)
+    before_us = wall_ns() // 1000
+    recorder.answered(RecordingRules(1.0, keep_s=1000), request(), answer(), monotonic_ns())
+    await recorder.settled()
+    assert list(said) == [keys.recorded_times("m"), keys.recorded_sizes("m")]
+    assert min(said.values()) > before_us + 1000 * 1_000_000
+
+
 @pytest.mark.parametrize(("of_request", "of_answer"), [(3_000_000, 1), (1, 3_000_000)])
 async def test_what_is_too_large_is_noted_without_its_tensors(log: MemoryLog, of_request: int, of_answer: int) -> None:
     recorder = RequestRecorder(log)
@@ -201,8 +216,18 @@ async def test_responses_of_a_stream_are_kept_in_order(log: MemoryLog) -> None:
     assert recorder.pending_bytes == 0
 
 
+async def test_many_small_responses_are_too_large_together(log: MemoryLog) -> None:
+    recorder = RequestRecorder(log)
+    tape = recorder.tape(ALL, request(), monotonic_ns())
+    assert tape is not None
+    for _ in range(20_000):
+        tape.add(ResponseRecord(b"", "m", 2, [], {}, None, final=False))
+    assert (tape.unkept, tape.packed, recorder.pending_bytes) == (TOO_LARGE, [], 0)
+    recorder.left(tape)
+
+
 async def test_what_is_on_the_way_is_bounded(log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_recorder, "MAX_PENDING_BYTES", 1000)
+    monkeypatch.setattr(request_recorder, "MAX_PENDING_BYTES", 1500)
     recorder = RequestRecorder(log)
     for _ in range(3):
         recorder.answered(ALL, request(100), answer(), monotonic_ns())
