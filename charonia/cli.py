@@ -2,11 +2,11 @@
 
 Operators' commands against a running log are `charonia.operations`', those that ask a server
 `charonia.client_commands`', the one that measures a server is `charonia.analyzer`'s, the one that answers what-if
-questions `charonia.simulation`'s.
+questions `charonia.simulation`'s, the one that compares a candidate's answers `charonia.replay`'s.
 
-Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage. A failure to start is one sentence on
-stderr. Only this module, `charonia.composition` and `charonia.inprocess` import services, and `charonia.simulation`
-the batcher's scheduler.
+Exit codes: 0 done, 1 could not start or did not end cleanly, 2 wrong usage; `replay` has its own. A failure to start
+is one sentence on stderr. Only this module, `charonia.composition` and `charonia.inprocess` import services, and
+`charonia.simulation` the batcher's scheduler.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROLES = (options.SERVE, options.GATEWAY, options.BATCHER, options.EXECUTOR, opt
 _OPERATIONS = ("audit", "usage", "queue", "jobs", "dlq", "executors", "route", "state", "trace", "check", "migrate")
 
 _QUESTIONS = ("infer", "submit", "result", "tail", "models", "stats", "health")
-_BENCH, _SIMULATE, _TUNE = "bench", "simulate", "tune"
+_BENCH, _SIMULATE, _TUNE, _REPLAY = "bench", "simulate", "tune", "replay"
 
 _USAGE = """usage: charonia COMMAND [--option=value ...]
 
@@ -57,6 +57,7 @@ commands
   bench       measure how fast a model of a server is, with perf_analyzer's options and figures
   simulate    answer what-if questions from recorded requests with the real scheduler
   tune        MODEL...: find the configuration that serves most within limits of latency and memory
+  replay      ask a candidate version recorded requests again and compare its answers: a release gate by its exit code
   completion  print a shell completion script (bash)
 
 'charonia COMMAND --help' lists a command's options. Option values come from the flag, else CHARONIA_<OPTION> in the
@@ -104,7 +105,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if command == "completion":
         print(_completion(), end="")
         return 0
-    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE, _TUNE):
+    if command not in (*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE, _TUNE, _REPLAY):
         print(f"charonia: unknown command '{command}'\n\n{_USAGE}", end="", file=sys.stderr)
         return 2
     if command in _ROLES and ("--help" in rest or "-h" in rest):
@@ -119,6 +120,8 @@ def _main(argv: Sequence[str] | None) -> int:
             return _simulate(words)
         if command == _TUNE:
             return _tune(words)
+        if command == _REPLAY:
+            return _replay(words)
         return _run(command, rest) if command in _ROLES else _operate(words)
     except (StartupError, CharoniaError) as error:
         print(f"charonia: {error}", file=sys.stderr)
@@ -131,7 +134,7 @@ def _main(argv: Sequence[str] | None) -> int:
         logging.getLogger(__name__).debug("charonia %s failed", command, exc_info=True)
         sentence = f"internal error, {type(error).__name__}: {error}; --log-verbose=1 shows where"
         print(f"charonia: {sentence}", file=sys.stderr)
-        return 1
+        return 2 if command == _REPLAY else 1  # there 1 says that answers differ
 
 
 def _operate(words: list[str]) -> int:
@@ -190,6 +193,16 @@ def _tune(words: list[str]) -> int:
         return end.code if isinstance(end.code, int) else 2
 
 
+def _replay(words: list[str]) -> int:
+    from .composition.state_directory import default_state_dir
+    from .replay.replay_command import run
+
+    try:
+        return run(words, os.environ, default_state_dir)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2
+
+
 def _run(command: str, argv: list[str]) -> int:
     values = options.parse(command, argv, os.environ, {})
     if values["config"]:
@@ -234,6 +247,7 @@ def _completion() -> str:
     from . import client_commands
     from .analyzer import bench_options
     from .operations import arguments
+    from .replay import replay_options
     from .simulation import simulate_options
     from .tuner import tune_options
 
@@ -245,7 +259,7 @@ def _completion() -> str:
         cases.append(f"        {role}) {offer([f'--{option.name}' for option in options.options_of(role)])} ;;")
     words = arguments.words(arguments.parser()) | arguments.words(client_commands.parser())
     words |= arguments.words(bench_options.parser()) | arguments.words(simulate_options.parser())
-    words |= arguments.words(tune_options.parser())
+    words |= arguments.words(tune_options.parser()) | arguments.words(replay_options.parser())
     for command, actions in words.items():
         if "" in actions:
             cases.append(f"        {command}) {offer(actions[''])} ;;")
@@ -255,7 +269,7 @@ def _completion() -> str:
         cases += [f"            {action}) {offer(flags)} ;;" for action, flags in actions.items()]
         cases.append("            esac; fi ;;")
     return _COMPLETION % (
-        " ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE, _TUNE, "completion"]),
+        " ".join([*_ROLES, *_OPERATIONS, *_QUESTIONS, _BENCH, _SIMULATE, _TUNE, _REPLAY, "completion"]),
         "\n".join(cases),
     )
 

@@ -38,6 +38,10 @@ command or script ever names keys of two slots.
     us:{m}:<day>             what requests have used of a model on a day (since 1970, UTC), by hour and tenant
                              (`charonia.facts.usage`)
     usm                      set of the models that have `us` keys, by when
+    rq:{m}:<id>              a recorded call of a model that records requests (`charonia.wire.recorded_calls`), kept for
+                             days
+    rqt:{m}                  sorted set of their ids by when they were recorded
+    rqu:{m}                  the same set, and `rqu:{m}:sizes` their sizes in bytes (`Notes.keep_recent`)
     sh:{m}:<version>         how answers of a shadow version compare (`gateway.releases.shadow_requests`)
     n:{release%2F<m>}        `owner` and `token`: the gateway that judges a model's candidate, as a model's owner
     x:<executor>             batches for one executor
@@ -232,6 +236,18 @@ USED_MODELS = b"usm"
 
 def shadow_counts(model: str, version: int) -> bytes:
     return f"sh:{tag(model)}:{version}".encode()
+
+
+def recorded_call(model: str, call_id: bytes) -> bytes:
+    return f"rq:{tag(model)}:{call_id.hex()}".encode()
+
+
+def recorded_times(model: str) -> bytes:
+    return f"rqt:{tag(model)}".encode()
+
+
+def recorded_sizes(model: str) -> bytes:
+    return f"rqu:{tag(model)}".encode()
 
 
 def release_owner(model: str) -> str:

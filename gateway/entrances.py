@@ -16,6 +16,8 @@ from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import SERVER_EXITING, CharoniaError, Unavailable, shed
 from charonia.inference import InferenceRequest
+from charonia.models.config_errors import InstanceError
+from charonia.models.recording_rules import RecordingRules, recording_rules
 
 from .dataplane import AdmittedRequest
 from .metrics import GatewayMetrics, RequestCounts
@@ -29,11 +31,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """A served version, its admission check, and the counts of its requests."""
+    """A served version, its admission check, the counts of its requests, and which of them are recorded."""
 
     served: ServedVersion
     counts: RequestCounts
     admission: Admission
+    recording: RecordingRules | None = None
+    """Set when requests of the version are recorded (ADR 0060)."""
 
 
 class Entrances:
@@ -145,5 +149,14 @@ class Entrances:
                 )
             self._metrics.configure(served)
         key = (served.model, served.version)
-        entrance = self._known[key] = Entrance(served, self._metrics.counts(*key), admission)
+        entrance = Entrance(served, self._metrics.counts(*key), admission, _recording(served))
+        self._known[key] = entrance
         return entrance
+
+
+def _recording(served: ServedVersion) -> RecordingRules | None:
+    """None also where a release with other rules has loaded the model."""
+    try:
+        return recording_rules(served.config)
+    except InstanceError:
+        return None

@@ -51,6 +51,7 @@ from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
 from .regions.client_regions import ClientRegions, DeliveredInRegions
 from .releases.release_watch import ReleaseWatch, release_metrics
+from .releases.request_recorder import RequestRecorder
 from .releases.shadow_requests import ShadowRequests
 from .releases.version_choice import may_run_again
 from .reports.metadata import metadata_of
@@ -138,7 +139,10 @@ class GatewayService:
         self.routes = self._entrances.choice.rules
         self._releases = ReleaseWatch(log, control, settings.incarnation)
         self._shadows = ShadowRequests(log, self._ask_shadow)
-        self.metrics.more.append(lambda: release_metrics(self._entrances.choice, self._releases, self._shadows))
+        self._recorder = RequestRecorder(log)
+        self.metrics.more.append(
+            lambda: release_metrics(self._entrances.choice, self._releases, self._shadows, self._recorder)
+        )
         self.lane = ExpressLane(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
@@ -230,6 +234,7 @@ class GatewayService:
             await self._cache.close()
         await self._releases.close()
         await self._shadows.close()
+        await self._recorder.close()
         await self.jobs.close()
         await self.lane.close()
         await self._dataplane.close()
@@ -297,12 +302,18 @@ class GatewayService:
             counts.failures[failure_reason(error, executed=False)] += 1
             if request.trace is not None:
                 trace_failed(request.trace, error)
+            if entrance.recording is not None:
+                self._recorder.lost(one)
             raise
         except asyncio.CancelledError:
             counts.failures["CANCELED"] += 1
             if request.trace is not None:
                 left(request.trace)
+            if entrance.recording is not None:
+                self._recorder.lost(one)
             raise
+        if entrance.recording is not None:
+            self._recorder.answered(entrance.recording, one, record, started_ns)
         if request.trace is not None:
             answered(request.trace, record)
         if counts.latencies is not None:
@@ -406,6 +417,9 @@ class GatewayService:
         entrance, one = self._entrances.admit(request, started_ns, options, flush_interval_s)
         is_ensemble = one.served.interface.scheduling == ENSEMBLE_SCHEDULING
         counts = entrance.counts
+        tape = None
+        if entrance.recording is not None:
+            tape = self._recorder.tape(entrance.recording, one, started_ns)
 
         def moved(again: Entrance) -> None:
             nonlocal is_ensemble, counts
@@ -439,6 +453,11 @@ class GatewayService:
                                 counts.succeeded(monotonic_ns() - started_ns)
                             if request.trace is not None:
                                 answered(request.trace, record)
+                        if tape is not None:
+                            tape.add(record)
+                            if record.final:
+                                self._recorder.ended(tape)
+                                tape = None
                         yield InferenceResponse(
                             request.model,
                             record.version,
@@ -466,6 +485,9 @@ class GatewayService:
                 raise
             else:
                 return
+            finally:
+                if tape is not None:
+                    self._recorder.left(tape)
             yield ended
 
     # -- callers and jobs ---------------------------------------------------------------------------------------------

@@ -506,6 +506,11 @@ class Notes(Keys, Protocol):
     async def count_times(self, key: bytes) -> int:
         """How many members the set has."""
 
+    async def keep_until(self, key: bytes, until_us: int) -> None:
+        """Let the set under a key go at a time (microseconds since the epoch), or at the latest one that was said while
+        it had members. Without it the set stays until its last member is dropped.
+        """
+
     async def keep_recent(
         self, key: bytes, uses: Mapping[bytes, tuple[int, int]], limit_bytes: int, drop: Sequence[bytes] = ()
     ) -> list[bytes]:

@@ -1,4 +1,7 @@
-"""Compares the answers of two versions to one request, with tolerances. Pure."""
+"""Compares the answers of two versions to one request, with tolerances. Pure.
+
+Says which outputs differ, for a shadow; `answer_differences` says by how much.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ import numpy.typing as npt
 from charonia.datatypes import DataType
 from charonia.tensors import Tensor
 
-_FLOATS = frozenset({DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64})
-_PIECE = 65_536
+FLOATS = frozenset({DataType.FP16, DataType.BF16, DataType.FP32, DataType.FP64})
+PIECE = 65_536
 """Numbers compared at a time: so many take little memory beside large answers."""
 
 
@@ -40,10 +43,10 @@ def _alike(one: Tensor, other: Tensor, tolerance: float) -> bool:
         return True
     if one.datatype in (DataType.BYTES, DataType.BOOL):
         return False
-    if not tolerance and one.datatype not in _FLOATS:
+    if not tolerance and one.datatype not in FLOATS:
         return False  # large integers that differ may be one float64
-    a, b = _numbers(one), _numbers(other)
-    return all(_close(a[at : at + _PIECE], b[at : at + _PIECE], tolerance) for at in range(0, a.size, _PIECE))
+    a, b = numbers_of(one), numbers_of(other)
+    return all(_close(a[at : at + PIECE], b[at : at + PIECE], tolerance) for at in range(0, a.size, PIECE))
 
 
 def _close(a: npt.NDArray[Any], b: npt.NDArray[Any], tolerance: float) -> bool:
@@ -54,7 +57,7 @@ def _close(a: npt.NDArray[Any], b: npt.NDArray[Any], tolerance: float) -> bool:
     return bool(np.all((close & finite) | (a == b) | (np.isnan(a) & np.isnan(b))))
 
 
-def _numbers(tensor: Tensor) -> npt.NDArray[Any]:
+def numbers_of(tensor: Tensor) -> npt.NDArray[Any]:
     """The numbers of a tensor in one row, in a datatype of NumPy."""
     if tensor.datatype is DataType.BF16:
         bits = np.frombuffer(tensor.data, np.uint16).astype(np.uint32) << 16

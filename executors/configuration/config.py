@@ -17,6 +17,7 @@ from charonia.models.config_errors import InstanceError, StructureError, poll_fa
 from charonia.models.json_form import from_json, to_json
 from charonia.models.latency_target import check_adaptive_batching
 from charonia.models.metric_control import check_metrics
+from charonia.models.recording_rules import recording_rules
 from charonia.models.repeatable import check_repeatable
 from charonia.models.sequence_batcher import checkpoint_every
 from charonia.models.text_routing import check_text_routing
@@ -101,6 +102,7 @@ def validate_instances(config: ModelConfig, *, gpus: int = 0) -> None:
     check_file_names(config)
     check_warmups(config)
     caching_rules(config)
+    recording_rules(config)
     check_adaptive_batching(config)
     check_repeatable(config)
     check_text_routing(config)

@@ -128,7 +128,7 @@ class ExpressLane:
                 return None  # its rule chooses the version of each request
             entrance = self._entrances.of(served)
             admission = entrance.admission
-            if admission.caching is not None:
+            if admission.caching is not None or entrance.recording is not None:
                 return None
             admitted = admission.admit(request)
         except CharoniaError:

@@ -24,6 +24,7 @@ from charonia.facts.events import RouteChanged
 from charonia.releases.release_gate import ADVANCE, BEGIN, ROLL_BACK, VersionCounts, counts_of, judge
 from charonia.releases.route_rule import Gate, RouteRule, advanced, next_step, rolled_back, route_fact
 
+from .request_recorder import RequestRecorder
 from .shadow_requests import ShadowRequests
 from .version_choice import VersionChoice
 
@@ -195,7 +196,9 @@ class ReleaseWatch:
         return counts_of(await self._log.statistics(keys.statistics(served.model, served.version, served.content_hash)))
 
 
-def release_metrics(choice: VersionChoice, watch: ReleaseWatch, shadows: ShadowRequests) -> Iterator[Metric]:
+def release_metrics(
+    choice: VersionChoice, watch: ReleaseWatch, shadows: ShadowRequests, recorder: RequestRecorder
+) -> Iterator[Metric]:
     """The families of releases."""
     family = CounterMetricFamily(
         "charonia_release_reruns",
@@ -215,6 +218,12 @@ def release_metrics(choice: VersionChoice, watch: ReleaseWatch, shadows: ShadowR
         "charonia_shadow_requests", "Copies of requests for a shadow version, by result", labels=["model", "result"]
     )
     for (model, result), count in shadows.counts.items():
+        family.add_metric([model, result], count)
+    yield family
+    family = CounterMetricFamily(
+        "charonia_recorded_requests", "Requests that were to be recorded, by result", labels=["model", "result"]
+    )
+    for (model, result), count in recorder.counts.items():
         family.add_metric([model, result], count)
     yield family
 

@@ -94,3 +94,16 @@ async def test_so_many_are_taken_out_at_once(log: EventLog) -> None:
     await log.keep_recent(RECENT, members, 10_000)
     assert len(await log.keep_recent(RECENT, {}, 0)) == MOST_TAKEN
     assert await log.keep_recent(RECENT, {}, 2) == [b"%04d" % (MOST_TAKEN + n) for n in range(3)]
+
+
+async def test_sets_go_at_the_latest_time_that_was_said(log: EventLog) -> None:
+    later_us, past_us = 4_102_444_800_000_000, 1_763_700_000_000_000
+    await log.keep_until(TIMES, past_us)  # there is none
+    for key, until_us, left in ((TIMES, [later_us, past_us], 1), (keys.webhook_times("n"), [past_us], 0)):
+        await log.set_times(key, {b"a": 1})
+        for at_us in until_us:
+            await log.keep_until(key, at_us)
+        assert await log.count_times(key) == left
+    await log.keep_recent(RECENT, {b"a": (1, 50)}, 100)
+    await log.keep_until(RECENT, past_us)
+    assert await log.keep_recent(RECENT, {b"b": (2, 100)}, 100) == [], "its sizes are forgotten too"

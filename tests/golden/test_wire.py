@@ -87,6 +87,7 @@ from charonia.wire import (
     unpack_wave_reply,
     wave_head,
 )
+from charonia.wire.recorded_calls import RecordedCall, RecordedStep, pack_recorded_call, unpack_recorded_call
 
 HERE = Path(__file__).parent
 ID = bytes(range(16))
@@ -103,6 +104,15 @@ SCOPED_MARK = SequenceMark(2**64 - 1, end=True, scope=7)
 PLACES = BatchPlaces(1, 4, (SequencePlace(0, ID, 1), SequencePlace(3, ID, 2, again=True)))
 PROMPT = PromptRoute(70, 2**32 - 1, bytes(range(16)))
 LINEAGE = Lineage((("à", ID), ("b", ID)), "tenant")
+RECORDED_RESPONSE = pack_response(ID, "m", 3, [OUTPUT], {})
+RECORDED_FAILURE = pack_failure(ID, "m", 3, InvalidArgument("why é"))
+RECORDED = RecordedCall(
+    2**50, 3, INPUTS, (unpack_response(RECORDED_RESPONSE), unpack_response(RECORDED_FAILURE)), ("y", "z"), PARAMETERS,
+    tenant="north wind", client_id="é-1", sequence=RecordedStep(2**64 - 1, start=True, end=False),
+)  # fmt: skip
+UNKEPT = RecordedCall(
+    11, 3, [], (), sequence=RecordedStep("call-é", start=False, end=True), parameters={}, unkept="why not é"
+)
 CONTEXT = Context(TIMESTAMPS | PROPAGATED, ID, ID[:8], "vendor=1", "g-1")
 REPORT = Report(
     ID[:8],
@@ -255,6 +265,8 @@ def written() -> dict[str, bytes]:
         "wire/v1-wave-reply.hex": wave_reply(),
         "wire/v1-wave-reply-by-reference.hex": wave_reply(WAVE_ANSWER),
         "wire/v1-batch-header-of-waves.hex": WAVES_HEADER.pack(),
+        "wire/v1-recorded-call.hex": b"".join(pack_recorded_call(RECORDED, [RECORDED_RESPONSE, RECORDED_FAILURE])),
+        "wire/v1-recorded-call-unkept.hex": b"".join(pack_recorded_call(UNKEPT, [])),
         "wire/v1-joined-records.hex": bytes(record_fields([b"one", b"", b"three"])[1]),
     }
     facts = {fact.kind: fact for fact in FACTS} | WITH_MORE
@@ -428,6 +440,13 @@ def test_the_reply_to_a_wave_is_read() -> None:
 def test_the_header_of_a_batch_of_waves_is_read() -> None:
     assert BatchHeader.unpack(kept("wire/v1-batch-header-of-waves.hex")) == WAVES_HEADER
     assert BatchHeader.unpack(kept("wire/v1-batch-header.hex")).waves == ()
+
+
+def test_a_recorded_call_is_read() -> None:
+    found = unpack_recorded_call(kept("wire/v1-recorded-call.hex"))
+    assert replace(found, responses=()) == replace(RECORDED, responses=())
+    assert (found.responses[0].outputs, found.responses[1].error.__class__) == ([OUTPUT], InvalidArgument)
+    assert unpack_recorded_call(kept("wire/v1-recorded-call-unkept.hex")) == UNKEPT
 
 
 def test_joined_records_are_read() -> None:

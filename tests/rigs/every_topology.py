@@ -100,7 +100,7 @@ OVER_ONE_SERVER = {
             "http2",
         ),
         *("inprocess", "inprocess_lives"),
-        *("instances", "large_tensors", "load", "metrics", "namespaces", "prompt_routing", "releases"),
+        *("instances", "large_tensors", "load", "metrics", "namespaces", "prompt_routing", "releases", "replay"),
         "rolling_upgrade",
         *("openai_api", "openai_tasks", "openai_tenants", "openapi", "processes"),
         "python_features",

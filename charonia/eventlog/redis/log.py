@@ -260,6 +260,11 @@ class RedisLog(Work, Progress, Jobs):
         count: int = await self._connection.execute("ZCARD", key)
         return count
 
+    async def keep_until(self, key: bytes, until_us: int) -> None:
+        # for GT, a key without a time stays longer than any other
+        names = (key, sizes(key))
+        await self._commands.each([("PEXPIREAT", n, until_us // 1000, which) for n in names for which in ("NX", "GT")])
+
     async def keep_recent(
         self, key: bytes, uses: Mapping[bytes, tuple[int, int]], limit_bytes: int, drop: Sequence[bytes] = ()
     ) -> list[bytes]:

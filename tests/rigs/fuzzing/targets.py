@@ -45,6 +45,7 @@ from charonia.models.interface import ModelInterface
 from charonia.models.names import check_model_name
 from charonia.traces.contexts import read_parent
 from charonia.wire import BatchHeader, Reference, records_of, requests_in, unpack_request, unpack_response
+from charonia.wire.recorded_calls import unpack_recorded_call
 from charonia.wire.waves import unpack_wave, unpack_wave_reply, work_in
 from executors.backends.python.frame_content import (
     answer_of,
@@ -257,6 +258,13 @@ def _a_response(data: bytes) -> None:
     assert all(type(tensor.size_bytes) is int for tensor in record.outputs)
 
 
+def _a_recorded_call(data: bytes) -> None:
+    call = unpack_recorded_call(data)
+    sizes = [tensor.size_bytes for tensor in (*call.inputs, *(t for one in call.responses for t in one.outputs))]
+    assert sum(sizes) <= len(data)
+    assert unpack_recorded_call(memoryview(bytearray(data))).inputs == call.inputs
+
+
 def _a_wave(data: bytes) -> None:
     wave = unpack_wave(data)
     requests = wave.requests()
@@ -300,6 +308,7 @@ _READERS: tuple[Callable[[bytes], Any], ...] = (
     Reference.unpack,
     _a_job,
     lambda data: read_seal("m", b"1-0", [FIELD_SEAL, data]),
+    _a_recorded_call,
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from charonia import keys
-from charonia.clock import monotonic_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.eventlog.port import MOST_TAKEN
 from charonia.tensors import Buffer
 
@@ -22,9 +22,10 @@ class MemoryProjections:
         self._blobs: dict[bytes, tuple[bytes, int]] = {}
         self._times: dict[bytes, dict[bytes, int]] = {}
         self._recent: dict[bytes, dict[bytes, tuple[int, int]]] = {}
+        self._until: dict[bytes, int] = {}
 
     def _forget(self, key: bytes) -> None:
-        for projection in (self._leases, self._statistics, self._blobs, self._times, self._recent):
+        for projection in (self._leases, self._statistics, self._blobs, self._times, self._recent, self._until):
             projection.pop(key, None)
 
     # -- leases -------------------------------------------------------------------------------------------------------
@@ -109,6 +110,12 @@ class MemoryProjections:
 
     async def count_times(self, key: bytes) -> int:
         return len(self._times.get(key, {}))
+
+    async def keep_until(self, key: bytes, until_us: int) -> None:
+        """Sets go when this is called, not in between."""
+        self._until[key] = max(until_us, self._until.get(key, 0))
+        if self._until[key] <= wall_ns() // 1000:
+            self._forget(key)
 
     async def keep_recent(
         self, key: bytes, uses: Mapping[bytes, tuple[int, int]], limit_bytes: int, drop: Sequence[bytes] = ()

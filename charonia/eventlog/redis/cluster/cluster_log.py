@@ -298,6 +298,7 @@ class ClusterLog:
     due = _of_key("due")
     drop_times = _of_key("drop_times")
     count_times = _of_key("count_times")
+    keep_until = _of_key("keep_until")
     keep_recent = _of_key("keep_recent")
     add_statistics = _of_key("add_statistics")
     statistics = _of_key("statistics")

@@ -81,6 +81,12 @@ def test_what_has_to_be_read_each_time_has_no_door(
     assert not bench.service.lane.is_open
 
 
+def test_requests_that_may_be_recorded_are_read_in_full() -> None:
+    share = 'parameters { key: "charonia.record_share" value { string_value: "0.001" } }'
+    with LaneBench(block=f"dynamic_batching {{ }} {share}") as bench:
+        assert bench.now(lambda: bench.service.lane.door_for(bench.request())) is None
+
+
 def test_the_largest_request_that_rides(bench: LaneBench) -> None:
     assert bench.door(width=4096) is not None
 

@@ -12,6 +12,7 @@ from charonia.inference import InferenceRequest
 from charonia.releases.route_rule import CANARY, RELEASED, ROLLED_BACK, Gate, RouteRule, route_fact
 from charonia.wire import ResponseRecord
 from gateway.releases.release_watch import ReleaseWatch, release_metrics
+from gateway.releases.request_recorder import RequestRecorder
 from gateway.releases.shadow_requests import ShadowRequests
 from gateway.releases.version_choice import VersionChoice
 from gateway.requests.delivery import Caller
@@ -73,9 +74,9 @@ async def test_a_candidate_that_errs_is_rolled_back() -> None:
     assert rule.history[-1].reason.startswith("50.0% of 10 requests in ")
     await watch.look()
     assert await world.log.owner(keys.release_owner("m")) == ("", 1), "there is nothing to judge any more"
+    shadows, recorder = ShadowRequests(world.log, never), RequestRecorder(world.log)
     families = {
-        metric.name: metric
-        for metric in release_metrics(VersionChoice(control.catalog), watch, ShadowRequests(world.log, never))
+        metric.name: metric for metric in release_metrics(VersionChoice(control.catalog), watch, shadows, recorder)
     }
     (sample,) = families["charonia_release_decisions"].samples
     assert (sample.labels, sample.value) == ({"model": "m", "decision": "roll_back"}, 1)

@@ -1,0 +1,240 @@
+"""`charonia replay`: reads recordings, asks the candidate, prints the report.
+
+Exit codes: 0 the answers are the same, 1 they differ, 2 it could not be found out, or wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from charonia import keys
+from charonia.clock import monotonic_ns, wall_ns
+from charonia.errors import CharoniaError, InvalidArgument, InvalidRecord, NotFound, StartupError, Unavailable
+from charonia.eventlog.control import folded_control
+from charonia.operations.command_line import log_place
+from charonia.releases.answer_differences import Tolerance
+from charonia.wire.recorded_calls import unpack_recorded_call
+
+from .candidate_answers import CandidateAnswers, Pace, Replay
+from .difference_report import NOT_RUN, DifferenceReport, report_text
+from .replay_lines import EXPIRED, Lines, Recorded, lines_of
+from .replay_options import Target, parser, target_of, tolerances_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from charonia.client import AsyncClient
+    from charonia.eventlog.port import EventLog
+
+_URL = "http://localhost:8000"
+_ATTEMPTS = 4
+_FAR_US = 2**53
+_MOST = 10_000_000
+_PAGE = 64
+_READ_AT_ONCE = 8
+"""Recordings, of megabytes each: the log must not be kept from its work."""
+_PROGRESS_S = 1.0
+
+
+def run(words: Sequence[str], environment: Mapping[str, str], default_state_dir: Callable[[], str]) -> int:
+    """The command line `words`, the command first; the exit code. Raises `SystemExit` for usage and help."""
+    options = parser().parse_args(list(words))
+    try:
+        target = target_of(options.to) if options.to else None
+        if target is None and not (options.drop and options.model):
+            raise InvalidArgument("name the version to ask with --to MODEL:VERSION")
+        if options.drop and options.limit:
+            raise InvalidArgument("--limit bounds what is asked; with --drop use --since and --until")
+        tolerances = tolerances_of(options.absolute, options.relative)
+        url, password_file = log_place(options, environment, default_state_dir)
+        return asyncio.run(_run(options, environment, target, tolerances, url, password_file))
+    except (CharoniaError, StartupError) as error:
+        sys.stderr.write(f"charonia: {error}\n")
+        return NOT_RUN
+
+
+async def _run(
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    target: Target | None,
+    tolerances: Mapping[str, Tolerance],
+    url: str,
+    password_file: str,
+) -> int:
+    async with _opened(url, password_file) as log:
+        catalog = await folded_control(log)
+        model = catalog.resolve(options.model or (target.model if target is not None else ""))
+        found, skipped = await recordings(log, model, _us(options.since, 0), _us(options.until, _FAR_US))
+        own = target.version if target is not None and catalog.resolve(target.model) == model else 0
+        chosen = [one for one in found if _is_chosen(one, options, 0 if options.drop else own)]
+        if options.drop:
+            return await _dropped(log, model, chosen, skipped, as_json=options.json)
+        assert target is not None
+        lines = lines_of(chosen, options.limit)
+        if not lines.requests:
+            raise NotFound(_nothing(model, lines, len(found) - len(chosen)))
+        report = DifferenceReport(
+            *(target.model, target.version, options.percent_different_allowed, options.min_requests, options.worst)
+        )
+        for one, reason in (*lines.unreplayable, *((one, EXPIRED) for one in skipped)):
+            report.unreplayable(one, reason)
+        pace = Pace(options.concurrency, options.rate)
+        async with _client(options, environment) as client:
+            candidate = await _candidate(client, target, options.timeout)
+            progress = _Progress(lines.requests, report)
+
+            async def fetch(one: Recorded) -> bytes | None:
+                return (await log.notes([keys.recorded_call(model, one.id)]))[0]
+
+            replay = Replay(candidate.ask, fetch, report, tolerances, progress.done)
+            await replay.run(lines.lines, pace)
+        document = report.document() | {"recorded_model": model, "seconds": progress.seconds}
+        sys.stdout.write(json.dumps(document) + "\n" if options.json else report_text(document))
+        return report.verdict
+
+
+@asynccontextmanager
+async def _opened(url: str, password_file: str) -> AsyncIterator[EventLog]:
+    from charonia.eventlog.redis import open_log
+    from charonia.eventlog.redis.server.address import with_password
+
+    log = open_log(with_password(url, password_file))
+    await log.open()
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+async def recordings(
+    log: EventLog, model: str, since_us: int = 0, until_us: int = _FAR_US
+) -> tuple[list[Recorded], list[Recorded]]:
+    """The recordings of a model from one time to another, without their tensors, and those that have expired."""
+    call_ids = [
+        call_id
+        for call_id in await log.due(keys.recorded_times(model), until_us, _MOST)
+        if len(call_id) == _ID_BYTES and _at_us(call_id) >= since_us
+    ]
+    found: list[Recorded] = []
+    expired: list[Recorded] = []
+    for at in range(0, len(call_ids), _READ_AT_ONCE):
+        page = call_ids[at : at + _READ_AT_ONCE]
+        records = await log.notes([keys.recorded_call(model, call_id) for call_id in page])
+        for call_id, record in zip(page, records, strict=True):
+            if record is None:
+                expired.append(Recorded(call_id, _at_us(call_id), 0))
+            else:
+                found.append(_described(call_id, record))
+    return found, expired
+
+
+_ID_BYTES = 16
+
+
+def _at_us(call_id: bytes) -> int:
+    return int.from_bytes(call_id[:8], "big")
+
+
+def _described(call_id: bytes, record: bytes) -> Recorded:
+    try:
+        call = unpack_recorded_call(record)
+    except InvalidRecord as error:
+        return Recorded(call_id, _at_us(call_id), 0, unkept=f"its recording cannot be read: {error}")
+    return Recorded(
+        *(call_id, call.at_us, call.version, call.tenant, call.client_id, call.sequence, call.unkept),
+    )
+
+
+def _is_chosen(one: Recorded, options: argparse.Namespace, own: int) -> bool:
+    if options.tenant and one.tenant not in options.tenant:
+        return False
+    return one.version == options.answered_by if options.answered_by else not own or one.version != own
+
+
+def _nothing(model: str, lines: Lines, others: int) -> str:
+    text = f"no recorded request of model '{model}' can be asked again"
+    if lines.unreplayable:
+        text += f": {len(lines.unreplayable)} are kept without tensors, or of sequences with gaps"
+    if others:
+        text += f"; {others} are of other tenants or versions"
+    return text
+
+
+def _us(when: tuple[str, float] | None, default: int) -> int:
+    if when is None:
+        return default
+    kind, seconds = when
+    return int((wall_ns() / 1e9 - seconds if kind == "ago" else seconds) * 1e6)
+
+
+async def _dropped(
+    log: EventLog, model: str, chosen: Sequence[Recorded], expired: Sequence[Recorded], *, as_json: bool
+) -> int:
+    """Delete recordings, and what the indexes still say of expired ones."""
+    call_ids = [one.id for one in (*chosen, *expired)]
+    for at in range(0, len(call_ids), _PAGE):
+        page = call_ids[at : at + _PAGE]
+        await log.delete_keys([keys.recorded_call(model, call_id) for call_id in page])
+        await log.keep_recent(keys.recorded_sizes(model), {}, _FAR_US, drop=page)
+        await log.drop_times(keys.recorded_times(model), page)
+    text = f"{len(chosen)} recordings of model '{model}' deleted"
+    sys.stdout.write((json.dumps({"model": model, "deleted": len(chosen)}) if as_json else text) + "\n")
+    return 0
+
+
+# -- the candidate -----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _client(options: argparse.Namespace, environment: Mapping[str, str]) -> AsyncIterator[AsyncClient]:
+    from charonia.client import AsyncClient, RetryPolicy, Tls
+
+    headers = {}
+    for header in options.header:
+        name, colon, value = header.partition(":")
+        if not colon or not name.strip():
+            raise InvalidArgument(f"--header '{header}' is not NAME: VALUE")
+        headers[name.strip()] = value.strip()
+    url = options.url or environment.get("CHARONIA_URL") or _URL
+    retry = RetryPolicy(_ATTEMPTS)
+    async with AsyncClient(url, headers=headers, retry=retry, tls=Tls(ca_file=options.ca_file)) as client:
+        yield client
+
+
+async def _candidate(client: AsyncClient, target: Target, timeout_s: float) -> CandidateAnswers:
+    """Raises `Unavailable` for a version that is not ready."""
+    version = str(target.version)
+    if not await client.ready(target.model, version):
+        raise Unavailable(f"version {version} of model '{target.model}' is not ready at {client.url}")
+    policy = (await client.config(target.model, version)).get("model_transaction_policy") or {}
+    return CandidateAnswers(client, target, timeout_s, decoupled=bool(policy.get("decoupled")))
+
+
+class _Progress:
+    """Says on stderr how far a replay is, about once a second."""
+
+    def __init__(self, requests: int, report: DifferenceReport) -> None:
+        self._requests = requests
+        self._report = report
+        self._done = 0
+        self._began_ns = self._said_ns = monotonic_ns()
+
+    @property
+    def seconds(self) -> float:
+        return round((monotonic_ns() - self._began_ns) / 1e9, 3)
+
+    def done(self) -> None:
+        self._done += 1
+        now_ns = monotonic_ns()
+        if now_ns - self._said_ns >= _PROGRESS_S * 1e9:
+            self._said_ns = now_ns
+            sys.stderr.write(
+                f"charonia replay: {self._done} of {self._requests} requests, {self._report.different} differ\n"
+            )
+            sys.stderr.flush()

@@ -1,0 +1,88 @@
+"""What is read of the log, and that a replay without anything to ask is no success."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from memory_log.log import MemoryLog
+
+from charonia import keys
+from charonia.errors import Unavailable
+from charonia.replay import replay_command
+from charonia.replay.difference_report import NOT_RUN
+from charonia.replay.replay_command import recordings
+from charonia.replay.replay_options import Target
+from charonia.tensors import Tensor
+from charonia.wire.recorded_calls import RecordedCall, RecordedStep, pack_recorded_call
+
+
+async def put(log: MemoryLog, at_us: int, record: bytes | None) -> bytes:
+    call_id = at_us.to_bytes(8, "big") + bytes(8)
+    await log.set_times(keys.recorded_times("m"), {call_id: at_us})
+    if record is not None:
+        await log.put_note(keys.recorded_call("m", call_id), record, 100)
+    return call_id
+
+
+async def test_recordings_are_read_without_their_tensors() -> None:
+    log = MemoryLog()
+    inputs = [Tensor.of("x", np.arange(100))]
+    call = RecordedCall(5, 2, inputs, (), (), {}, "acme", "mine", RecordedStep("s", start=True, end=False))
+    whole = b"".join(bytes(piece) for piece in pack_recorded_call(call, []))
+    first = await put(log, 5, whole)
+    await put(log, 6, b"\x09")
+    gone = await put(log, 7, None)
+    await put(log, 1, whole)
+    await put(log, 9, whole)
+    await log.set_times(keys.recorded_times("m"), {b"of another kind": 6})
+    found, expired = await recordings(log, "m", since_us=2, until_us=8)
+    assert [one.id for one in expired] == [gone]
+    one, broken = found
+    assert (one.id, one.version, one.tenant, one.client_id, one.sequence) == (first, 2, "acme", "mine", call.sequence)
+    assert broken.unkept.startswith("its recording cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name the version to ask with --to MODEL:VERSION"),
+        (["--to=m"], "--to 'm' is not MODEL:VERSION"),
+        (["--to=m:1", "--absolute=x"], "'x' of --absolute is neither"),
+        (["--to=m:1"], "no running 'charonia serve' has the state directory"),
+        (["--to=m:1", "--log-url=nowhere"], ""),
+        (["--model=m", "--drop", "--limit=5"], "--limit bounds what is asked"),
+    ],
+)
+def test_what_cannot_be_run_has_exit_code_2(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay_command.run(["replay", "--from=journal", *words], {}, lambda: str(tmp_path)) == NOT_RUN
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_what_is_dropped_leaves_the_indexes(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    log = MemoryLog()
+    whole = b"".join(bytes(piece) for piece in pack_recorded_call(RecordedCall(5, 2, [], ()), []))
+    dropped, kept = await put(log, 5, whole), await put(log, 6, whole)
+    await put(log, 7, None)
+    found, expired = await recordings(log, "m")
+    assert await replay_command._dropped(log, "m", found[:1], expired, as_json=as_json) == 0
+    assert await log.due(keys.recorded_times("m"), 9, 9) == [kept]
+    assert await log.notes([keys.recorded_call("m", one) for one in (dropped, kept)]) == [None, whole]
+    said = capsys.readouterr().out
+    assert said == ('{"model": "m", "deleted": 1}\n' if as_json else "1 recordings of model 'm' deleted\n")
+
+
+async def test_a_candidate_has_to_be_ready() -> None:
+    class Unready:
+        url = "http://here"
+
+        async def ready(self, model: str, version: str) -> bool:
+            assert (model, version) == ("m", "3")
+            return False
+
+    with pytest.raises(Unavailable, match="version 3 of model 'm' is not ready at http://here"):
+        await replay_command._candidate(Unready(), Target("m", 3), 1.0)
