@@ -31,6 +31,7 @@ from charonia.eventlog.redis.stored_records import record_of
 from charonia.facts.events import pack_fact, unpack_fact
 from charonia.facts.jobs import parse_public_id, public_id
 from charonia.facts.journal import FIELD, read_facts
+from charonia.facts.open_streams import StreamsNote
 from charonia.facts.resource_waits import TurnsNote
 from charonia.facts.sequence_states import SequenceAbout, SequenceState
 from charonia.generation.detokenizer import Detokenizer
@@ -297,6 +298,7 @@ _READERS: tuple[Callable[[bytes], Any], ...] = (
     lambda data: SequenceAbout.unpack(data[:24], data[24:]),
     Reference.unpack,
     _a_job,
+    StreamsNote.unpack,
 )
 
 
