@@ -199,9 +199,7 @@ async def cancel_jobs(
     return {"cancelled": cancelled, "ended": ended, "missing": missing}
 
 
-async def _cancel_matching(
-    log: RequestLog, model: str, wanted: Filter, now_us: int, ending: Ending
-) -> list[str]:
+async def _cancel_matching(log: RequestLog, model: str, wanted: Filter, now_us: int, ending: Ending) -> list[str]:
     states = wanted.states or frozenset({JobState.QUEUED, JobState.RUNNING})
     active = replace(wanted, models=(model,), states=states)
     matching = {job.id async for page in _pages(log, active) for job in page if _matches(job, active, now_us)}
