@@ -1,7 +1,7 @@
 """Counts the responses of a gateway's open streams, and publishes what is open as a note in the log (ADR 0059).
 
 A stream is a request whose responses are sent one by one, from its admission to its last response; its protocol does
-not matter. While none is open nothing is written. The console reads the note (`charonia.facts.open_streams`).
+not matter. While none is open nothing is written. The console reads the note (`charonia.facts.stream_notes`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from charonia import keys
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import Notes
-from charonia.facts.open_streams import MOST, TTL_S, StreamRow, StreamsNote
+from charonia.facts.stream_notes import MOST, TTL_S, StreamRow, StreamsNote
 from charonia.tasks import Tasks
 
 INTERVAL_S = 2.0

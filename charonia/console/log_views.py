@@ -19,7 +19,7 @@ from charonia.eventlog.control import facts_of, folded_control
 from charonia.eventlog.port import START, EventLog
 from charonia.facts.events import Fact
 from charonia.facts.jobs import JobState, public_id
-from charonia.facts.open_streams import StreamsNote
+from charonia.facts.stream_notes import StreamsNote
 from charonia.models.json_form import to_json
 from charonia.operations import dead_letters, executors, queues
 from charonia.operations import job_commands as jobs

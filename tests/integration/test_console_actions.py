@@ -163,7 +163,6 @@ async def test_models_are_loaded_and_unloaded(log: EventLog, browser: Browser) -
     page = await done(browser, await browser.post("/actions/load", fields))
     assert await answered == f"load {MODEL} False"
     assert "was not loaded: no such file" in page
-    await log.delete_stream(keys.CONTROL)
     await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(RepositoryScanned("executor-1", (MODEL,), "none", True))])
     assert "--model-control-mode=explicit" in await done(browser, await browser.post("/actions/load", fields))
     assert "Unload a model?" in (await browser.post("/actions/unload", fields)).text

@@ -20,7 +20,7 @@ from charonia.console.viewers import EVERYTHING, Viewer
 from charonia.console.web_app import POLICY
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ProcessJoined, pack_fact
-from charonia.facts.open_streams import StreamRow, StreamsNote
+from charonia.facts.stream_notes import StreamRow, StreamsNote
 from charonia.options.values import CONSOLE, parse
 
 pytestmark = pytest.mark.integration

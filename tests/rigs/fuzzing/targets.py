@@ -31,9 +31,9 @@ from charonia.eventlog.redis.stored_records import record_of
 from charonia.facts.events import pack_fact, unpack_fact
 from charonia.facts.jobs import parse_public_id, public_id
 from charonia.facts.journal import FIELD, read_facts
-from charonia.facts.open_streams import StreamsNote
 from charonia.facts.resource_waits import TurnsNote
 from charonia.facts.sequence_states import SequenceAbout, SequenceState
+from charonia.facts.stream_notes import StreamsNote
 from charonia.generation.detokenizer import Detokenizer
 from charonia.generation.grammar import check as check_structure
 from charonia.generation.parameters import SamplingParameters, check_vocabulary, parse_sampling

@@ -10,7 +10,7 @@ from memory_log.log import MemoryLog
 
 from charonia import keys
 from charonia.errors import LogUnavailable
-from charonia.facts.open_streams import StreamsNote
+from charonia.facts.stream_notes import StreamsNote
 from gateway.open_streams import OpenStreams
 
 

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from charonia.errors import InvalidRecord
-from charonia.facts.open_streams import MOST, StreamRow, StreamsNote
+from charonia.facts.stream_notes import MOST, StreamRow, StreamsNote
 
 ROW = StreamRow("m", 2, "acme", "mine", 1_000_000, 1_500_000, 7)
 
