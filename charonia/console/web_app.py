@@ -293,10 +293,8 @@ class ConsoleApp:
             page = self._problem(401, error.message)
             page.headers["www-authenticate"] = 'Basic realm="charonia: any name, and an API key as the password"'
             return page
-        statuses = {NotFound: 404, PermissionDenied: 403, InvalidArgument: 400}
-        return self._problem(
-            next((code for kind, code in statuses.items() if isinstance(error, kind)), 503), error.message
-        )
+        status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 503)
+        return self._problem(status, error.message)
 
     async def _refused(self, _request: Request, error: HTTPException) -> Response:
         return self._problem(error.status_code, error.detail)

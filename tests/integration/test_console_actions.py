@@ -123,7 +123,7 @@ async def test_moving_needs_a_paused_queue_and_a_level(log: EventLog, browser: B
 
 async def test_dead_letters_are_submitted_again_and_discarded(log: EventLog, browser: Browser) -> None:
     await bury(log)
-    await bury(log)
+    kept = await bury(log)
     first, second = await log.range(keys.dead_letters(MODEL))
     entries = [("id", f"{one.id.decode()}.{AT}") for one in (first, second)]
     fields = [await token(browser, "/dead-letters"), ("back", "letters"), *entries]
@@ -141,6 +141,9 @@ async def test_dead_letters_are_submitted_again_and_discarded(log: EventLog, bro
     page = await done(browser, await browser.post("/actions/replay", [fields[0], ("back", "letters"), entries[0]]))
     assert "0 dead letters submitted again" in page
     assert "it was discarded, or has expired" in page
+    by_request = ("id", public_id(MODEL, kept))  # would be looked for among all letters
+    page = await done(browser, await browser.post("/actions/discard", [fields[0], ("confirmed", "yes"), by_request]))
+    assert "0 dead letters discarded" in page
 
 
 async def answer_requests(log: EventLog, error: str = "") -> str:
@@ -157,7 +160,11 @@ async def answer_requests(log: EventLog, error: str = "") -> str:
         await asyncio.sleep(0.01)
 
 
-async def test_models_are_loaded_and_unloaded(log: EventLog, browser: Browser) -> None:
+async def test_models_are_loaded_and_unloaded(
+    log: EventLog, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert browser.app._actions is not None
+    monkeypatch.setattr(browser.app._actions._performer, "_answer_s", 120.0)  # a busy machine may need more than ten
     fields = [await token(browser), ("model", MODEL), ("back", "model")]
     answered = asyncio.create_task(answer_requests(log, "no such file"))
     page = await done(browser, await browser.post("/actions/load", fields))
@@ -229,6 +236,12 @@ async def test_restricted_apis_are_restricted_here(log: EventLog) -> None:
         refused = await browser.post("/actions/resume", fields, **work)
         assert (refused.status_code, "restricts &#39;model-repository&#39;" in refused.text) == (403, True)
         assert await log.paused(MODEL)
+        page = (await browser.get(f"/models/{AT}", **work)).text
+        assert "Pause the queue" not in page
+        assert "Cancel all requests" in page  # of all, as it has no tenant
+        question = await browser.post("/actions/cancel-all", fields[:-1], **work)
+        assert "Cancel all requests of" in question.text
+        assert "yours" not in question.text
         assert (await browser.post("/actions/cancel-all", fields, **work)).status_code == 303
     finally:
         await browser.close()
@@ -254,6 +267,7 @@ async def test_forms_of_other_sites_change_nothing(log: EventLog, browser: Brows
         assert (await browser.post("/actions/pause", sent)).status_code == 403
     assert (await browser.post("/actions/pause", fields, **{"content-type": "text/plain"})).status_code == 415
     assert (await browser.post("/actions/pause", [*fields, ("x", "y" * 70_000)])).status_code == 413
+    assert (await browser.post("/actions/pause", fields, **{"transfer-encoding": "chunked"})).status_code == 411
     assert (await browser.get("/actions/pause")).status_code == 405
     assert (await browser.post("/actions/strange", fields)).status_code == 404
     assert (await browser.post("/actions/pause", [own])).status_code == 400

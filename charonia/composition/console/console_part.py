@@ -22,7 +22,7 @@ _PAUSE_S = 5.0
 _CHUNK_BYTES = 65_536
 _MAX_BODY_BYTES = 131_072
 """More than a form of the console may have: it refuses longer ones itself."""
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})(?=\r\n)", re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*(?=\r\n)", re.IGNORECASE)
 _GUARDS = (
     "http_restricted_api",
     "grpc_restricted_protocol",

@@ -34,11 +34,15 @@ _PAGES = {"models": "/models", "jobs": "/jobs", "letters": "/dead-letters"}
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """What the templates need to offer actions to a viewer: the token of its forms, and its rights."""
+    """What the templates need to offer actions to a viewer: the token of its forms, and its rights.
+
+    `scoped`: what it changes is its own alone, else that of all.
+    """
 
     token: str
     acts: bool
     operates: bool
+    scoped: bool
 
 
 class ActionRoutes:
@@ -65,7 +69,9 @@ class ActionRoutes:
     def acts(self, request: Request, viewer: Viewer, cookie: str = "") -> Acts | None:
         """What this viewer is offered; None for one who may do nothing, or whose browser has no cookie."""
         token = self._guard.token(cookie or request.cookies.get(COOKIE, ""), viewer)
-        return Acts(token, viewer.acts, viewer.operates) if token and (viewer.acts or viewer.operates) else None
+        if not token or not (viewer.acts or viewer.operates):
+            return None
+        return Acts(token, viewer.acts, viewer.operates, viewer.scoped)
 
     def cookie(self, request: Request) -> str:
         """The viewer's cookie, a new one for a browser that has none."""
@@ -96,6 +102,8 @@ class ActionRoutes:
         viewer = self._viewer_of(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
             raise HTTPException(415, f"expected a form ({_FORM}), as the console's pages send it")
+        if "content-length" not in request.headers:
+            raise HTTPException(411, "the form does not say how long it is: a proxy has to leave its Content-Length")
         headers = request.headers
         check_origin(headers.get("origin"), headers.get("sec-fetch-site"), headers.get("host", ""))
         form = await _body(request)

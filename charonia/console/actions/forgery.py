@@ -60,7 +60,7 @@ def check_origin(origin: str | None, fetch_site: str | None, host: str) -> None:
     """
     if fetch_site is not None and fetch_site != "same-origin":
         raise PermissionDenied(f"a page of another site sent this form (Sec-Fetch-Site: {fetch_site[:40]}). {_AGAIN}")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    if origin is not None and _host_of(origin) != host.lower():
         raise PermissionDenied(
             f"a page of another site sent this form (Origin: {origin[:200]}, expected one of '{host[:200]}'). "
             f"{_AGAIN}; a proxy before the console has to leave the header Host as it is"
@@ -70,3 +70,11 @@ def check_origin(origin: str | None, fetch_site: str | None, host: str) -> None:
             "the form says neither by Origin nor by Sec-Fetch-Site where it is from, as browsers do: programs use the "
             "API, or 'charonia queue', 'jobs' and 'dlq'"
         )
+
+
+def _host_of(origin: str) -> str | None:
+    """Host and port of an origin; None for text that is no origin."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None

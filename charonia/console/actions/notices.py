@@ -13,6 +13,8 @@ from secrets import token_hex
 _KEPT = 1000
 MAX_LINES = 10
 """Details that a message has at most; the rest are counted."""
+MAX_SIGNS = 500
+"""Of each line: what was sent may stand in it, such as a long name that no model has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,11 @@ class Notice:
     links: tuple[tuple[str, str], ...] = ()
 
     def bounded(self) -> Notice:
-        """With no more lines than a page has space for."""
+        """With no more and no longer lines than a page has space for."""
         details, links = self.details, self.links
         if len(details) > MAX_LINES:
             details = (*details[:MAX_LINES], f"and {len(details) - MAX_LINES} more")
-        return Notice(self.good, self.text, details, links[:MAX_LINES])
+        return Notice(self.good, _cut(self.text), tuple(map(_cut, details)), links[:MAX_LINES])
 
 
 class Notices:
@@ -53,3 +55,7 @@ class Notices:
             return None
         del self._kept[word]
         return found[1]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_SIGNS else f"{line[:MAX_SIGNS]}…"

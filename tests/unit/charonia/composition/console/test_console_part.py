@@ -43,7 +43,7 @@ class Console:
             await reader.read()  # until the viewer has left
             self.left.set()
         else:
-            length = re.search(rb"\r\nContent-Length: (\d+)", head)
+            length = re.search(rb"\r\nContent-Length:[ \t]*(\d+)", head)
             body = await reader.readexactly(int(length[1])) if length is not None else b""
             writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + head + body)
         writer.close()
@@ -89,6 +89,8 @@ async def test_a_form_is_passed_on_and_nothing_after_it(tmp_path: Path) -> None:
         head = b"POST /console/actions/pause HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(form)
         answer = await ask(port, head + form + b"GET /console/jobs HTTP/1.1\r\n\r\n")
         assert answer.endswith(b"\r\n\r\n" + form)
+        answer = await ask(port, b"POST /console/actions/pause HTTP/1.1\r\nContent-Length:\t7 \r\n\r\nmodel=m")
+        assert answer.endswith(b"\r\n\r\nmodel=m")
         assert console.starts == 1
 
 

@@ -56,8 +56,14 @@ def test_a_form_of_this_console_is_taken(origin: str | None, site: str | None) -
         ("http://here:8002", "cross-site"),
         (None, "none"),
         ("", "same-origin"),
+        ("http://[here:8002", None),
     ],
 )
 def test_a_form_from_elsewhere_is_refused(origin: str | None, site: str | None) -> None:
     with pytest.raises(PermissionDenied):
         check_origin(origin, site, "here:8002")
+
+
+def test_a_form_without_an_origin_is_not_of_a_host_without_a_name() -> None:
+    with pytest.raises(PermissionDenied):
+        check_origin("null", None, "")
