@@ -160,9 +160,7 @@ async def answer_requests(log: EventLog, error: str = "") -> str:
         await asyncio.sleep(0.01)
 
 
-async def test_models_are_loaded_and_unloaded(
-    log: EventLog, browser: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_models_are_loaded_and_unloaded(log: EventLog, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     assert browser.app._actions is not None
     monkeypatch.setattr(browser.app._actions._performer, "_answer_s", 120.0)  # a busy machine may need more than ten
     fields = [await token(browser), ("model", MODEL), ("back", "model")]

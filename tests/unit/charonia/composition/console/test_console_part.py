@@ -67,7 +67,8 @@ async def served(path: Path) -> AsyncIterator[tuple[Console, int]]:
 async def ask(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
-    answer = await reader.read()
+    async with asyncio.timeout(60):
+        answer = await reader.read()
     writer.close()
     return answer
 
