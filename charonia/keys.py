@@ -57,6 +57,7 @@ command or script ever names keys of two slots.
     fence:{m}                a value without meaning: WAIT covers earlier writes of other connections only after a
                              write of one's own (`charonia.eventlog.redis.durability`)
     wf:<batcher>             calls that wait at a batcher for long (`batcher.deadlock.waiting`), kept for seconds
+    os:<gateway>             its open streams (`charonia.facts.stream_notes`), kept for seconds
     wr:<executor>            batches that wait for resources there (`charonia.facts.resource_waits`), kept for seconds
     alive:<role>:<inc>       heartbeat of a process (a lease, not a fact)
     blob:<id>                large payloads and file overrides; blob:m-<id> may be on a server of its own (--blob-url)
@@ -295,6 +296,10 @@ def waiting(batcher: str) -> bytes:
 
 def turns(executor: str) -> bytes:
     return f"wr:{executor}".encode()
+
+
+def open_streams(gateway: str) -> bytes:
+    return f"os:{gateway}".encode()
 
 
 def alive(role: str, incarnation: str) -> bytes:

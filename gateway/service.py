@@ -19,7 +19,7 @@ from charonia.calls.payload_transfer import Payloads
 from charonia.calls.route_control import RouteControl
 from charonia.calls.unsent_counts import UnsentCounts, failure_reason
 from charonia.catalog.catalog import ServedVersion
-from charonia.clock import monotonic_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument, Unavailable, shed
 from charonia.eventlog.control import ControlPlane
 from charonia.eventlog.payloads import PayloadDirectory
@@ -49,6 +49,7 @@ from .jobs.jobs import Jobs
 from .lane.express_lane import Awaited, ExpressLane
 from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
+from .open_streams import OpenStreams
 from .regions.client_regions import ClientRegions, DeliveredInRegions
 from .releases.release_watch import ReleaseWatch, release_metrics
 from .releases.request_recorder import RequestRecorder
@@ -150,6 +151,7 @@ class GatewayService:
         )
         self.metrics.lane_requests = lambda: self.lane.waves.requests
         self._wave_statistics = WaveStatistics(log, settings.incarnation)
+        self._streams = OpenStreams(log, settings.incarnation)
         requester = self._requester = self._dataplane.requester
         requester.on_facts = self._wave_statistics.on_facts
         requester.on_wave = self.lane.waves.on_reply
@@ -232,6 +234,7 @@ class GatewayService:
             await self._unsent.flush()
         if self._cache is not None:
             await self._cache.close()
+        await self._streams.close()
         await self._releases.close()
         await self._shadows.close()
         await self._recorder.close()
@@ -438,10 +441,14 @@ class GatewayService:
             failed: CharoniaError | None = None
             counted = False
             seen = 0
+            tenant = one.options.caller.tenant
+            shown = self._streams.opened(one.served.model, one.served.version, tenant, request.id)
             try:
                 async with contextlib.aclosing(records):
                     async for record in records:
                         if not _is_flag(record):
+                            shown.responses += 1
+                            shown.last_ns = wall_ns()
                             failed = record.error
                             if not seen and counts.latencies is not None:
                                 counts.latencies.responded(monotonic_ns() - started_ns)
@@ -486,6 +493,7 @@ class GatewayService:
             else:
                 return
             finally:
+                self._streams.closed(shown)
                 if tape is not None:
                     self._recorder.left(tape)
             yield ended

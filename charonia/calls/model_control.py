@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping
+from typing import Protocol
 
 from charonia import keys
-from charonia.catalog.catalog import EXPLICIT, failure_of
+from charonia.catalog.catalog import EXPLICIT, Catalog, failure_of
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, LogUnavailable, Unavailable, Unsupported
-from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ModelRequested, ModelRequestFinished, pack_fact
 from charonia.models.names import check_model_name, name_of
 from charonia.tensors import Buffer
@@ -19,13 +20,23 @@ NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enable
 _FILE_TTL_S = 24 * 3600
 
 
+class Control(Protocol):
+    """Follows the control facts (`charonia.eventlog.control`). `epoch_changes`: how often another log came."""
+
+    log: EventLog
+    catalog: Catalog
+    epoch_changes: int
+
+    async def changed(self) -> None: ...
+
+
 class ModelControl:
     """Load and unload, as the repository extension means them.
 
     Executors in other modes, such as those that load on demand, are not asked: what they serve stays as it is.
     """
 
-    def __init__(self, control: ControlPlane, *, max_wait_s: float = 3600.0) -> None:
+    def __init__(self, control: Control, *, max_wait_s: float = 3600.0) -> None:
         self._control = control
         self._max_wait_s = max_wait_s
 

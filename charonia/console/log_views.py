@@ -1,23 +1,25 @@
 """Reads what pages show from the log, with the readers of `charonia.operations`: documents of plain values.
 
-Nothing is written. What a viewer with a tenant may see is decided here: its own jobs, queued requests and dead letters.
+Nothing is written: what changes something is `actions`'. What a viewer with a tenant may see is decided here: its own
+jobs, queued requests, streams and dead letters.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from charonia import keys
-from charonia.catalog.catalog import Catalog, ExecutorView
+from charonia.catalog.catalog import EXPLICIT, Catalog, ExecutorView
 from charonia.clock import monotonic_ns, wall_ns
-from charonia.errors import NotFound
+from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import facts_of, folded_control
 from charonia.eventlog.port import START, EventLog
 from charonia.facts.events import Fact
 from charonia.facts.jobs import JobState, public_id
+from charonia.facts.stream_notes import StreamsNote
 from charonia.models.json_form import to_json
 from charonia.operations import dead_letters, executors, queues
 from charonia.operations import job_commands as jobs
@@ -26,6 +28,7 @@ from charonia.operations.queued import find_queued
 from .cursors import Cursors
 from .journal_reading import JournalReader, entry_us
 from .request_story import History, explain
+from .viewers import Viewer
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _SCANNED = 200
@@ -37,24 +40,12 @@ _JOBS_READ = 5_000
 _LETTER_ROWS = 100
 _LETTERS_READ = 1_000
 """Letters that one page reads at most: they have their requests' inputs with them."""
+_STREAM_ROWS = 200
+_GATEWAY = "gateway"
 _PAGE = 1000
 
 ReadStatistics = Callable[[str, int, Mapping[str, int], Mapping[str, int]], dict[str, Any]]
 """Makes Triton's statistics of a version (name, version, counters, memory): the gateways' own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Viewer:
-    """Who looks. `scoped`: only what is `tenant`'s may be shown."""
-
-    tenant: str = ""
-    scoped: bool = False
-
-    def may_see(self, tenant: str) -> bool:
-        return not self.scoped or tenant == self.tenant
-
-
-EVERYTHING = Viewer()
 
 
 async def overview(log: EventLog) -> dict[str, Any]:
@@ -131,6 +122,8 @@ async def model_page(log: EventLog, model: str, viewer: Viewer, statistics: Read
             for row in rows
         ],
         "config": _config(catalog, model),
+        "levels": _levels(catalog, model),
+        "explicit": EXPLICIT in catalog.control_modes(),
         "statistics": await _statistics(log, catalog, model, statistics),
         "queue": {**total, "tenants": tenants},
         "lanes": listed["queues"],
@@ -158,6 +151,13 @@ def _config(catalog: Catalog, model: str) -> dict[str, Any]:
     """The configuration of its newest version, as executors completed it; empty if none is loaded."""
     served = catalog.held(model)
     return to_json(served[max(served)].config) if served else {}
+
+
+def _levels(catalog: Catalog, model: str) -> int:
+    """The priority levels of its newest version, 0 for none."""
+    served = catalog.held(model)
+    batching = served[max(served)].interface.dynamic_batching if served else None
+    return batching.priority_levels if batching is not None else 0
 
 
 async def _statistics(log: EventLog, catalog: Catalog, model: str, read: ReadStatistics) -> list[dict[str, Any]]:
@@ -285,3 +285,44 @@ async def letter_page(log: EventLog, viewer: Viewer, model: str, text: str) -> d
     if viewer.scoped:  # the instance had requests of others too, and may have written about them
         shown["stderr"] = []
     return shown
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+async def stream_list(log: EventLog, viewer: Viewer) -> dict[str, Any]:
+    """The open streams of all gateways as those have published them, oldest first; a tenant's own alone.
+
+    `open` is how many there are altogether, None for a viewer who may not know; `cut` says that a gateway has more
+    than it publishes.
+    """
+    catalog = await folded_control(log)
+    gateways = sorted(one.incarnation for one in catalog.processes.values() if one.role == _GATEWAY)
+    found = await log.notes([keys.open_streams(gateway) for gateway in gateways]) if gateways else []
+    rows: list[dict[str, Any]] = []
+    total, cut, now_us = 0, False, wall_ns() // 1000
+    for gateway, data in zip(gateways, found, strict=True):
+        if data is None:
+            continue
+        note = _note(data)
+        total, cut = total + note.open, cut or note.open > len(note.rows)
+        rows += [
+            {**asdict(row), "gateway": gateway, "age_s": (now_us - row.since_us) / 1e6,
+             "silent_s": (now_us - row.last_us) / 1e6 if row.last_us else None}
+            for row in note.rows if viewer.may_see(row.tenant)
+        ]  # fmt: skip
+    rows.sort(key=lambda row: row["since_us"])
+    return {
+        "streams": rows[:_STREAM_ROWS],
+        "open": None if viewer.scoped else total,
+        "cut": cut or len(rows) > _STREAM_ROWS,
+        "gateways": len(gateways),
+    }
+
+
+def _note(data: bytes) -> StreamsNote:
+    """An unreadable note is that of a newer release: as if there were none."""
+    try:
+        return StreamsNote.unpack(data)
+    except InvalidRecord:
+        return StreamsNote(0, 0)

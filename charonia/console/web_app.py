@@ -1,8 +1,9 @@
 """Answers the console's requests: pages, their live updates as server-sent events, and static files.
 
-A Starlette application below `/console`. It takes only GET and HEAD, so no page can be made to change anything; each
-answer has a content security policy under which a page runs the console's own scripts and styles and nothing else. Who
-asks is decided by `identify`, as for the API (`charonia.composition.console.console_role`).
+A Starlette application below `/console`. Without `actions` it takes only GET and HEAD, so no page can be made to change
+anything; with them also the forms that `actions.action_routes` checks. Each answer has a content security policy under
+which a page runs the console's own scripts and styles and nothing else. Who asks is decided by `identify`, as for the
+API (`charonia.composition.console.console_role`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import base64
 import binascii
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote
@@ -24,18 +26,20 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from charonia.errors import CharoniaError, NotFound, Unauthenticated
+from charonia.errors import CharoniaError, InvalidArgument, NotFound, PermissionDenied, Unauthenticated
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import JobState, parse_public_id
 from charonia.operations.dead_letters import LetterPlace
 from charonia.operations.job_commands import Place
 
 from . import log_views
+from .actions.action_routes import ActionRoutes, Acts
 from .cursors import Cursors
-from .log_views import ReadStatistics, Viewer
+from .log_views import ReadStatistics
 from .page_rendering import HERE, PageRenderer
 from .readings import READ_S, PerSample, Sample, Sampler
 from .server_figures import LOAD, ModelFigures, bars, quantiles_ms
+from .viewers import OPERATOR, Viewer
 
 ROOT = "/console"
 POLICY = (
@@ -45,17 +49,21 @@ POLICY = (
 _REGIONS = {
     "overview": ("tiles", "models_table", "executors"),
     "models": ("models_table",),
-    "model": ("model_tiles", "model_versions", "model_time", "model_batches", "model_queue"),
+    "streams": ("streams_table",),
+    "model": ("model_tiles", "model_control", "model_versions", "model_time", "model_batches", "model_queue"),
 }
 """Of each page with live updates the templates that are rendered again, which are also the ids of their elements."""
 _HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
+    (b"referrer-policy", b"same-origin"),  # without a referrer browsers say no origin of a form either
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+
+_STATUSES = {NotFound: 404, PermissionDenied: 403, InvalidArgument: 400}
+"""Of errors; others are the log's, which may answer later."""
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 Identify = Callable[[RawHeaders], Viewer]
@@ -72,23 +80,28 @@ class ConsoleApp:
         read_statistics: ReadStatistics,
         identify: Identify | None = None,
         names: Collection[str] | None = None,
+        *,
+        actions: bool = False,
     ) -> None:
-        """Without `identify` every viewer sees everything. `names` are the host names, in lower case, under which it
-        may be opened beside IP addresses and localhost; None for any.
+        """Without `identify` every viewer sees everything, and with `actions` may change everything. `names` are the
+        host names, in lower case, under which it may be opened beside IP addresses and localhost; None for any.
         """
         self._log = log
         self._sampler = sampler
         self._read_statistics = read_statistics
         self._identify = identify
         self._pages = PageRenderer()
-        self._live_models = PerSample()
+        self._live_views = PerSample()
         self._job_cursors, self._letter_cursors = Cursors[Place](), Cursors[LetterPlace]()
+        self._actions = ActionRoutes(log, ROOT, self._viewer, self._page) if actions else None
         pages = [
+            *(self._actions.routes if self._actions is not None else ()),
             Route("/", self._overview),
             Route("/live", self._live),
             Route("/models", self._models),
             Route("/models/{model:path}", self._model),
             Route("/jobs", self._jobs),
+            Route("/streams", self._streams),
             Route("/find", self._find),
             Route("/requests/{model:path}/{id}", self._request),
             Route("/dead-letters", self._letters),
@@ -101,30 +114,42 @@ class ConsoleApp:
         }
         routes = [Route("/", _to_console), Route(ROOT, _to_console), Mount(ROOT, routes=pages)]
         app = Starlette(routes=routes, exception_handlers=handlers)
-        self.asgi: ASGIApp = _Guarded(app, names)
+        self.asgi: ASGIApp = _Guarded(app, names, ("GET", "HEAD", "POST") if actions else ("GET", "HEAD"))
+
+    async def close(self) -> None:
+        """End what actions have begun to wait for."""
+        if self._actions is not None:
+            await self._actions.close()
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
     async def _overview(self, request: Request) -> Response:
-        self._viewer(request)
+        viewer = self._viewer(request)
         await self._sampler.latest()
-        return self._page("overview", **await self._overview_values(), here="overview")
+        return self._page(request, viewer, "overview", **await self._overview_values(), here="overview")
 
     async def _models(self, request: Request) -> Response:
-        self._viewer(request)
+        viewer = self._viewer(request)
         await self._sampler.latest()
-        return self._page("models", **await self._overview_values(), here="models")
+        return self._page(request, viewer, "models", **await self._overview_values(), here="models")
 
     async def _model(self, request: Request) -> Response:
-        values = await self._model_values(request.path_params["model"], self._viewer(request))
-        return self._page("model", **values, here="models")
+        viewer = self._viewer(request)
+        values = await self._model_values(request.path_params["model"], viewer)
+        return self._page(request, viewer, "model", **values, here="models")
 
     async def _jobs(self, request: Request) -> Response:
-        asked = request.query_params
+        viewer, asked = self._viewer(request), request.query_params
         model, state, after = (asked.get(name, "") for name in ("model", "state", "after"))
-        listed = await log_views.job_list(self._log, self._viewer(request), model, state, after, self._job_cursors)
+        listed = await log_views.job_list(self._log, viewer, model, state, after, self._job_cursors)
         states = [one.value for one in JobState]
-        return self._page("jobs", **listed, model=model, state=state, states=states, here="jobs")
+        return self._page(request, viewer, "jobs", **listed, model=model, state=state, states=states, here="jobs")
+
+    async def _streams(self, request: Request) -> Response:
+        viewer = self._viewer(request)
+        await self._sampler.latest()
+        listed = await log_views.stream_list(self._log, viewer)
+        return self._page(request, viewer, "streams", **listed, here="streams")
 
     async def _find(self, request: Request) -> Response:
         """From an id in the search field to its page."""
@@ -136,22 +161,34 @@ class ConsoleApp:
         return RedirectResponse(f"{ROOT}/requests/{quote(model, safe='')}/{job_id.hex()}", 303)
 
     async def _request(self, request: Request) -> Response:
+        viewer = self._viewer(request)
         model, text = request.path_params["model"], request.path_params["id"]
-        found = await log_views.request_page(self._log, model, text, self._viewer(request))
-        return self._page("request", **found, here="jobs")
+        found = await log_views.request_page(self._log, model, text, viewer)
+        return self._page(request, viewer, "request", **found, here="jobs")
 
     async def _letters(self, request: Request) -> Response:
+        viewer = self._viewer(request)
         model, after = (request.query_params.get(name, "") for name in ("model", "after"))
-        listed = await log_views.letter_list(self._log, self._viewer(request), model, after, self._letter_cursors)
-        return self._page("letters", **listed, model=model, here="letters")
+        listed = await log_views.letter_list(self._log, viewer, model, after, self._letter_cursors)
+        return self._page(request, viewer, "letters", **listed, model=model, here="letters")
 
     async def _letter(self, request: Request) -> Response:
+        viewer = self._viewer(request)
         model, text = request.path_params["model"], request.path_params["id"]
-        shown = await log_views.letter_page(self._log, self._viewer(request), model, text)
-        return self._page("letter", letter=shown, here="letters")
+        shown = await log_views.letter_page(self._log, viewer, model, text)
+        return self._page(request, viewer, "letter", letter=shown, here="letters")
 
-    def _page(self, name: str, **values: Any) -> Response:
-        return HTMLResponse(self._pages.page(name, root=ROOT, **values), headers={"cache-control": "no-store"})
+    def _page(self, request: Request, viewer: Viewer, name: str, **values: Any) -> Response:
+        """A page as this viewer may use it: with forms for what it may do, and the message of what it has done."""
+        acts = notice = None
+        cookie = ""
+        if self._actions is not None and (viewer.acts or viewer.operates):
+            cookie = self._actions.cookie(request)
+            acts = self._actions.acts(request, viewer, cookie)
+            notice = self._actions.notice(request, acts)
+        content = self._pages.page(name, root=ROOT, acts=acts, notice=notice, **values)
+        page = HTMLResponse(content, headers={"cache-control": "no-store"})
+        return self._actions.give(request, page, cookie) if self._actions is not None and cookie else page
 
     # -- live ---------------------------------------------------------------------------------------------------------
 
@@ -159,13 +196,17 @@ class ConsoleApp:
         page, model = request.query_params.get("page", "overview"), request.query_params.get("model", "")
         if page not in _REGIONS:
             raise HTTPException(404, f"no page '{page}' has live updates")
+        viewer = self._viewer(request)
+        acts = self._actions.acts(request, viewer) if self._actions is not None else None
         return StreamingResponse(
-            self.live_events(page, model, self._viewer(request)),
+            self.live_events(page, model, viewer, acts),
             media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )
 
-    async def live_events(self, page: str, model: str, viewer: Viewer) -> AsyncIterator[bytes]:
+    async def live_events(
+        self, page: str, model: str, viewer: Viewer, acts: Acts | None = None
+    ) -> AsyncIterator[bytes]:
         """Events `update`: regions of the page as HTML, and a point, or at the beginning all points, for its plots."""
         first = True
         async for sample in self._sampler.follow():
@@ -174,7 +215,7 @@ class ConsoleApp:
                 continue
             try:
                 async with asyncio.timeout(READ_S):
-                    regions = await self._regions(page, model, viewer)
+                    regions = await self._regions(page, model, viewer, acts)
             except CharoniaError as error:
                 yield _event("problem", {"text": error.message})
                 continue
@@ -185,12 +226,20 @@ class ConsoleApp:
             first = False
             yield _event("update", {"regions": regions, **points})
 
-    async def _regions(self, page: str, model: str, viewer: Viewer) -> dict[str, str]:
+    async def _regions(self, page: str, model: str, viewer: Viewer, acts: Acts | None) -> dict[str, str]:
         if page == "model":
             values = await self._model_values(model, viewer, live=True)
+        elif page == "streams":
+            values = await self._live_streams(viewer)
         else:
             values = await self._overview_values()
-        return {name: self._pages.region(name, root=ROOT, **values) for name in _REGIONS[page]}
+        return {name: self._pages.region(name, root=ROOT, acts=acts, **values) for name in _REGIONS[page]}
+
+    async def _live_streams(self, viewer: Viewer) -> dict[str, Any]:
+        async def read() -> dict[str, Any]:
+            return await log_views.stream_list(self._log, viewer)
+
+        return await self._live_views.get(await self._sampler.latest(), ("streams", viewer), read)
 
     async def _overview_values(self) -> dict[str, Any]:
         sample = await self._sampler.latest()
@@ -214,7 +263,7 @@ class ConsoleApp:
         async def read() -> dict[str, Any]:
             return await log_views.model_page(self._log, model, viewer, self._read_statistics)
 
-        found = await (self._live_models.get(sample, (model, viewer), read) if live else read())
+        found = await (self._live_views.get(sample, ("model", model, viewer), read) if live else read())
         numbers = [one for one in self._sampler.server().models if one.model == model]
         for row in found["versions"]:
             loaded_s = sample.scrape.of_model(LOAD, model, str(row["version"]))
@@ -234,21 +283,24 @@ class ConsoleApp:
 
     def _viewer(self, request: Request) -> Viewer:
         if self._identify is None:
-            return log_views.EVERYTHING
-        return self._identify([_with_key(header) for header in request.headers.raw])
+            viewer = OPERATOR
+        else:
+            viewer = self._identify([_with_key(header) for header in request.headers.raw])
+        return viewer if self._actions is not None else replace(viewer, acts=False, operates=False)
 
     async def _failed(self, _request: Request, error: CharoniaError) -> Response:
         if isinstance(error, Unauthenticated):
             page = self._problem(401, error.message)
             page.headers["www-authenticate"] = 'Basic realm="charonia: any name, and an API key as the password"'
             return page
-        return self._problem(404 if isinstance(error, NotFound) else 503, error.message)
+        status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), 503)
+        return self._problem(status, error.message)
 
     async def _refused(self, _request: Request, error: HTTPException) -> Response:
         return self._problem(error.status_code, error.detail)
 
     def _problem(self, status: int, text: str) -> Response:
-        content = self._pages.page("problem", root=ROOT, status=status, text=text, here="")
+        content = self._pages.page("problem", root=ROOT, status=status, text=text, here="", acts=None, notice=None)
         return HTMLResponse(content, status, headers={"cache-control": "no-store"})
 
 
@@ -275,9 +327,10 @@ async def _to_console(_request: Request) -> Response:
 class _Guarded:
     """Adds the security headers to each answer, and lets no other method and no other host in."""
 
-    def __init__(self, app: ASGIApp, names: Collection[str] | None) -> None:
+    def __init__(self, app: ASGIApp, names: Collection[str] | None, methods: Collection[str]) -> None:
         self._app = app
         self._names = names
+        self._methods = methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -289,8 +342,11 @@ class _Guarded:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        if scope["method"] not in ("GET", "HEAD"):
-            await Response("only GET and HEAD: the console changes nothing\n", 405)(scope, receive, guarded)
+        if scope["method"] not in self._methods:
+            text = "only GET and HEAD: this console changes nothing, as it was started without --console-actions\n"
+            if "POST" in self._methods:
+                text = "only GET, HEAD, and POST of forms\n"
+            await Response(text, 405, media_type="text/plain")(scope, receive, guarded)
             return
         host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
         if self._names is not None and not is_own(host, self._names):

@@ -31,6 +31,8 @@ _PATIENCE_S = 2.5
 _KEEPER_FIRST_S = 0.1
 """How long the report of a neighbour's end waits: usually the neighbour's own heartbeat process writes it meanwhile."""
 _PAGE = 500
+_POLL_S = 0.02
+"""Between two readings of a command that waits for an answer."""
 
 
 def facts_of(entry: Entry) -> list[Fact]:
@@ -260,6 +262,45 @@ def _exists(pid: int) -> bool:
     except OSError:
         return True  # another user's
     return not is_ending(pid)
+
+
+class FollowedControl:
+    """The control facts of a log as a command follows them: read when it waits, without heartbeats or watching others.
+
+    `charonia.calls` changes models and routes through it as through a `ControlPlane`.
+    """
+
+    def __init__(self, log: EventLog, *, poll_s: float = _POLL_S) -> None:
+        self.log = log
+        self.catalog = Catalog()
+        self.epoch_changes = 0
+        self._epoch: str | None = None
+        self._after = START
+        self._poll_s = poll_s
+
+    async def read(self) -> bool:
+        """Fold what is new; returns whether there was anything. Raises what the log raises."""
+        epoch, changed = await self.log.epoch(), False
+        if self._epoch is not None and epoch != self._epoch:
+            self.epoch_changes += 1
+            self.catalog.clear()
+            self._after, changed = START, True
+        self._epoch = epoch
+        while entries := await self.log.range(keys.CONTROL, self._after, _PAGE):
+            self._after, changed = entries[-1].id, True
+            for entry in entries:
+                for fact in facts_of(entry):
+                    self.catalog.apply(fact)
+        return changed
+
+    async def announce(self, fact: Fact) -> None:
+        """Write one control fact."""
+        await self.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+
+    async def changed(self) -> None:
+        """Wait until something was folded. Raises what the log raises."""
+        while not await self.read():  # noqa: ASYNC110  (the log is another process's)
+            await asyncio.sleep(self._poll_s)
 
 
 async def folded_control(log: Streams) -> Catalog:

@@ -37,6 +37,7 @@ from .text.tensor_text import described, saved_all
 
 FIELD_ABOUT = b"m"
 RETENTION_S = 86_400
+_NO_LIMITS = Limits()
 _PAGE = 100
 _ENTRY = re.compile(r"(\d{1,19})-(\d{1,19})")
 _LAST_OF_MS = 2**64 - 1
@@ -158,10 +159,12 @@ async def show_letter(log: Blobs, letter: DeadLetter, now_us: int, directory: Pa
     return shown
 
 
-async def replay(log: EventLog, letter: DeadLetter, now_us: int, retention_s: int = RETENTION_S) -> dict[str, Any]:
+async def replay(
+    log: EventLog, letter: DeadLetter, now_us: int, retention_s: int = RETENTION_S, limits: Limits = _NO_LIMITS
+) -> dict[str, Any]:
     """Submit a letter's request again, as a new job without a deadline. The letter stays until it is dropped.
 
-    Raises `NotFound` if its inputs are gone, and errors of accepting.
+    Raises `NotFound` if its inputs are gone, and errors of accepting, as beyond `limits`.
     """
     record = letter.record
     inputs = await _inputs(log, record) if record is not None else None
@@ -204,7 +207,7 @@ async def replay(log: EventLog, letter: DeadLetter, now_us: int, retention_s: in
         keys.lane_of(tenant),
         job,
         record_fields([packed]),
-        Limits(),
+        limits,
         journalled=bool(flags & FLAG_JOURNALLED),
     )
     return {"id": letter.id.hex(), "job": public_id(letter.model, ticket.id), "durability": ticket.durability}

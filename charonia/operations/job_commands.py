@@ -21,7 +21,7 @@ from .text.tensor_text import described, saved_all
 
 _PAGE = 200
 _WAIT_LOOK_S = 1.0
-_CANCELLED = Ending(JobState.CANCELLED, "the job was cancelled by an operator", "operator")
+BY_OPERATOR = Ending(JobState.CANCELLED, "the job was cancelled by an operator", "operator")
 
 
 class Place(NamedTuple):
@@ -177,8 +177,10 @@ def _answered(response: ResponseRecord, directory: Path | None) -> dict[str, Any
     return {**parameters, "files": saved_all(response.outputs, directory)}
 
 
-async def cancel_jobs(log: RequestLog, ids: Sequence[str], wanted: Filter | None, now_us: int) -> dict[str, Any]:
-    """Cancel jobs by id, or all active ones that match. A job that ended before keeps its end."""
+async def cancel_jobs(
+    log: RequestLog, ids: Sequence[str], wanted: Filter | None, now_us: int, ending: Ending = BY_OPERATOR
+) -> dict[str, Any]:
+    """Cancel jobs by id, or all active ones that match. A job that ended before keeps its end. `ending` says who."""
     cancelled: list[str] = []
     ended: list[dict[str, str]] = []
     missing: list[str] = []
@@ -186,33 +188,33 @@ async def cancel_jobs(log: RequestLog, ids: Sequence[str], wanted: Filter | None
         found = await _find(log, text)
         if found is None:
             missing.append(text)
-        elif await _cancel(log, found):
+        elif await _cancel(log, found, ending):
             cancelled.append(found.public_id)
         else:
             job = await _find(log, text)
             ended.append({"id": text, "state": job.state.value if job is not None else "unknown"})
     if wanted is not None:
         for model in wanted.models or await log.job_models():
-            cancelled += await _cancel_matching(log, model, wanted, now_us)
+            cancelled += await _cancel_matching(log, model, wanted, now_us, ending)
     return {"cancelled": cancelled, "ended": ended, "missing": missing}
 
 
-async def _cancel_matching(log: RequestLog, model: str, wanted: Filter, now_us: int) -> list[str]:
+async def _cancel_matching(log: RequestLog, model: str, wanted: Filter, now_us: int, ending: Ending) -> list[str]:
     states = wanted.states or frozenset({JobState.QUEUED, JobState.RUNNING})
     active = replace(wanted, models=(model,), states=states)
     matching = {job.id async for page in _pages(log, active) for job in page if _matches(job, active, now_us)}
     cancelled: list[str] = []
     async for requests in queued_of_model(log, model):
         records = [request.record for request in requests if request.record.id in matching]
-        cancelled += [public_id(model, job_id) for job_id in await cancel_requests(log, model, records, _CANCELLED)]
+        cancelled += [public_id(model, job_id) for job_id in await cancel_requests(log, model, records, ending)]
     return cancelled
 
 
-async def _cancel(log: QueueLog, job: JobRecord) -> bool:
+async def _cancel(log: QueueLog, job: JobRecord, ending: Ending) -> bool:
     if job.state.terminal:
         return False
     carrier = await find_queued(log, job.model, job.id, job.accepted_us)
-    return carrier is not None and bool(await cancel_requests(log, job.model, [carrier.record], _CANCELLED))
+    return carrier is not None and bool(await cancel_requests(log, job.model, [carrier.record], ending))
 
 
 async def wait_for_job(log: JobLog, text: str, now_us: int, timeout_s: float) -> dict[str, Any]:

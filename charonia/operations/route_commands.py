@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,45 +10,16 @@ from charonia import keys
 from charonia.calls.route_control import RouteControl
 from charonia.catalog.catalog import Catalog
 from charonia.errors import InvalidArgument
-from charonia.eventlog.control import facts_of
-from charonia.eventlog.port import START, EventLog
-from charonia.facts.events import FIELD_FACT, RouteChanged, pack_fact
+from charonia.eventlog.control import FollowedControl
+from charonia.eventlog.port import EventLog
 from charonia.models.names import name_of
 from charonia.releases.route_change import summary
 from charonia.releases.route_rule import document, share_of
 
-_POLL_S = 0.02
-
-
-class _Followed:
-    """The control facts of a log, read from its beginning; see `charonia.calls.route_control.Control`."""
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-        self._after = START
-        self.catalog = Catalog()
-
-    async def read(self) -> bool:
-        """Fold what is new; returns whether there was anything."""
-        before = self._after
-        while entries := await self._log.range(keys.CONTROL, self._after):
-            self._after = entries[-1].id
-            for entry in entries:
-                for fact in facts_of(entry):
-                    self.catalog.apply(fact)
-        return self._after != before
-
-    async def announce(self, fact: RouteChanged) -> None:
-        await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
-
-    async def changed(self) -> None:
-        while not await self.read():  # noqa: ASYNC110  (the log is another process's)
-            await asyncio.sleep(_POLL_S)
-
 
 async def show_routes(log: EventLog, model: str) -> dict[str, Any]:
     """The rule of a model, or those of all models that have one."""
-    control = _Followed(log)
+    control = FollowedControl(log)
     await control.read()
     routes = control.catalog.routes.rules
     models = [control.catalog.resolve(model)] if model else sorted(routes)
@@ -58,7 +28,7 @@ async def show_routes(log: EventLog, model: str) -> dict[str, Any]:
 
 async def change_route(log: EventLog, model: str, wanted: Mapping[str, Any] | None) -> dict[str, Any]:
     """Change a model's rule, or with None take it away; the answer is that of `show_routes`."""
-    control = _Followed(log)
+    control = FollowedControl(log)
     await control.read()
     await RouteControl(control).change(model, wanted)
     return {"routes": [await _shown(log, control.catalog, control.catalog.resolve(model))]}

@@ -136,8 +136,8 @@ def gateway_settings(values: Values) -> GatewaySettings:
         http_max_input_size=values["http_max_input_size"],
         http_header_forward_pattern=values["http_header_forward_pattern"],
         grpc_header_forward_pattern=values["grpc_header_forward_pattern"],
-        http_restricted_api=_restrictions("http-restricted-api", values["http_restricted_api"]),
-        grpc_restricted_protocol=_restrictions("grpc-restricted-protocol", values["grpc_restricted_protocol"]),
+        http_restricted_api=restricted_groups("http-restricted-api", values["http_restricted_api"]),
+        grpc_restricted_protocol=restricted_groups("grpc-restricted-protocol", values["grpc_restricted_protocol"]),
         sagemaker=sagemaker_settings(values, os.environ),
         vertex_ai=vertex_ai_settings(values, os.environ),
         openai=_openai(values),
@@ -176,7 +176,7 @@ def _journal(mode: str) -> str:
     return mode
 
 
-def _restrictions(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
+def restricted_groups(option: str, entries: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], str, str], ...]:
     """`<group>[,<group>]:<header>=<value>` (H53): ((groups, header, value), ...); the gateway checks the groups."""
     parsed = []
     for entry in entries:

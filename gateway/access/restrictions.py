@@ -25,6 +25,9 @@ GROUPS = (
 )
 """The API groups (H53), the same for both protocols (G28)."""
 
+GRPC_KEY_PREFIX = "triton-grpc-protocol-"
+"""What the metadata keys of restricted protocols begin with (G28)."""
+
 MAX_HEADER_NAME = 256
 """Longer names are never forwarded, so that no pattern is matched against a long hostile text."""
 

@@ -18,7 +18,7 @@ from charonia.inference import LATEST_VERSION, InferenceRequest, Parameters
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
-from gateway.access.restrictions import HeaderForwarding, Restrictions
+from gateway.access.restrictions import GRPC_KEY_PREFIX, HeaderForwarding, Restrictions
 from gateway.handler import Handler
 from gateway.reports import log_settings
 from gateway.requests.delivery import ANYONE
@@ -90,7 +90,7 @@ class Servicer:
             settings.grpc_restricted_protocol,
             lambda header: Unavailable(f"This protocol is restricted, expecting header '{header}'"),
             word="protocol",
-            header_prefix="triton-grpc-protocol-",
+            header_prefix=GRPC_KEY_PREFIX,
         )
         self._delays = settings.grpc_delays
         self.draining = False

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from console_world import World, load, world
+from console_world import World, load, streams, submit, world
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -20,7 +20,7 @@ PATIENCE_MS = 60_000
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with world(tmp_path_factory.mktemp("world")) as made, load(made.server):
+    with world(tmp_path_factory.mktemp("world")) as made, load(made.server), streams(made.server):
         yield made
 
 
@@ -42,6 +42,7 @@ def paths(seen: World) -> dict[str, str]:
         "models": "/models",
         "model": "/models/moody",
         "jobs": "/jobs",
+        "streams": "/streams",
         "request-queued": request(seen.queued),
         "request-cold": request(seen.cold),
         "request-poison": request(seen.poison),
@@ -65,8 +66,10 @@ def test_every_page(seen: World, browser: object, width: int, scheme: str) -> No
         page.on("pageerror", lambda error: complaints.append(str(error)))
         for name, path in paths(seen).items():
             page.goto(seen.console(path))
-            if name in ("overview", "models", "model"):
+            if name in ("overview", "models", "model", "streams"):
                 page.wait_for_selector("#live[data-state=live]", timeout=PATIENCE_MS)
+            if name == "streams":
+                page.wait_for_selector("text=conversation 2", timeout=PATIENCE_MS)
             if name in ("overview", "model"):
                 page.wait_for_selector("figure.chart canvas", timeout=PATIENCE_MS)
             if name == "overview" and (width, scheme) == (1280, "light"):
@@ -130,4 +133,79 @@ def test_a_job_is_found_by_its_id(seen: World, browser: object) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url("**/requests/cold/*")
     assert "cold load" in page.inner_text("main")
+    page.close()
+
+
+def test_streams_are_live(seen: World, browser: object) -> None:
+    page = browser.new_page()
+    page.goto(seen.console("/streams"))
+    counts = "[...document.querySelectorAll('#streams_table tbody td:nth-child(6)')].map((cell) => +cell.innerText)"
+    page.wait_for_function(f"{counts}.length >= 2 && Math.min(...{counts}) > 0", timeout=PATIENCE_MS)
+    before = page.evaluate(f"Math.max(...{counts})")
+    page.wait_for_function(f"(before) => Math.max(...{counts}) > before", arg=before, timeout=PATIENCE_MS)
+    page.close()
+
+
+def said(page: object, name: str) -> str:
+    """The message of an action; a picture of its page."""
+    page.wait_for_selector(".outcome, div.problem", timeout=PATIENCE_MS)
+    wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    assert wide <= 0, f"{name} is {wide} px wider than the window"
+    page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+    return page.inner_text(".outcome, div.problem")
+
+
+@pytest.mark.parametrize(("width", "scheme", "scripts"), [(1280, "light", True), (390, "dark", False)])
+def test_a_queue_is_edited(seen: World, browser: object, width: int, scheme: str, scripts: bool) -> None:
+    """Pause, move, cancel and resume, with scripts and without."""
+    at = f"{width}-{scheme}"
+    size = {"width": width, "height": WIDTHS[width]}
+    context = browser.new_context(viewport=size, color_scheme=scheme, java_script_enabled=scripts)
+    complaints: list[str] = []
+    try:
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        address = seen.console("/models/patient")
+        page.goto(address)
+        page.click("text=Pause the queue")
+        assert "is paused: nothing more of it is dispatched" in said(page, f"action-paused-{at}")
+        jobs = [submit(seen.server, "patient", number) for number in range(4)]
+        page.goto(address)
+        page.click("text=The first of them")
+        page.check(f"input[value='{jobs[0]}']")
+        page.select_option("select[name=level]", "3")
+        page.screenshot(path=PICTURES / f"action-queue-{at}.png", full_page=True)
+        page.click("text=Move the chosen to level")
+        assert said(page, f"action-moved-{at}").startswith("1 request moved to level 3.")
+        page.click("text=The first of them")
+        for job in jobs[1:3]:
+            page.check(f"input[value='{job}']")
+        page.click("text=Cancel the chosen")
+        assert page.inner_text("h1") == "Cancel 2 requests?"
+        page.screenshot(path=PICTURES / f"action-question-{at}.png", full_page=True)
+        page.focus("text=Yes, cancel")
+        page.keyboard.press("Enter")
+        assert said(page, f"action-cancelled-{at}").startswith("2 requests cancelled.")
+        page.click("text=Resume the queue")
+        assert "is served again" in said(page, f"action-resumed-{at}")
+        assert not complaints
+    finally:
+        context.close()
+
+
+def test_dead_letters_are_submitted_again_and_discarded(seen: World, browser: object) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(seen.console("/dead-letters"))
+    page.check("tbody input[name=id] >> nth=0")
+    page.click("text=Submit the chosen ones again")
+    assert said(page, "action-replayed").startswith("1 dead letter submitted again")
+    page.click(".outcome a")
+    page.wait_for_url("**/requests/moody/*")
+    page.goto(seen.console(paths(seen)["dead-letter"]))
+    page.click("text=Discard it")
+    assert page.inner_text("h1") == "Discard 1 dead letter?"
+    page.click("text=Yes, discard")
+    assert said(page, "action-discarded") == "1 dead letter discarded."
     page.close()

@@ -1,14 +1,16 @@
-"""The console as a user opens it: behind the metrics port of `serve`, and as a process of its own."""
+"""The console as a user opens it: behind the metrics port of `serve`, and as a process of its own; a model unloaded."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from e2e_asking import until
@@ -21,13 +23,26 @@ def read(url: str) -> str:
         return str(answer.read().decode())
 
 
+def unload(server: str) -> None:
+    """Unload the model as the forms of its page do."""
+    with urllib.request.urlopen(f"{server}/console/models/identity", timeout=60) as page:
+        cookie = page.headers["set-cookie"].partition(";")[0]
+        (token,) = set(re.findall(r'name="token" value="([0-9a-f]+)"', page.read().decode()))
+    fields = {"token": token, "model": "identity", "back": "model", "confirmed": "yes"}
+    headers = {"Cookie": cookie, "Origin": server}
+    sent = urllib.request.Request(f"{server}/console/actions/unload", urlencode(fields).encode(), headers)
+    with urllib.request.urlopen(sent, timeout=120) as answer:  # the page that it is sent on to
+        assert "/console/models/identity?notice=" in answer.url
+        assert 'class="outcome"' in answer.read().decode()
+
+
 def test_serve_and_a_process_of_its_own_show_the_same_server(
     example_models: Path, tmp_path: Path, serve: Callable[..., Any]
 ) -> None:
     models = tmp_path / "models"
     models.mkdir()
     (models / "identity").symlink_to(example_models / "identity")
-    server = serve(models)
+    server = serve(models, "--console-actions", "--model-control-mode=explicit", "--load-model=identity")
     assert not server.pids("console")
     page = read(f"http://{server.metrics}/console/")
     assert "<h1>Overview</h1>" in page
@@ -36,6 +51,9 @@ def test_serve_and_a_process_of_its_own_show_the_same_server(
     (pid,) = server.pids("console")
     with urllib.request.urlopen(f"http://{server.metrics}/console/live?page=overview", timeout=60) as live:
         assert live.readline() == b"event: update\n"
+
+    unload(f"http://{server.metrics}")
+    until("the model is unloaded", lambda: server.get("/v2/models/identity/ready")[0] != 200)
 
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "charonia.cli", "console", f"--state-dir={server.state_dir}", "--console-port=0"]

@@ -5,98 +5,31 @@ from __future__ import annotations
 import base64
 import json
 import re
-import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import httpx2
-import msgpack
-import numpy as np
 import pytest
 
 pytest.importorskip("jinja2")
 
+from console_bench import AT, KEYS, MODEL, Browser, bury, opened, run, submit
+
 from charonia import keys
-from charonia.clock import wall_ns
-from charonia.composition.console.console_role import identification, metrics_reader, read_statistics
-from charonia.console.log_views import EVERYTHING, Viewer
-from charonia.console.readings import Sampler
-from charonia.console.web_app import POLICY, ConsoleApp
-from charonia.eventlog.port import EventLog, Limits
-from charonia.eventlog.redis import open_log
-from charonia.facts.events import FIELD_FACT, ProcessJoined, RepositoryScanned, VersionLoaded, pack_fact
-from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState, NewJob
-from charonia.operations.dead_letters import FIELD_ABOUT
-from charonia.tensors import Tensor
-from charonia.wire import (
-    FIELD_RECORD,
-    FLAG_JOB,
-    FLAG_JOURNALLED,
-    pack_request,
-    pack_response,
-    record_fields,
-    request_meta,
-)
-from executors.configuration.config import normalise
-from executors.repository.pbtxt import parse
+from charonia.composition.console.console_role import identification, metrics_reader
+from charonia.console.viewers import EVERYTHING, Viewer
+from charonia.console.web_app import POLICY
+from charonia.eventlog.port import EventLog
+from charonia.facts.events import FIELD_FACT, ProcessJoined, pack_fact
+from charonia.facts.stream_notes import StreamRow, StreamsNote
+from charonia.options.values import CONSOLE, parse
 
 pytestmark = pytest.mark.integration
-
-MODEL = "a model"  # its name has to be quoted in addresses
-AT = "a%20model"
-INPUT = Tensor.of("X", np.arange(16, dtype=np.float32).reshape(1, 16))
-META = request_meta(1, "hash", [INPUT], ("Y",), {})
-CONFIG = f"""
-name: "{MODEL}" backend: "python" max_batch_size: 8
-input {{ name: "X" data_type: TYPE_FP32 dims: 16 }}
-output {{ name: "Y" data_type: TYPE_FP32 dims: 16 }}
-"""
-KEYS = '[tenants.acme]\nkeys = ["key of acme"]\n[tenants.umbrella]\nkeys = ["key of umbrella"]\n'
-METRICS = (
-    f'# TYPE nv_inference_request_success counter\nnv_inference_request_success{{model="{MODEL}",version="1"}} 5\n'
-)
 
 
 @pytest.fixture
 async def log(fresh_log_url: str) -> AsyncIterator[EventLog]:
-    log = open_log(fresh_log_url)
-    await log.open()
-    packed = normalise(parse(CONFIG)).SerializeToString()
-    for fact in (
-        ProcessJoined("executor", "executor-1", host="<b>host</b>", pid=7),
-        VersionLoaded("executor-1", MODEL, 1, "hash", 2, packed, load_ns=3_000_000_000),
-        RepositoryScanned("executor-1", (MODEL,), "none", True),
-    ):
-        await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
-    counters = {"success_count": 40, "success_ns": 10**9, "execution_count": 10, "b4_count": 10, "b4_infer_ns": 10**8}
-    await log.add_statistics(keys.statistics(MODEL, 1, "hash"), counters)
-    await log.beat("executor", "executor-1", 60_000)
-    yield log
-    await log.close()
-
-
-async def metrics() -> str:
-    return METRICS
-
-
-class Browser:
-    """A viewer of the console in this process."""
-
-    def __init__(self, log: EventLog, identify: Any = None) -> None:
-        self.sampler = Sampler(log, metrics)
-        self.app = ConsoleApp(log, self.sampler, read_statistics, identify)
-        self._client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=self.app.asgi), base_url="http://console")
-
-    async def get(self, path: str, **headers: str) -> httpx2.Response:
-        return await self._client.get(f"/console{path}", headers=headers)
-
-    async def request(self, method: str, path: str) -> httpx2.Response:
-        return await self._client.request(method, f"/console{path}")
-
-    async def close(self) -> None:
-        await self._client.aclose()
-        await self.sampler.close()
+    async for log in opened(fresh_log_url):
+        yield log
 
 
 @pytest.fixture
@@ -104,39 +37,6 @@ async def browser(log: EventLog) -> AsyncIterator[Browser]:
     made = Browser(log)
     yield made
     await made.close()
-
-
-def packed_request(request_id: bytes) -> bytes:
-    now_ns, flags = wall_ns(), FLAG_JOB | FLAG_JOURNALLED
-    return pack_request(
-        request_id, b"g", b"", META, [INPUT.data], rows=1, signature=1, level=0, accepted_ns=now_ns, flags=flags
-    )
-
-
-async def submit(log: EventLog, tenant: str = "") -> bytes:
-    job_id = secrets.token_bytes(16)
-    packed = packed_request(job_id)
-    new = NewJob(job_id, len(packed), wall_ns() // 1000, 600, tenant)
-    await log.accept_job(MODEL, 0, keys.lane_of(tenant), new, record_fields([packed]), Limits())
-    return job_id
-
-
-async def run(log: EventLog, *ids: bytes) -> None:
-    token = await log.take_ownership(MODEL, "batcher-1", "")
-    await log.begin_attempt(MODEL, token, ids, 1, jobs=ids, journalled=ids, executor="executor-1", batch_id="b1")
-    for job_id in ids:
-        end = JobEnd(JobState.SUCCEEDED, pack_response(job_id, MODEL, 1, [INPUT], {}), {"batch_rows": 2})
-        code = OUTCOME_CODES[JobState.SUCCEEDED]
-        assert await log.settle(MODEL, [(job_id, 1)], None, [], ends={job_id: end}, outcomes=code) == [True]
-
-
-async def bury(log: EventLog, tenant: str = "") -> bytes:
-    """A dead letter; its id."""
-    request_id = secrets.token_bytes(16)
-    about = {"id": request_id, "model": MODEL, "version": 1, "attempts": 4, "error": "it <i>died</i>", "tenant": tenant}
-    fields = [FIELD_RECORD, packed_request(request_id), FIELD_ABOUT, msgpack.packb({**about, "stderr": "last words"})]
-    await log.append(keys.dead_letters(MODEL), fields)
-    return request_id
 
 
 async def test_the_overview_shows_models_executors_and_the_log(log: EventLog, browser: Browser) -> None:
@@ -209,8 +109,10 @@ async def test_live_updates_carry_regions_and_points(log: EventLog, browser: Bro
 
 async def test_nothing_can_be_changed(log: EventLog, browser: Browser) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
-        refused = await browser.request(method, "/jobs")
-        assert refused.status_code == 405
+        for path in ("/jobs", "/actions/pause"):
+            refused = await browser.request(method, path)
+            assert refused.status_code == 405
+            assert "started without --console-actions" in refused.text
         assert refused.headers["content-security-policy"] == POLICY
     assert (await browser.get("/static/console.js")).status_code == 200
     assert (await browser.get("/static/../web_app.py")).status_code == 404
@@ -221,7 +123,7 @@ async def test_a_tenant_sees_its_own_work_alone(log: EventLog, tmp_path: Path) -
     file.write_text(KEYS)
     mine, theirs = await submit(log, "acme"), await submit(log, "umbrella")
     buried = await bury(log, "umbrella")
-    browser = Browser(log, identification({"api_keys": str(file), "tenant_header": ""}))
+    browser = Browser(log, identification(parse(CONSOLE, [f"--api-keys={file}"], {}, {})))
     try:
         refused = await browser.get("/")
         assert (refused.status_code, refused.headers["www-authenticate"][:5]) == (401, "Basic")
@@ -252,3 +154,26 @@ async def test_a_tenant_sees_its_own_work_alone(log: EventLog, tmp_path: Path) -
 
 async def test_metrics_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
     assert await metrics_reader([f"unix:{tmp_path}/none", "http://127.0.0.1:1/metrics"])() == ""
+
+
+async def test_open_streams_are_those_that_gateways_publish(log: EventLog, browser: Browser) -> None:
+    assert "No stream is open." in (await browser.get("/streams")).text
+    mine = StreamRow(MODEL, 1, "acme", "<mine>", 1_000_000, 2_000_000, 41)
+    theirs = StreamRow(MODEL, 1, "umbrella", "theirs", 3_000_000, 0, 0)
+    for number in (1, 2):
+        await log.append(keys.CONTROL, [FIELD_FACT, pack_fact(ProcessJoined("gateway", f"gateway-{number}"))])
+    await log.put_note(keys.open_streams("gateway-1"), StreamsNote(1, 1, (theirs,)).pack(), 600)
+    await log.put_note(keys.open_streams("gateway-2"), StreamsNote(300, 1, (mine,)).pack(), 600)
+    events = browser.app.live_events("streams", "", EVERYTHING)
+    regions = json.loads((await anext(events)).decode().split("\n")[1].removeprefix("data: "))["regions"]
+    shown = regions["streams_table"]
+    for words in ("301 open streams at 2 gateways", "&lt;mine&gt;", "41", "acme", "umbrella", "1970-01-01 00:00:01"):
+        assert words in shown
+    assert shown.index("acme") < shown.index("umbrella")  # the one that is open the longest first
+    of_acme = browser.app.live_events("streams", "", Viewer("acme", scoped=True))
+    shown = (await anext(of_acme)).decode()
+    assert "&lt;mine&gt;" in shown
+    assert "theirs" not in shown
+    assert "301" not in shown
+    for live in (events, of_acme):
+        await live.aclose()  # type: ignore[attr-defined]

@@ -1,8 +1,11 @@
-"""A server with something to see on each page of the console: load, a queue, a cold load, a poison request."""
+"""A server with something to see on each page of the console: load, a queue, streams, a cold load, a poison request."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -16,10 +19,10 @@ from e2e_asking import until
 from e2e_models import python
 from e2e_server import Server, serving
 
-POISON, REFUSED, SLOW = 666, 5, 900
+POISON, REFUSED, HELD = 666, 5, 900
 
 MOODY = f"""
-import ctypes, time
+import ctypes, os, time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -29,7 +32,12 @@ class TritonPythonModel:
         if {POISON} in deeds:
             print("last words of a batch of", len(requests), flush=True)
             ctypes.string_at(0)
-        time.sleep(1 if {SLOW} in deeds else 0.01 + 0.003 * len(requests))
+        if {HELD} in deeds:
+            open("@here/entered", "w").close()
+            give_up_at = time.monotonic() + 120
+            while not os.path.exists("@here/go") and time.monotonic() < give_up_at:
+                time.sleep(0.002)
+        time.sleep(0.01 + 0.003 * len(requests))
         return [
             pb_utils.InferenceResponse(error=pb_utils.TritonError("the model refuses a {REFUSED}"))
             if deed == {REFUSED} else pb_utils.InferenceResponse([pb_utils.Tensor("y", array * 2)])
@@ -50,12 +58,37 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]) for array in inputs]
 """
 
+TALK = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            while not request.is_cancelled():
+                tensor = pb_utils.Tensor("y", np.array([[1]], np.int32))
+                sender.send(pb_utils.InferenceResponse([tensor]))
+                time.sleep(0.25)
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
 CONFIG = """
 max_batch_size: 8
 input { name: "x" data_type: TYPE_INT32 dims: [ 1 ] }
 output { name: "y" data_type: TYPE_INT32 dims: [ 1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 dynamic_batching { preferred_batch_size: 8 max_queue_delay_microseconds: 5000 }
+"""
+
+
+PATIENT = CONFIG.replace("microseconds: 5000", "microseconds: 5000 priority_levels: 3 default_priority_level: 2")
+TALKER = """
+input { name: "x" data_type: TYPE_INT32 dims: [ 1, 1 ] }
+output { name: "y" data_type: TYPE_INT32 dims: [ 1, 1 ] }
+instance_group { kind: KIND_CPU count: 2 }
+model_transaction_policy { decoupled: true }
 """
 
 
@@ -104,28 +137,74 @@ def ended(server: Server, job: str) -> dict[str, Any]:
 def world(directory: Path) -> Iterator[World]:
     """A server on which each story has happened."""
     models = directory / "models"
-    python(models, "moody", MOODY, CONFIG)
+    python(models, "moody", MOODY.replace("@here", str(directory)), CONFIG)
     python(models, "cold", COLD, CONFIG)
-    flags = ("--max-loaded-models=2", "--journal=all", "--metrics-config=summary_latencies=true")
+    python(models, "patient", COLD.replace("time.sleep(1)", "pass"), PATIENT)
+    python(models, "talk", TALK, TALKER)
+    flags = (
+        "--max-loaded-models=4",
+        "--journal=all",
+        "--metrics-config=summary_latencies=true",
+        "--console-actions",
+    )
     with serving(models, directory / "state", *flags) as server:
         found = World(server)
         found.cold = submit(server, "cold", 1)
-        ended(server, submit(server, "moody", 1))
-        many = [submit(server, "moody", 10 + number) for number in range(60)]
+        with held(server, directory):
+            many = [submit(server, "moody", 10 + number) for number in range(60)]
         found.queued = many[-1]
         ended(server, found.queued)
-        found.poison, found.innocent = _poison(server)
+        with held(server, directory):
+            jobs = [submit(server, "moody", value) for value in (1, 2, 3, POISON, 4, 6, 7, 8)]
+        for job in jobs:
+            ended(server, job)
+        found.poison, found.innocent = jobs[3], jobs[2]
         ended(server, found.cold)
         yield found
 
 
-def _poison(server: Server) -> tuple[str, str]:
-    """A request that kills its instance, and one of its batch: they gather while a slow request runs."""
-    submit(server, "moody", SLOW)
-    jobs = [submit(server, "moody", value) for value in (1, 2, 3, POISON, 4, 6, 7, 8)]
-    for job in jobs:
-        ended(server, job)
-    return jobs[3], jobs[2]
+@contextmanager
+def held(server: Server, directory: Path) -> Iterator[None]:
+    """What is submitted to `moody` within the block waits for its instance, and is queued at its end."""
+    entered, go = directory / "entered", directory / "go"
+    job = submit(server, "moody", HELD)
+    until("the instance is held", entered.exists)
+    yield
+    go.touch()
+    ended(server, job)
+    entered.unlink()
+    go.unlink()
+
+
+@contextmanager
+def streams(server: Server, count: int = 2) -> Iterator[None]:
+    """Open streams of the model `talk`, whose responses do not end by themselves, for the length of a block."""
+    host, _, port = server.http.rpartition(":")
+    connections = [http.client.HTTPConnection(host, int(port), timeout=120) for _ in range(count)]
+    readers: list[threading.Thread] = []
+    try:
+        for number, connection in enumerate(connections):
+            sent = json.dumps({"id": f"conversation {number + 1}", "x": [[1]]})
+            connection.request("POST", "/v2/models/talk/generate_stream", sent, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            readers.append(threading.Thread(target=_read_all, args=(answer,)))
+            readers[-1].start()
+        yield
+    finally:
+        for connection in connections:
+            if connection.sock is not None:
+                connection.sock.shutdown(socket.SHUT_RDWR)
+        for reader in readers:
+            reader.join()
+        for connection in connections:
+            connection.close()
+
+
+def _read_all(answer: http.client.HTTPResponse) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        while answer.read1(65_536):
+            pass
 
 
 @contextmanager

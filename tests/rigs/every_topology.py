@@ -43,6 +43,7 @@ SERVICES = tuple(
         "batcher_losses",
         "batcher_service",
         "batching_jobs",
+        "console_actions",
         "console_pages",
         "gateway_jobs",
         "journal_seals",

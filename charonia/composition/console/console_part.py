@@ -20,6 +20,9 @@ _START_TIMEOUT_S = 60.0
 _PAUSE_S = 5.0
 """For so long after a start for which the system had no process, requests are refused without trying another."""
 _CHUNK_BYTES = 65_536
+_MAX_BODY_BYTES = 131_072
+"""More than a form of the console may have: it refuses longer ones itself."""
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,9})[ \t]*(?=\r\n)", re.IGNORECASE)
 _GUARDS = (
     "http_restricted_api",
     "grpc_restricted_protocol",
@@ -113,7 +116,8 @@ class ConsolePart:
         try:
             first, _, rest = _PER_HOP.sub(b"", head).partition(b"\r\n")
             to_console.write(first + b"\r\nconnection: close\r\n" + rest)
-            await _relay(upstream, writer, reader)
+            length = _LENGTH.search(head)
+            await _relay(upstream, writer, reader, to_console, int(length[1]) if length is not None else 0)
         finally:
             to_console.close()
 
@@ -129,9 +133,15 @@ def is_installed() -> bool:
     return find_spec("jinja2") is not None
 
 
-async def _relay(upstream: asyncio.StreamReader, writer: asyncio.StreamWriter, reader: asyncio.StreamReader) -> None:
-    """Pass the answer on until it ends, or the viewer has left, which ends streams of events."""
-    gone = asyncio.create_task(_until_closed(reader), name="console viewer")
+async def _relay(
+    upstream: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    reader: asyncio.StreamReader,
+    to_console: asyncio.StreamWriter,
+    body_bytes: int,
+) -> None:
+    """Pass the body on, and the answer until it ends, or the viewer has left, which ends streams of events."""
+    gone = asyncio.create_task(_until_closed(reader, to_console, body_bytes), name="console viewer")
     passing = asyncio.create_task(_pass_on(upstream, writer), name="console answer")
     try:
         await asyncio.wait([gone, passing], return_when=asyncio.FIRST_COMPLETED)
@@ -149,10 +159,14 @@ async def _pass_on(upstream: asyncio.StreamReader, writer: asyncio.StreamWriter)
         await writer.drain()
 
 
-async def _until_closed(reader: asyncio.StreamReader) -> None:
-    """Requests of the console have no bodies: bytes that come all the same are dropped."""
-    while await reader.read(_CHUNK_BYTES):
-        pass
+async def _until_closed(reader: asyncio.StreamReader, to_console: asyncio.StreamWriter, body_bytes: int) -> None:
+    """Pass a form on. What comes after it, or beyond the bound, is dropped: it is one request for each connection."""
+    left = min(body_bytes, _MAX_BODY_BYTES)
+    while data := await reader.read(_CHUNK_BYTES):
+        if left:
+            to_console.write(data[:left])
+            left -= len(data[:left])
+            await to_console.drain()
 
 
 async def _refuse(writer: asyncio.StreamWriter, sentence: str) -> None:

@@ -1,6 +1,7 @@
 """Runs the console in this process (`charonia console`): finds the log and the metrics, and serves its pages.
 
-It joins nothing and writes nothing to the log, so it may come and go, and run on any machine that reaches the log.
+It joins nothing, and without `--console-actions` it writes nothing to the log: so it may come and go, and run on any
+machine that reaches the log.
 `serve` starts one behind its metrics port (`console_part`).
 """
 
@@ -15,23 +16,23 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from charonia.composition.logs import configure_logging
 from charonia.composition.roles import check_servers, close_log, open_blobs
 from charonia.composition.state_directory import ENDPOINTS, default_state_dir
-from charonia.errors import StartupError
+from charonia.errors import PermissionDenied, StartupError
+from charonia.eventlog.port import Limits
 from charonia.metrics.endpoint import scrape
 from charonia.metrics.exposition import merge
+from charonia.options.role_settings import restricted_groups
 from charonia.options.values import Values
 
 from .console_part import INSTALL, as_host, is_installed
 
 if TYPE_CHECKING:
-    from charonia.console.log_views import Viewer
     from charonia.console.web_app import Identify
-    from charonia.options.settings import GatewaySettings
+    from gateway.access.restrictions import Restrictions
 
 _SCRAPE_TIMEOUT_S = 2.0
 _NO_CACHE: Values = {"cache_config": (), "response_cache_byte_size": 0}
@@ -73,9 +74,13 @@ async def _run(values: Values) -> int:
     try:
         names = {name.lower() for name in (socket.gethostname(), *values["console_name"])}
         # who needs a key cannot be made to send it by a site that lets its name point here
-        app = ConsoleApp(log, sampler, read_statistics, identify, None if values["api_keys"] else names)
+        known = None if values["api_keys"] else names
+        app = ConsoleApp(log, sampler, read_statistics, identify, known, actions=values["console_actions"])
         place = Place(values["console_socket"], values["console_address"], values["console_port"])
-        await serve_pages(app.asgi, place, lambda where: _announce(values["report_fd"], where))
+        try:
+            await serve_pages(app.asgi, place, lambda where: _announce(values["report_fd"], where))
+        finally:
+            await app.close()
     finally:
         await sampler.close()
         await close_log(log)
@@ -104,20 +109,55 @@ def metrics_urls(values: Values, told: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def identification(values: Values) -> Identify | None:
-    """Who asks, as the gateways decide it (`--api-keys`, `--tenant-header`); None without tenants."""
-    from charonia.console.log_views import Viewer
+    """Who asks, and what they may change, as the gateways decide it (`--api-keys`, `--tenant-header`, restricted APIs);
+    None where neither tenants nor restrictions are.
+    """
+    from charonia.console.viewers import Viewer
+    from charonia.options.settings import GatewaySettings
     from gateway.access.tenants import Tenants
+    from gateway.access.terms import TermsBook
+    from gateway.requests.delivery import ANYONE, DeliveryOptions
 
-    named = SimpleNamespace(tenant_header=values["tenant_header"], api_keys=values["api_keys"])
-    tenants = Tenants.of(cast("GatewaySettings", named))
-    if tenants is None:
+    settings = GatewaySettings("console", tenant_header=values["tenant_header"], api_keys=values["api_keys"])
+    tenants = Tenants.of(settings)
+    terms = TermsBook(settings, tenants.bounds if tenants is not None else None)
+    restricted = _restrictions(values)
+    if tenants is None and not any(one.any for one in restricted):
         return None
 
     def identify(headers: Sequence[tuple[bytes, bytes]]) -> Viewer:
-        caller = tenants.identify(headers)
-        return Viewer(caller.tenant, caller.scoped)
+        caller = tenants.identify(headers) if tenants is not None else ANYONE
+        return Viewer(
+            caller.tenant,
+            caller.scoped,
+            acts=_has_key(restricted, "inference", headers),
+            operates=not caller.scoped and _has_key(restricted, "model-repository", headers),
+            limits=terms.of(DeliveryOptions(caller=caller)).limits if caller.scoped else Limits(),
+        )
 
     return identify
+
+
+def _restrictions(values: Values) -> tuple[Restrictions, ...]:
+    """The headers that the gateways' APIs require. Raises `StartupError`."""
+    from gateway.access.restrictions import GRPC_KEY_PREFIX, Restrictions
+
+    http = restricted_groups("http-restricted-api", values["http_restricted_api"])
+    grpc = restricted_groups("grpc-restricted-protocol", values["grpc_restricted_protocol"])
+    return (
+        Restrictions(http, PermissionDenied),
+        Restrictions(grpc, PermissionDenied, word="protocol", header_prefix=GRPC_KEY_PREFIX),
+    )
+
+
+def _has_key(restricted: Sequence[Restrictions], group: str, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether the headers hold the keys of a group, those of HTTP and those of gRPC."""
+    try:
+        for one in restricted:
+            one.check(group, headers)
+    except PermissionDenied:
+        return False
+    return True
 
 
 def read_statistics(name: str, version: int, counters: Mapping[str, int], memory: Mapping[str, int]) -> dict[str, Any]:

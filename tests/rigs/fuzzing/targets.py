@@ -35,6 +35,7 @@ from charonia.facts.journal import FIELD, read_facts
 from charonia.facts.resource_waits import TurnsNote
 from charonia.facts.seals import FIELD_SEAL, read_seal
 from charonia.facts.sequence_states import SequenceAbout, SequenceState
+from charonia.facts.stream_notes import StreamsNote
 from charonia.generation.detokenizer import Detokenizer
 from charonia.generation.grammar import check as check_structure
 from charonia.generation.parameters import SamplingParameters, check_vocabulary, parse_sampling
@@ -309,6 +310,7 @@ _READERS: tuple[Callable[[bytes], Any], ...] = (
     _a_job,
     lambda data: read_seal("m", b"1-0", [FIELD_SEAL, data]),
     _a_recorded_call,
+    StreamsNote.unpack,
 )
 
 

@@ -285,3 +285,17 @@ async def test_a_stream_whose_request_was_lost(bench: Any) -> None:
         await gateway._dataplane.requester.recheck({record.id})
     with pytest.raises(LogUnavailable):
         await reader.task
+
+
+async def test_open_streams_are_counted_until_they_end(bench: Any) -> None:
+    gateway = await bench.gateway()
+    reader = Reader(gateway.stream(request_of(1, id="mine")))
+    (record,) = await bench.comes()
+    await bench.respond(record, 0, 5)
+    await reader.has(1)
+    (row,) = gateway._streams.note().rows
+    assert (row.model, row.version, row.client_id, row.responses) == (MODEL, 1, "mine", 1)
+    assert row.last_us >= row.since_us
+    await bench.respond(record, 1, final=True)
+    await reader.task
+    assert not len(gateway._streams)

@@ -10,7 +10,8 @@ from memory_log.log import MemoryLog
 from charonia import keys
 from charonia.console import log_views
 from charonia.console.cursors import Cursors
-from charonia.console.log_views import EVERYTHING, Viewer, job_list, letter_list
+from charonia.console.log_views import job_list, letter_list
+from charonia.console.viewers import EVERYTHING, Viewer
 from charonia.errors import NotFound
 from charonia.eventlog.port import Limits
 from charonia.facts.jobs import NewJob, public_id

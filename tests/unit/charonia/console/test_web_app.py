@@ -12,8 +12,8 @@ pytest.importorskip("jinja2")
 from memory_log.log import MemoryLog
 
 from charonia.composition.console.console_role import read_statistics
-from charonia.console.log_views import EVERYTHING
 from charonia.console.readings import PerSample, Sampler
+from charonia.console.viewers import EVERYTHING
 from charonia.console.web_app import ConsoleApp, is_own
 from charonia.errors import LogUnavailable
 

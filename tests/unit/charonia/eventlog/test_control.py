@@ -14,7 +14,7 @@ import pytest
 from memory_log.log import MemoryLog
 
 from charonia import keys
-from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.control import ControlPlane, FollowedControl
 from charonia.eventlog.neighbours import is_ending, is_stopped, pid_space, started_ticks
 from charonia.facts.events import (
     FIELD_FACT,
@@ -209,3 +209,22 @@ async def test_in_another_log_only_what_is_said_there_is_known() -> None:
             await control.changed()
     assert [row.model for row in control.catalog.index()] == ["new"]
     await control.close()
+
+
+async def test_a_command_follows_what_is_written_and_forgets_another_log() -> None:
+    log = MemoryLog()
+    await write(log, ProcessJoined("executor", "e"))
+    control = FollowedControl(log, poll_s=0.001)
+    assert await control.read()
+    assert not await control.read()
+    waiting = asyncio.create_task(control.changed())
+    await write(log, RepositoryScanned("e", ("a", "b"), "none", ready=True))
+    async with asyncio.timeout(60):
+        await waiting
+    assert [row.model for row in control.catalog.index()] == ["a", "b"]
+    other = MemoryLog()
+    await write(other, ProcessJoined("executor", "e"), RepositoryScanned("e", ("c",), "none", ready=True))
+    control.log = other
+    assert await control.read()
+    assert [row.model for row in control.catalog.index()] == ["c"]
+    assert control.epoch_changes == 1

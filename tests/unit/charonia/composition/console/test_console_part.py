@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,7 +43,9 @@ class Console:
             await reader.read()  # until the viewer has left
             self.left.set()
         else:
-            writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + head)
+            length = re.search(rb"\r\nContent-Length:[ \t]*(\d+)", head)
+            body = await reader.readexactly(int(length[1])) if length is not None else b""
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + head + body)
         writer.close()
 
     async def close(self) -> None:
@@ -64,7 +67,8 @@ async def served(path: Path) -> AsyncIterator[tuple[Console, int]]:
 async def ask(port: int, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
-    answer = await reader.read()
+    async with asyncio.timeout(60):
+        answer = await reader.read()
     writer.close()
     return answer
 
@@ -77,6 +81,17 @@ async def test_only_what_lies_below_its_path_is_passed_on(tmp_path: Path) -> Non
         for path in (b"/console", b"/console/models/a?b=c"):
             answer = await ask(port, b"GET %b HTTP/1.1\r\nHost: here\r\nConnection: keep-alive, x\r\n\r\n" % path)
             assert answer.endswith(b"GET %b HTTP/1.1\r\nconnection: close\r\nHost: here\r\n\r\n" % path)
+        assert console.starts == 1
+
+
+async def test_a_form_is_passed_on_and_nothing_after_it(tmp_path: Path) -> None:
+    async with served(tmp_path / "console") as (console, port):
+        form = b"model=m&token=" + b"t" * 70_000
+        head = b"POST /console/actions/pause HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(form)
+        answer = await ask(port, head + form + b"GET /console/jobs HTTP/1.1\r\n\r\n")
+        assert answer.endswith(b"\r\n\r\n" + form)
+        answer = await ask(port, b"POST /console/actions/pause HTTP/1.1\r\nContent-Length:\t7 \r\n\r\nmodel=m")
+        assert answer.endswith(b"\r\n\r\nmodel=m")
         assert console.starts == 1
 
 
