@@ -98,7 +98,9 @@ def test_lines_go_on_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
         try:
             start("batcher", "batcher")
-            doomed = start("executor", "doomed", f"--model-repository={tmp_path / 'models'}")
+            # executors that a busy machine holds up are not lost: what they had under way would be generated twice
+            repository = f"--model-repository={tmp_path / 'models'}"
+            doomed = start("executor", "doomed", repository, "--heartbeat-ttl-secs=10")
             gateway = start("gateway", "gateway", *GATEWAY_FLAGS, "--openai-on-http-port=true")
             gateway.learn_addresses()
             gateway.wait_ready()
@@ -113,7 +115,7 @@ def test_lines_go_on_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 doomed.process.send_signal(signal.SIGKILL)
                 doomed.process.wait()
                 gate.touch()
-                second = start("executor", "second", f"--model-repository={tmp_path / 'models'}")
+                second = start("executor", "second", repository, "--heartbeat-ttl-secs=60")
 
                 def ended() -> Any:
                     batch = asking.batches.retrieve(made.id)
