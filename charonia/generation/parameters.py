@@ -25,7 +25,8 @@ MAX_SEQUENCES = 16384
 MAX_LOGPROBS = 20
 """vLLM's limit."""
 MAX_PROMPT_CANDIDATES = 32_768
-"""Of the log probabilities of a prompt, for all its tokens: a candidate is about 60 bytes of JSON."""
+"""Of the log probabilities of a prompt, for all its tokens: a candidate is about 60 bytes of JSON. A call of the OpenAI
+API has no more for all its prompts and choices together: the gateway reads and writes its answer at once."""
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 1024
@@ -81,12 +82,19 @@ class SamplingParameters:
 
 
 def parse_sampling(
-    text: bytes | str | Mapping[str, Any], *, context: int, prompt_tokens: int, seed: Callable[[], int]
+    text: bytes | str | Mapping[str, Any],
+    *,
+    context: int,
+    prompt_tokens: int,
+    seed: Callable[[], int],
+    scores_prompt: bool = True,
 ) -> SamplingParameters:
     """Returns the parameters in a JSON object (or a dict of the same form); null means the default, as in vLLM.
 
     `max_tokens` is 16 if absent, and all that the context holds if null; it is cut to what the context has left.
-    `seed` is called where the request has none. Numbers and truth values may be strings, as Triton's backend allows.
+    `seed` is called where the request has none. Without `scores_prompt` the request is not given the log probabilities
+    of its prompt, whatever it says: `prompt_logprobs` is None, and has no bound by the prompt. Numbers and truth values
+    may be strings, as Triton's backend allows.
     Raises `InvalidArgument`, which says what was expected and what came, for an unknown name, a wrong type, a value out
     of range, more than a bound allows, and a prompt that leaves no token to generate.
     """
@@ -102,6 +110,8 @@ def parse_sampling(
         )
     _check_sequences(given)
     prompt_logprobs = _candidates(given, "prompt_logprobs")
+    if not scores_prompt:
+        prompt_logprobs = None
     if prompt_logprobs is not None and (prompt_logprobs + 1) * prompt_tokens > MAX_PROMPT_CANDIDATES:
         raise InvalidArgument(
             f"prompt_logprobs={prompt_logprobs} of {prompt_tokens} tokens are more than {MAX_PROMPT_CANDIDATES} "

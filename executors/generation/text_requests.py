@@ -5,7 +5,7 @@ backend gives them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -84,9 +84,13 @@ def prepare(request: TextRequest, tokenizer: Tokenizer, context: int, seed: int)
     prompt = request.ids
     if prompt is None:
         prompt = tuple(tokenizer.encode(request.text, special=True, limit=context))
-    parameters = parse_sampling(request.sampling, context=context, prompt_tokens=len(prompt), seed=lambda: seed)
-    if parameters.prompt_logprobs is not None and "prompt_logprobs" not in request.returns:
-        parameters = replace(parameters, prompt_logprobs=None)
+    parameters = parse_sampling(
+        request.sampling,
+        context=context,
+        prompt_tokens=len(prompt),
+        seed=lambda: seed,
+        scores_prompt="prompt_logprobs" in request.returns,
+    )
     return Prepared(prompt, parameters)
 
 

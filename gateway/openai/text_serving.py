@@ -17,7 +17,13 @@ import orjson
 
 from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
-from charonia.generation.parameters import StructuredOutput, check_vocabulary, parse_sampling, structured_output
+from charonia.generation.parameters import (
+    MAX_PROMPT_CANDIDATES,
+    StructuredOutput,
+    check_vocabulary,
+    parse_sampling,
+    structured_output,
+)
 from charonia.generation.prompt_keys import route_of_tokens
 from charonia.generation.text_tensors import PROMPT_LOGPROBS, RETURN_PROMPT_LOGPROBS, STREAM_INTERVAL
 from charonia.generation.tool_calls import MARKED_BY_SPECIAL_TOKENS
@@ -149,6 +155,7 @@ class TextServing:
             # each choice is a request with the whole prompt; `echo` repeats its text, too
             sizes = [max(size_of(prompt), 4 * len(tokens[at]) if tokens else 0) for at, prompt in enumerate(prompts)]
             self.models.check_size(count * sum(sizes), f"the prompts of 'n' = {count} choices", "n")
+        _check_candidates(sampling, tokens, count)
         requests = []
         seed = sampling.get("seed")
         seed = secrets.randbits(62) if seed is None or seed == -1 else seed
@@ -336,6 +343,22 @@ def _check_scores(model: TextModel, tools: TextTools | None, param: str) -> None
             "'logprobs', are not supported by its backend",
             param=param,
             code="unsupported_parameter",
+        )
+
+
+def _check_candidates(sampling: Mapping[str, Any], tokens: Sequence[Sequence[int]], count: int) -> None:
+    """Raises a 400 `ApiError` for more candidates of prompts than one answer may have: each choice has those of its
+    prompt. `parse_sampling` refuses a single prompt with too many.
+    """
+    asked = sampling.get("prompt_logprobs")
+    if asked is None or count * len(tokens) <= 1:
+        return
+    total = sum(map(len, tokens))
+    if (asked + 1) * count * total > MAX_PROMPT_CANDIDATES:
+        raise ApiError(
+            f"log probabilities of {asked} candidates, of {len(tokens)} prompts with {total} tokens in {count} choices "
+            f"each, are more than {MAX_PROMPT_CANDIDATES} candidates: ask for fewer, or in several calls",
+            param="n" if count > 1 else "prompt",
         )
 
 

@@ -1,8 +1,8 @@
 """Answers one line of a batch: its requests become jobs at the lowest priority level, and their answer a line's result.
 
-A job's idempotency key is made of batch and line, and so is the seed of a line that has none: a gateway that takes a
-batch over asks for the same jobs. Texts of a resumable model are asked for in parts, so that a line goes on where it
-was when its executor dies. `batch_runs` says which lines, `batch_lines` how results are written.
+A job's idempotency key is made of batch, line and form, and the seed of a line that has none of batch and line: a
+gateway that takes a batch over asks for the same jobs. Texts of a resumable model are asked for in parts, so that a
+line goes on where it was when its executor dies. `batch_runs` says which lines, `batch_lines` how results are written.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ _WAIT_S = 30.0
 _INTERVAL = 32
 """Tokens of a part. The job of a line keeps its parts, and no client waits for them: a part of one token would be six
 times as many bytes in the log, and writes in each step. An executor that dies takes a second of work at most along.
+Gateways with another number would ask for other requests: it needs another `_PARTS`, too.
+"""
+_PARTS = ":parts"
+"""Ends the key of a job in parts. Its request is not that of a whole text: under one key the second of them would be
+refused. Gateways of older releases ask for whole texts alone, and a model may get the input `stream_interval` between
+two tries of a line.
 """
 
 logger = logging.getLogger("charonia.gateway.openai")
@@ -135,13 +141,13 @@ class ModelLines:
     ) -> Sequence[InferenceResponse]:
         request.priority = LOWEST_LEVEL
         whole = replace(request, inputs=list(request.inputs))
-        _in_parts(request)
-        try:
-            return await self._asked(run, request, _options(run, line, index), jobs)
-        except _Ended as ended:
-            if not ended.is_interrupted:
-                raise
-        return await self._asked(run, whole, _options(run, line, index, again=True), jobs)
+        if _in_parts(request):
+            try:
+                return await self._asked(run, request, _options(run, line, index, _PARTS), jobs)
+            except _Ended as ended:
+                if not ended.is_interrupted:
+                    raise
+        return await self._asked(run, whole, _options(run, line, index), jobs)
 
     async def _asked(
         self, run: BatchRun, request: InferenceRequest, options: DeliveryOptions, jobs: list[str]
@@ -176,7 +182,9 @@ class ModelLines:
         except _Ended as ended:
             if not ended.is_interrupted:
                 raise
-            job_id = await self._response_job(run, line, request, again=True)
+            if not request.store:
+                await self._delete(ended.job_id, run)
+            job_id = await self._response_job(run, line, request, whole=True)
         stored = await self._responses.find(PREFIX + job_id, run.caller)
         document = await self._responses.ended(stored, run.caller)
         if not request.store:
@@ -184,17 +192,25 @@ class ModelLines:
         return document, job_id
 
     async def _response_job(
-        self, run: BatchRun, line: BatchLine, request: ResponseRequest, *, again: bool = False
+        self, run: BatchRun, line: BatchLine, request: ResponseRequest, *, whole: bool = False
     ) -> str:
         """The id of the job of a response, once it has ended. Raises as `_result`."""
         prepared = await self._responses.prepare(request, run.caller)
-        if not again:
-            _in_parts(prepared.requests[0])
-        options = _options(run, line, 0, again=again)
+        form = _PARTS if not whole and _in_parts(prepared.requests[0]) else ""
+        options = _options(run, line, 0, form)
         job_id, _ = await self._responses.submit(request, prepared, options, priority=LOWEST_LEVEL)
-        run.jobs.setdefault(line.number, []).append(job_id)
+        jobs = run.jobs.setdefault(line.number, [])
+        if job_id not in jobs:
+            jobs.append(job_id)  # each try of the line finds the same job
         await self._result(run, job_id)
         return job_id
+
+    async def _delete(self, job_id: str, run: BatchRun) -> None:
+        try:
+            stored = await self._responses.find(PREFIX + job_id, run.caller)
+        except ApiError:
+            return  # forgotten meanwhile
+        await self._responses.delete(stored, run.caller)
 
 
 class _Ended(Exception):
@@ -211,18 +227,20 @@ class _Ended(Exception):
         return self.error.message.startswith(StreamInterrupted.PREFIX)
 
 
-def _in_parts(request: InferenceRequest) -> None:
-    """Have a model that goes on with a text answer in parts. One whose parts are single tokens answers whole: the log
-    would have to keep each.
+def _in_parts(request: InferenceRequest) -> bool:
+    """Have a model that goes on with a text answer in parts, and say whether it will. One whose parts are single tokens
+    answers whole: the log would have to keep each.
     """
     interface = request.served.interface if request.served is not None else None
     if interface is not None and interface.resumable and STREAM_INTERVAL.name in interface.inputs:
         keep_progress(request, _INTERVAL)
+        return True
+    return False
 
 
-def _options(run: BatchRun, line: BatchLine, index: int, *, again: bool = False) -> DeliveryOptions:
-    key = f"{run.state.id}:{line.number}:{index}{':again' if again else ''}"
-    return replace(DeliveryOptions(caller=run.caller), idempotency_key=key)
+def _options(run: BatchRun, line: BatchLine, index: int, form: str = "") -> DeliveryOptions:
+    """`form` is `_PARTS`, or nothing for a request that is answered whole."""
+    return DeliveryOptions(caller=run.caller, idempotency_key=f"{run.state.id}:{line.number}:{index}{form}")
 
 
 def _refused(line: BatchLine, error: Failure, job_id: str = "") -> LineResult:

@@ -49,3 +49,34 @@ async def test_a_prompt_is_not_copied_beyond_the_bound_of_a_body(
         assert not handler.requests
         assert (await client.post(path, json={"model": "plain", "n": 2, **text})).status_code == 200
     assert len(handler.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "candidates"),
+    [
+        ("/v1/completions", {"prompt": "x" * 100, "prompt_logprobs": 20}, 21),
+        ("/v1/completions", {"prompt": ["x" * 60, "x" * 40], "echo": True, "logprobs": 5}, 6),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 400}], "prompt_logprobs": 0}, 1),
+    ],
+)
+async def test_log_probabilities_of_prompts_have_a_bound_for_all_choices(
+    client: httpx2.AsyncClient, handler: Any, path: str, body: dict[str, Any], candidates: int
+) -> None:
+    body = {"model": "says", "max_tokens": 1, **body}
+    tokens = (await client.post(path, json=body)).json()["usage"]["prompt_tokens"]
+    most = 32_768 // (candidates * tokens)
+    handler.requests.clear()
+    reply = await client.post(path, json={**body, "n": most + 1})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "n")
+    assert "more than 32768 candidates" in error["message"]
+    assert not handler.requests
+    assert (await client.post(path, json={**body, "n": most})).status_code == 200
+
+
+async def test_log_probabilities_of_prompts_have_a_bound_for_all_prompts(client: httpx2.AsyncClient) -> None:
+    body = {"model": "says", "max_tokens": 1, "prompt_logprobs": 20}
+    for count, status in ((15, 200), (16, 400)):
+        reply = await client.post("/v1/completions", json={**body, "prompt": ["x" * 100] * count})
+        assert reply.status_code == status
+    assert reply.json()["error"]["param"] == "prompt"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from charonia.datatypes import DataType
-from charonia.errors import Cancelled, InternalError, NotFound, ResourceExhausted, Unavailable
+from charonia.errors import Cancelled, InternalError, KeyReused, NotFound, ResourceExhausted, Unavailable
 from charonia.facts.jobs import JobState
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
@@ -21,6 +21,7 @@ from gateway.openai.stored.batch_lines import BatchLine
 from gateway.openai.stored.batch_runs import BatchRun
 from gateway.openai.stored.line_calls import LOWEST_LEVEL, ModelLines
 from gateway.requests.delivery import ANYONE, DeliveryOptions
+from gateway.requests.idempotency import request_digest
 
 LINE = BatchLine(3, "id", {"model": "m", "messages": []})
 
@@ -258,5 +259,114 @@ async def test_a_text_that_cannot_be_continued_is_asked_for_whole() -> None:
     handler = _Keeping(interrupted, [response()])
     result = await lines_of(handler, _Resumable("stream", "stream_interval")).run(run_of(), LINE)
     assert result.status == 200
-    assert handler.keys == ["batch_1:3:0", "batch_1:3:0:again"]
+    assert handler.keys == ["batch_1:3:0:parts", "batch_1:3:0"]
     assert [inputs["stream"] for inputs in handler.inputs] == [[True], [False]]
+
+
+class _Keyed(Handler):
+    """Gives the earlier job of a key, as the log does, and refuses another request under it."""
+
+    def __init__(self, *ends: Any) -> None:
+        super().__init__(*ends)
+        self.known: dict[str, tuple[bytes, Any]] = {}
+
+    async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> Any:
+        digest, key = request_digest(request), options.idempotency_key
+        if key not in self.known:
+            self.known[key] = digest, await super().submit_job(request, options)
+        asked, receipt = self.known[key]
+        if asked != digest:
+            raise KeyReused("this Idempotency-Key has been used for another request")
+        return receipt
+
+
+@pytest.mark.parametrize("gains", [True, False])
+async def test_a_line_whose_model_has_another_interface_meanwhile(gains: bool) -> None:
+    """As when a gateway of another release takes a batch over, which asks in the other form."""
+    interfaces = [_Resumable("stream"), _Resumable("stream", "stream_interval")]
+    handler = _Keyed(*[[response()]] * 4)
+    for texts in (*(interfaces if gains else reversed(interfaces)), *interfaces):
+        assert (await lines_of(handler, texts).run(run_of(), LINE)).status == 200
+    assert sorted(handler.keys) == ["batch_1:3:0", "batch_1:3:0:parts"]  # each form has run once
+
+
+async def test_a_whole_text_that_was_interrupted_is_its_line_s_error() -> None:
+    handler = _Keyed((Unavailable("STREAM_INTERRUPTED: other tokens"), JobState.FAILED))
+    result = await lines_of(handler, _Resumable("stream")).run(run_of(), LINE)
+    assert (result.status, handler.keys) == (503, ["batch_1:3:0"])
+
+
+class _Responses:
+    """Responses whose jobs are those of a handler, and which may be deleted."""
+
+    def __init__(self, handler: Handler, texts: _Resumable) -> None:
+        self.handler = handler
+        self.texts = texts
+        self.deleted: list[str] = []
+        self.asked_at_deletion: list[int] = []
+
+    async def prepare(self, request: Any, caller: Any) -> Any:
+        return (await self.texts.prepare_chat({}))[0]
+
+    async def submit(self, request: Any, prepared: Any, options: DeliveryOptions, *, priority: int) -> Any:
+        prepared.requests[0].priority = priority
+        return (await self.handler.submit_job(prepared.requests[0], options)).id, True
+
+    async def find(self, response_id: str, caller: Any) -> str:
+        if response_id in self.deleted:
+            raise ApiError("not found", status=404)
+        return response_id
+
+    async def ended(self, stored: str, caller: Any) -> dict[str, Any]:
+        return {"usage": {"input_tokens": 2, "output_tokens": 3}}
+
+    async def delete(self, stored: str, caller: Any) -> None:
+        self.deleted.append(stored)
+        self.asked_at_deletion.append(len(self.handler.keys))
+
+
+RESPONSE = BatchLine(3, "id", {"model": "m", "input": "hello", "store": False})
+
+
+def responses_of(handler: Handler, *names: str) -> tuple[ModelLines, _Responses, BatchRun]:
+    made: Any = handler
+    nothing: Any = None
+    responses = _Responses(handler, _Resumable(*names))
+    asked: Any = responses
+    run = BatchRun(BatchState("batch_1", endpoint="/v1/responses"), 1, ANYONE, Counts())
+    return ModelLines(made, nothing, nothing, asked), responses, run
+
+
+@pytest.mark.parametrize(("store", "deleted"), [(False, ["resp_job-1", "resp_job-2"]), (True, [])])
+async def test_a_response_that_is_not_stored_leaves_none_of_its_jobs(store: bool, deleted: list[str]) -> None:
+    handler = _Keyed((Unavailable("STREAM_INTERRUPTED: other tokens"), JobState.FAILED), [response()])
+    lines, responses, run = responses_of(handler, "stream", "stream_interval")
+    result = await lines.run(run, BatchLine(3, "id", {**RESPONSE.body, "store": store}))
+    assert (result.status, result.job_id, result.usage) == (200, "job-2", (2, 3))
+    assert handler.keys == ["batch_1:3:0:parts", "batch_1:3:0"]
+    assert (responses.deleted, responses.asked_at_deletion) == (deleted, [1, 2][: len(deleted)])
+
+
+async def test_an_interrupted_response_that_was_forgotten_meanwhile() -> None:
+    handler = _Keyed((Unavailable("STREAM_INTERRUPTED: other tokens"), JobState.FAILED), [response()])
+    lines, responses, run = responses_of(handler, "stream", "stream_interval")
+    responses.deleted.append("resp_job-1")
+    assert (await lines.run(run, RESPONSE)).status == 200
+
+
+async def test_a_response_is_one_job_however_often_it_is_asked_for() -> None:
+    forgotten = (NotFound("job not found"), JobState.QUEUED)
+    handler = _Keyed(forgotten, forgotten, [response()])
+    lines, _, run = responses_of(handler, "stream")
+    assert (await lines.run(run, RESPONSE)).status == 200
+    assert run.jobs == {3: ["job-1"]}
+
+
+@pytest.mark.parametrize("gains", [True, False])
+async def test_a_response_whose_model_has_another_interface_meanwhile(gains: bool) -> None:
+    handler = _Keyed(*[[response()]] * 2)
+    interfaces: list[tuple[str, ...]] = [("stream",), ("stream", "stream_interval")]
+    for names in interfaces if gains else reversed(interfaces):
+        lines, _, run = responses_of(handler, *names)
+        assert (await lines.run(run, RESPONSE)).status == 200
+    assert sorted(handler.keys) == ["batch_1:3:0", "batch_1:3:0:parts"]
