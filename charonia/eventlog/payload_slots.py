@@ -90,7 +90,7 @@ class _Held:
 
 
 def _used(slot: _Slot, size_bytes: int, skew: int) -> memoryview:
-    """A slot's bytes from the beginning of a use."""
+    """Mark a slot as used; returns the bytes of its payload."""
     slot.words[_WORD_USED] = 1
     return _lease(slot.map, _HEADER_BYTES + -skew % _ALIGNMENT, size_bytes, slot)
 
@@ -251,8 +251,8 @@ class SlotPool:
         return None if slot is None else _used(slot, size_bytes, skew)
 
     def receive(self, size_bytes: int, *, skew: int = 0) -> memoryview | None:
-        """As `lend`, at once. While there is no free slot for a large payload these are bytes of this process alone,
-        which have to be copied into a slot; a thread makes one for the next payload of this size.
+        """Like `lend`, but the caller's thread never makes a large slot. Without a free one it returns private memory,
+        whose payload is copied into a slot later, and a thread makes a slot for the next payload of this size.
         """
         capacity = _capacity_for(size_bytes)
         if capacity <= _POPULATED_BYTES:
@@ -356,7 +356,7 @@ class SlotPool:
             self.size_bytes -= capacity
 
     def _prepare(self, number: int, capacity: int) -> None:
-        """In a thread."""
+        """Make a reserved slot and add it to the free ones. Runs in a thread of its own."""
         slot = self._make(number, capacity)
         with self._lock:
             self._preparing.discard(capacity)

@@ -38,8 +38,9 @@ async def append_progress(
     outgoing: Mapping[StreamedBatch, list[Outgoing]],
     replies: Sequence[Reply] = (),
 ) -> tuple[_Refused, _Refused, bool]:
-    """Append the progress of these responses, repeating until the log answers. `replies` are their entries, where all
-    are of one model and there is nothing else to write: they may go along.
+    """Append the progress of these responses, repeating until the log answers. Pass `replies`, their entries of the
+    reply streams, only if all responses are of one model and nothing else is to be written: the log may append them in
+    the same step.
 
     Returns the requests whose records are refused, by their indices: those that have ended, or run elsewhere by now;
     and those of which the log has other records, as when it lost the begin of this attempt with its last moments and

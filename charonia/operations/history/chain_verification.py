@@ -38,7 +38,7 @@ class Fault(StrEnum):
     SEAL_UNLINKED = "seal_unlinked"
     """A seal does not continue the one before: one was changed, deleted or inserted."""
     SEAL_UNREADABLE = "seal_unreadable"
-    """A seal that is none, or that a newer release has written."""
+    """A record that is no seal, or a seal that a newer release has written."""
     HEAD_DIFFERS = "head_differs"
     """A seal is not the one that was recorded outside the log."""
     HEAD_LOST = "head_lost"
