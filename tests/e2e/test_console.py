@@ -1,4 +1,4 @@
-"""The console as a user opens it: behind the metrics port of `serve`, and as a process of its own; a model unloaded and loaded."""
+"""The console as a user opens it: behind the metrics port of `serve`, as a process of its own; loading and unloading."""
 
 from __future__ import annotations
 
