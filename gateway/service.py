@@ -1,6 +1,6 @@
 """Implements `gateway.handler.Handler` over the catalog and the log.
 
-Joins admission, data plane, control plane and statistics; it knows no protocol and no socket.
+Joins admission, waves, the full way, control plane and statistics; it knows no protocol and no socket.
 """
 
 from __future__ import annotations

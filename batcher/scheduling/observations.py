@@ -59,7 +59,7 @@ class RequestQueued(Struct, eq=False, gc=False):
     lane: int = 0
     sequence: SequenceMark | None = None
     meta: RequestMeta | None = None
-    """The signature's shared properties, for custom batching strategies (P22)."""
+    """What its record shares with others; always set by the batcher. Custom batching strategies read it (P22)."""
     count: int = 1
     """How many requests it stands for; `rows` is their sum."""
     wave: bool = False

@@ -1,7 +1,7 @@
 """Answers and settles executed waves (docs/adr/0015).
 
 The replies of a wave are written first, to its gateway's socket or stream; then its entry is deleted, which settles it.
-Deletions of answered waves are gathered for a moment, and their statistics are written with them: a process that is
+Deletions of answered waves are gathered for 10 ms, and their statistics are written with each such write: a process that is
 killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written (`fold`).
 What requests have used (`usage_counts`), those outside waves included, is written once a second and by `fold`.
 
