@@ -1,4 +1,4 @@
-"""Takes batches from the link or the executor's batch stream, submits them to instance pools, and returns those it cannot run.
+"""Takes batches from the link or the batch stream, submits them to instance pools, and returns those it cannot run.
 
 Entries that hold no batch are dropped and counted. `executors.settling.settler` writes the ends of batches to the log.
 """

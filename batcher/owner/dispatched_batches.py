@@ -2,8 +2,8 @@
 
 A batch goes at once to the executor in this process if nothing has to be written first; otherwise a task sends it. An
 attempt is written before its batch is sent, unless it is the first attempt of a request that is not a job, not
-journalled, was not found at takeover, and whose model is not decoupled. So a job that is cancelled before is never dispatched, and the attempts of a
-request that kills one owner after another are counted.
+journalled, was not found at takeover, and whose model is not decoupled. So a job that is cancelled before is never
+dispatched, and the attempts of a request that kills one owner after another are counted.
 """
 
 from __future__ import annotations
