@@ -35,7 +35,8 @@ from batcher.scheduling.decisions import (
     ReleaseReplies,
     StopExecution,
 )
-from batcher.scheduling.sequences.sequence_scheduler import Delays, SequenceScheduler
+from batcher.scheduling.sequences.sequence_dispatch import Delays
+from batcher.scheduling.sequences.sequence_scheduler import SequenceScheduler
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.scheduling.verbs import Scheduler
 from charonia import failpoints, keys

@@ -38,7 +38,7 @@ class BatchRules:
     """The custom strategy, which may keep a request out of a batch (P22)."""
 
     @property
-    def takes_waves(self) -> bool:
+    def runs_waves_whole(self) -> bool:
         """Whether any fitting requests may share a batch, so that a wave of them may run as it is."""
         return (
             self.dynamic

@@ -122,14 +122,14 @@ class RequestLedger:
         "queueing",
         "repeatable",
         "resumable",
-        "takes_waves",
+        "runs_waves_whole",
     )
 
     def __init__(self) -> None:
         self.model = ""
         self.batching: BatchRules | None = None
         """None until the first configuration is known."""
-        self.takes_waves = False
+        self.runs_waves_whole = False
         self.queueing = QueueRules.of(None)
         self.repeatable = self.resumable = False
         self._admitted: dict[bytes, int] = {}
@@ -154,7 +154,7 @@ class RequestLedger:
         self.repeatable, self.resumable = interface.repeatable, interface.resumable
         changed = batching != self.batching or queueing != self.queueing
         self.batching, self.queueing = batching, queueing
-        self.takes_waves = batching.takes_waves
+        self.runs_waves_whole = batching.runs_waves_whole
         return changed
 
     def burst(

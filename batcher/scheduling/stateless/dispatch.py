@@ -1,5 +1,7 @@
-"""Turns accepted requests into batches: queues them, and dispatches batches once the facts are folded. Pure.
-`dynamic_batching` decides which requests go together, `model_state` which executors may take them.
+"""Queues accepted requests (`Arrivals`), and dispatches batches of them when facts are folded (`Dispatching`). Pure.
+
+`dynamic_batching` decides which requests go together, `model_state` which executors may take them. Each request on the
+full way passes both classes; a wave that meets a free instance passes the second alone.
 """
 
 from __future__ import annotations
@@ -210,7 +212,7 @@ def _may_queue(ledger: RequestLedger, wave: QueuedRequest, now_ns: int, limit: i
         return False
     if limit and ledger.levels.get(wave.queue_level, 0) + wave.count > limit:
         return False
-    return ledger.takes_waves or (wave.count == 1 and not rules.dynamic)
+    return ledger.runs_waves_whole or (wave.count == 1 and not rules.dynamic)
 
 
 class Arrivals:
