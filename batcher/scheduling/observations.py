@@ -90,10 +90,6 @@ class RequestQueued(Struct, eq=False, gc=False):
     """
 
 
-QueuedRequest = RequestQueued
-"""The same class, named for its use once it is in the queue."""
-
-
 @dataclass(frozen=True, slots=True)
 class WaveOpened:
     """A request of a queued wave must be handled alone, for example because it was cancelled."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision, RejectRequest, StopExecution
-from batcher.scheduling.observations import QueuedRequest, RequestCancelled, VersionsAbandoned
+from batcher.scheduling.observations import RequestCancelled, RequestQueued, VersionsAbandoned
 from batcher.scheduling.queues.ledger import (
     CANCELLED,
     DEADLINE_PASSED,
@@ -90,7 +90,7 @@ class SequenceEndings:
         sequence, due_ns = next(iter(self._ledger.idle.items()), (None, NEVER_NS))
         return sequence if due_ns <= now_ns else None
 
-    def _end_running(self, request: QueuedRequest, how: Cut | None, decisions: list[Decision]) -> None:
+    def _end_running(self, request: RequestQueued, how: Cut | None, decisions: list[Decision]) -> None:
         """End a request that an executor has: the first settlement wins, and it is not run again."""
         if request.settled:
             return
@@ -100,6 +100,6 @@ class SequenceEndings:
         self._ledger.due.disarm(request)
         decisions.append(self._stopped(request))
 
-    def _stopped(self, request: QueuedRequest, *, gentle: bool = False) -> StopExecution:
+    def _stopped(self, request: RequestQueued, *, gentle: bool = False) -> StopExecution:
         batch_id, batch = next((i, b) for i, b in self._ledger.batches.items() if request in b.requests)
         return StopExecution(request, batch_id, batch.executor, gentle)

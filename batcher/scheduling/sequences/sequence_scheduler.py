@@ -31,7 +31,6 @@ from batcher.scheduling.observations import (
     ExecutorReturned,
     Observation,
     PolicyChanged,
-    QueuedRequest,
     QueueHeld,
     RequestCancelled,
     RequestQueued,
@@ -126,20 +125,20 @@ class SequenceScheduler:
             counts[request.version] = counts.get(request.version, 0) + 1
         return counts
 
-    def find(self, request_id: bytes) -> QueuedRequest | None:
+    def find(self, request_id: bytes) -> RequestQueued | None:
         """Returns a request that has not ended."""
         found = self._ledger.known.get(request_id)
         return found[0] if found is not None else None
 
-    def waiting(self) -> list[QueuedRequest]:
+    def waiting(self) -> list[RequestQueued]:
         """The waiting requests, in no particular order."""
         return [request for request, _ in self._ledger.known.values() if request.state is QUEUED]
 
-    def unended(self) -> list[QueuedRequest]:
+    def unended(self) -> list[RequestQueued]:
         """All requests that have not ended, in no particular order."""
         return [request for request, _ in self._ledger.known.values()]
 
-    def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
+    def holding(self) -> list[tuple[str, int, list[RequestQueued]]]:
         """(executor, version, requests) of the batches that hold an instance; without executor those that have freed
         theirs.
         """
@@ -246,7 +245,7 @@ class SequenceScheduler:
             case PolicyChanged():
                 self._change_policy(event.interface, now_ns, decisions)
 
-    def _enqueue(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> None:
+    def _enqueue(self, request: RequestQueued, now_ns: int, decisions: list[Decision]) -> None:
         ledger = self._ledger
         if request.id in ledger.known:
             return
