@@ -51,7 +51,7 @@ class QueueRules:
         return level, self.block.queue_policy(level)
 
 
-def delays(policy: QueuePolicy) -> bool:
+def moves_behind(policy: QueuePolicy) -> bool:
     """Whether a time-out moves a request behind its level instead of rejecting it (S22)."""
     return policy.timeout_action is TimeoutAction.DELAY
 

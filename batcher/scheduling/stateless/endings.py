@@ -22,7 +22,7 @@ from batcher.scheduling.queues.ledger import (
     abandoned,
     cut_short,
 )
-from batcher.scheduling.queues.queueing import delays
+from batcher.scheduling.queues.queueing import moves_behind
 from charonia.errors import ErrorCode
 
 from .model_state import ModelState
@@ -143,7 +143,7 @@ class Endings:
                 self._end_running(request, code, message, "OTHER", decisions)
                 continue
             timed_out = 0 < request.timeout_ns <= now_ns
-            if timed_out and delays(self._state.ledger.queueing.place(request.level)[1]):
+            if timed_out and moves_behind(self._state.ledger.queueing.place(request.level)[1]):
                 request.timeout_ns = 0
                 request.delayed = True
                 version = self._state.versions[request.version]
