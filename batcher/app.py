@@ -16,7 +16,7 @@ from charonia.metrics.part_health import Health, leased
 from charonia.options.settings import BatcherSettings, LogSettings
 
 from .metrics import BatcherMetrics
-from .scheduling.sequences.sequence_scheduler import Delays
+from .scheduling.sequences.sequence_dispatch import Delays
 from .service import BatcherService
 
 

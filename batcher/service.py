@@ -30,7 +30,7 @@ from .housekeeping.model_checks import ModelChecks
 from .housekeeping.periodic_checks import PeriodicChecks
 from .owner.owned import BatcherContext, OwnedModel
 from .owner.quarantine import Quarantine
-from .scheduling.sequences.sequence_scheduler import NO_DELAYS, Delays
+from .scheduling.sequences.sequence_dispatch import NO_DELAYS, Delays
 from .takeover import ownership
 from .takeover.pauses import Pauses
 from .takeover.recovery import ask_for_streams, newcomers, recover

@@ -150,7 +150,7 @@ class Cancelled(CharoniaError):
 
 
 class ResourceExhausted(CharoniaError):
-    """A bound is reached; `retry_after_s` is when room may be expected."""
+    """A bound is reached. `retry_after_s` is a hint for the client, the same for every bound."""
 
     code = ErrorCode.RESOURCE_EXHAUSTED
     retry_after_s: int = 1

@@ -1,4 +1,4 @@
-"""Reads the executor's batch stream, submits the batches to instance pools, and returns those it cannot run.
+"""Takes batches from the link or the batch stream, submits them to instance pools, and returns those it cannot run.
 
 Entries that hold no batch are dropped and counted. `executors.settling.settler` writes the ends of batches to the log.
 """
@@ -33,7 +33,7 @@ from charonia.facts.events import (
 from charonia.tasks import Tasks, insist
 from charonia.wire import FLAG_JOURNALLED, FLAG_REFERENCE, FLAG_REPLY_BY_REFERENCE, BatchHeader, RequestRecord, Wave
 
-from .batches.batch_payloads import Payloads
+from .batches.batch_payloads import BatchPayloads
 from .batches.batch_results import Death, Executed
 from .batches.wave_execution import ExecutedWaves
 from .metrics import ExecutorMetrics
@@ -65,7 +65,7 @@ class Intake:
         executor: str,
         serving: Mapping[tuple[str, int], LoadedVersion],
         metrics: ExecutorMetrics,
-        payloads: Payloads,
+        payloads: BatchPayloads,
         sockets: ReplySockets,
         link: LocalLink | None,
     ) -> None:

@@ -36,7 +36,7 @@ from charonia.options.settings import ExecutorSettings, LogSettings
 from charonia.tasks import Tasks
 
 from .announcing import Announcer
-from .batches.batch_payloads import Payloads
+from .batches.batch_payloads import BatchPayloads
 from .batches.batch_results import Death
 from .deployment.deployment import Deployment
 from .deployment.lifecycle import NO_VERSION, POLL, Lifecycle, LoadModel, Refuse, UnloadModel, load_failure
@@ -123,7 +123,7 @@ class ExecutorService:
         self._registered.changed = self._announce_registered
         self._capabilities = capabilities
         self._on_demand = self._make_on_demand()
-        payloads = Payloads(log, self._directory)
+        payloads = BatchPayloads(log, self._directory)
         self._sockets = ReplySockets(self._directory)
         self._intake = Intake(log, self._executor, self._deployment.serving, metrics, payloads, self._sockets, link)
         if self._on_demand is not None:

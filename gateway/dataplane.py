@@ -1,4 +1,4 @@
-"""Sends synchronous requests to the log and waits for their answers.
+"""The full way: sends synchronous requests to the log and waits for their answers.
 
 `charonia.calls.requester` sends entries and matches answers to callers; `jobs` handles requests that outlive their
 call.
@@ -332,7 +332,7 @@ class Coalescer(EntryPacker):
         self._callers = 0
         """Recent maximum of open requests: so many may arrive together again."""
         self.served: ServedVersion | None = None
-        """The loaded version that `max_requests` was computed for; set by the data plane."""
+        """The loaded version that `max_requests` was computed for; set by the `DataPlane`."""
         self._timer: asyncio.TimerHandle | None = None
         self._seen = 0
         """Number of waiting requests at the end of the previous tick."""

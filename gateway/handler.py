@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from charonia.traces.trace_settings import Wanted
     from protos.model_config_pb2 import ModelConfig
 
-    from .lane.express_lane import ExpressLane
+    from .lane.doors import Doors
     from .regions.client_regions import ClientRegions
     from .tracing.tracer import Tracer
 
@@ -143,7 +143,7 @@ class Handler(Protocol):
     """
 
     @property
-    def lane(self) -> ExpressLane | None:
+    def lane(self) -> Doors | None:
         """The express lane; None where it is off."""
 
     @property

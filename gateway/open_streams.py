@@ -1,7 +1,7 @@
-"""Counts the responses of a gateway's open streams, and publishes what is open as a note in the log (ADR 0059).
+"""Counts the responses of a gateway's streamed requests, of any protocol, and publishes what is open (ADR 0059).
 
-A stream is a request whose responses are sent one by one, from its admission to its last response; its protocol does
-not matter. While none is open nothing is written. The console reads the note (`charonia.facts.stream_notes`).
+A stream is a request whose responses are sent one by one, from its admission to its last response. What is open is a
+note in the log, which the console reads (`charonia.facts.stream_notes`). While none is open nothing is written.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Implements `gateway.handler.Handler` over the catalog and the log.
 
-Joins admission, data plane, control plane and statistics; it knows no protocol and no socket.
+Joins admission, waves, the full way, control plane and statistics; it knows no protocol and no socket.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .handler import (
     ServerMetadata,
 )
 from .jobs.jobs import Jobs
-from .lane.express_lane import Awaited, ExpressLane
+from .lane.doors import Awaited, Doors
 from .lane.wave_statistics import WaveStatistics
 from .metrics import GatewayMetrics
 from .open_streams import OpenStreams
@@ -144,7 +144,7 @@ class GatewayService:
         self.metrics.more.append(
             lambda: release_metrics(self._entrances.choice, self._releases, self._shadows, self._recorder)
         )
-        self.lane = ExpressLane(
+        self.lane = Doors(
             *(log, self._catalog, self._dataplane, self._entrances, terms, self.tracer, settings.incarnation),
             self.payloads,
             is_on=settings.express_lane,

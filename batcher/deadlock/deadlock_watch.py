@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from batcher.entries.bursting import wave_of
-from batcher.entries.carriers import carrier_of
+from batcher.entries.carriers import carried_of
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.deadlock.wait_cycles import Lack, StuckCall, stuck_calls
 from batcher.scheduling.deadlock.waits import CalledRequest, Holder, Situation, SlotGroup, Version
@@ -111,7 +111,7 @@ class DeadlockWatch:
 
     def _refuse(self, view: _View, stuck: StuckCall) -> None:
         model, request = view.owner(stuck.call), view.requests[stuck.call.id]
-        lineage = carrier_of(request).record.lineage
+        lineage = carried_of(request).record.lineage
         path = lineage.path(model.model) if lineage is not None else model.model
         message = f"deadlock: {path}: {_WHY[stuck.lack].format(model=model.model, resource=stuck.resource)}"
         _log.warning("a call of model '%s' was ended, %s", model.model, message)
@@ -136,7 +136,7 @@ class _View:
 
     def age(self, call_id: bytes) -> tuple[int, bytes]:
         """A sort key, larger for younger calls and the same in every batcher."""
-        return carrier_of(self.requests[call_id]).record.accepted_ns, call_id
+        return carried_of(self.requests[call_id]).record.accepted_ns, call_id
 
     def waits_long(self, now_ns: int) -> bool:
         return any(now_ns - request.enqueued_ns > PATIENCE_NS for request in self.requests.values())
@@ -167,7 +167,7 @@ class _View:
 
     def _call(self, call_id: bytes, surely: bool) -> CalledRequest:
         request = self.requests[call_id]
-        lineage = carrier_of(request).record.lineage
+        lineage = carried_of(request).record.lineage
         ancestors: tuple[bytes, ...] = ()
         if lineage is not None:
             ancestors = lineage.blocked_ids() if surely else tuple(one for _, one in lineage.ancestors)

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from batcher.entries.carriers import carrier_of
+from batcher.entries.carriers import carried_of
 from batcher.scheduling.ensembles.ensemble_planner import AnswerRequest, FailRequest
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import RequestQueued
 from charonia import keys
 from charonia.calls.entry_packer import Spawn
 from charonia.calls.reporting import inputs_of, replies_of, reports_to_gateways
@@ -54,7 +54,7 @@ _RETRY_S = 0.2
 class _End:
     """How one request ends: its answer, and the error when it failed."""
 
-    request: QueuedRequest
+    request: RequestQueued
     answer: bytes
     tally: Tally
     error: CharoniaError | None
@@ -63,7 +63,7 @@ class _End:
 
     @property
     def record(self) -> RequestRecord:
-        return carrier_of(self.request).record
+        return carried_of(self.request).record
 
     @property
     def state(self) -> JobState:
@@ -79,7 +79,7 @@ class Endings:
         model: str,
         directory: PayloadDirectory,
         spawn: Spawn,
-        settled: Callable[[Sequence[QueuedRequest]], None],
+        settled: Callable[[Sequence[RequestQueued]], None],
         latencies: Latencies,
     ) -> None:
         self._log = log
@@ -103,7 +103,7 @@ class Endings:
         several: bool,
     ) -> None:
         """A request completed: it has all its outputs, under the ensemble's names, or one of `several` responses."""
-        record = carrier_of(decision.request).record
+        record = carried_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
         place = outbox.place if outbox is not None else None
         if self._latencies.measures and (place is None or (place[1] == 0 and outputs)):
@@ -124,7 +124,7 @@ class Endings:
 
     def fail(self, decision: FailRequest, tally: Tally, *, several: bool) -> None:
         """A step of a request failed, or an output cannot be built."""
-        record = carrier_of(decision.request).record
+        record = carried_of(decision.request).record
         outbox = self._outbox(decision.request) if several else None
         place = outbox.place if outbox is not None else None
         if self._latencies.measures and (place is None or place[1] == 0):
@@ -136,10 +136,10 @@ class Endings:
         """A request is settled."""
         self._outboxes.pop(request_id, None)
 
-    def _outbox(self, request: QueuedRequest) -> Outbox:
+    def _outbox(self, request: RequestQueued) -> Outbox:
         outbox = self._outboxes.get(request.id)
         if outbox is None:
-            carried = carrier_of(request)
+            carried = carried_of(request)
             outbox = Outbox(self._log, self._model, carried.record, max(1, carried.begun))
             self._outboxes[request.id] = outbox
         return outbox
@@ -181,7 +181,7 @@ class Endings:
         outcomes = b"".join(OUTCOME_CODES[end.state] if end.record.journalled else b"-" for end in ending)
         won = await self._log.settle(
             self._model,
-            [(end.record.id, max(1, carrier_of(end.request).begun)) for end in ending],
+            [(end.record.id, max(1, carried_of(end.request).begun)) for end in ending],
             together,
             self._replies([end for end in ending if not end.record.is_job]),
             ends=ends or None,
@@ -271,7 +271,7 @@ class Endings:
 def _detail(end: _End, now_ns: int) -> dict[str, object]:
     record, tally = end.record, end.tally
     detail: dict[str, object] = {
-        "attempt": max(1, carrier_of(end.request).begun),
+        "attempt": max(1, carried_of(end.request).begun),
         "queue_us": max(0, (tally.start_ns or now_ns) - record.accepted_ns) // 1000,
     }
     if end.error is not None:

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from batcher.entries.carriers import carrier_of
+from batcher.entries.carriers import carried_of
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.decisions import Decision
 from batcher.scheduling.ensembles import ensemble_planner as plan
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import RequestQueued
 from charonia import keys
 from charonia.calls.cache.cached_calls import CachedCalls
 from charonia.catalog.catalog import Catalog, ServedVersion
@@ -181,7 +181,7 @@ class OwnedEnsemble(OwnedModel):
                 return plan.StepFailed(request.id, step.index, path, error)
         if response.times is not None:
             self._tally(request).add(response.times)
-        if response.report is not None and (trace := carrier_of(request).record.trace) is not None:
+        if response.report is not None and (trace := carried_of(request).record.trace) is not None:
             trace.add(response.report)
         if self._flights.cached is not None and self._flights.cached.answered(flight.id, response):
             flight.reference = response.reference
@@ -257,10 +257,10 @@ class OwnedEnsemble(OwnedModel):
         graph = self._begun_by[request.id]
         outputs = answer_of(graph, decision.outputs)
         if _log.isEnabledFor(logging.DEBUG) and (outputs or not decision.final or not graph.decoupled):
-            for name in carrier_of(request).record.meta.outputs or graph.outputs:
+            for name in carried_of(request).record.meta.outputs or graph.outputs:
                 if name not in decision.outputs:
                     _log.debug("Composing models did not output tensor %s", name)
-        own = carrier_of(request).record.sequence or NO_SEQUENCE
+        own = carried_of(request).record.sequence or NO_SEQUENCE
         parameters = answer_parameters(own, [value.mark for value in decision.outputs.values()])
         self._endings.answer(decision, outputs, parameters, self._tally(request), several=self._several(request))
 
@@ -268,19 +268,19 @@ class OwnedEnsemble(OwnedModel):
         self._apply(self.scheduler.observe(event, monotonic_ns()))
         self.arm()
 
-    def _several(self, request: QueuedRequest) -> bool:
+    def _several(self, request: RequestQueued) -> bool:
         """Whether a request may have several responses (C53)."""
         served = self._served.get(request.version)
         known = self._graphs.get(request.version)
         return served.interface.decoupled if served is not None else known is not None and known[1].decoupled
 
-    def _tally(self, request: QueuedRequest) -> Tally:
+    def _tally(self, request: RequestQueued) -> Tally:
         return self._tallies.setdefault(request.id, Tally())
 
     # -- beginning ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, request: QueuedRequest) -> None:
-        carried = carrier_of(request)
+    def _begin(self, request: RequestQueued) -> None:
+        carried = carried_of(request)
         record = carried.record
         self._tally(request).start_ns = wall_ns()
         must_record = (record.is_job or record.journalled) and not carried.begun
@@ -290,9 +290,9 @@ class OwnedEnsemble(OwnedModel):
         else:
             self._begun(request)
 
-    async def _begin_slowly(self, request: QueuedRequest, must_record: bool) -> None:
+    async def _begin_slowly(self, request: RequestQueued, must_record: bool) -> None:
         """Record that a job runs, and fetch its payload from a blob."""
-        carried = carrier_of(request)
+        carried = carried_of(request)
         record = carried.record
         try:
             if must_record:
@@ -322,8 +322,8 @@ class OwnedEnsemble(OwnedModel):
         if not self.closed:
             self._begun(request)
 
-    def _begun(self, request: QueuedRequest) -> None:
-        carried = carrier_of(request)
+    def _begun(self, request: RequestQueued) -> None:
+        carried = carried_of(request)
         record = carried.record
         graph = self._begun_by.get(request.id)
         if graph is None:
@@ -356,12 +356,12 @@ class OwnedEnsemble(OwnedModel):
         if self.scheduler.find(request.id) is not request:
             return  # decided before this request ended
         flight = self._flights.await_step(decision)
-        if carrier_of(request).restored:
+        if carried_of(request).restored:
             self._flights.inherit(flight)
         if self._answers.knows(flight.id):
             self._flights.was_asked(flight)
             self._apply_answers(self._answers.take(flight.id, request.id))
-        elif carrier_of(request).restored:
+        elif carried_of(request).restored:
             self._flights.ask_unless_known(flight)
         else:
             self._flights.ask(flight)
@@ -391,7 +391,7 @@ class OwnedEnsemble(OwnedModel):
     def _own(self, request_id: bytes, reference: Any) -> None:
         self._answers.own(request_id, reference)
 
-    def requests_settled(self, requests: Iterable[QueuedRequest]) -> None:
+    def requests_settled(self, requests: Iterable[RequestQueued]) -> None:
         """The log has an outcome of these requests: delete the answers of their steps."""
         settled = list(requests)
         super().requests_settled(settled)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from batcher.entries.carriers import carrier_of
+from batcher.entries.carriers import carried_of
 from batcher.scheduling.ensembles.ensemble_planner import SubmitStep
 from batcher.scheduling.ensembles.ensemble_run import Path
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import RequestQueued
 from charonia.calls.waiters import OpenRequest, Visible
 from charonia.clock import monotonic_ns
 from charonia.wire import Reference, SequenceMark
@@ -48,14 +48,14 @@ class Flight(OpenRequest):
     @property
     def mark(self) -> SequenceMark:
         """The sequence it belongs to."""
-        own = carrier_of(self.request).record.sequence or NO_SEQUENCE
+        own = carried_of(self.request).record.sequence or NO_SEQUENCE
         return step_mark(own, [value.mark for value in self.decision.inputs.values()], self.model)
 
     @property
-    def request(self) -> QueuedRequest:
+    def request(self) -> RequestQueued:
         return self.decision.request
 
     @property
     def tenant(self) -> str:
-        lineage = carrier_of(self.request).record.lineage
+        lineage = carried_of(self.request).record.lineage
         return lineage.tenant if lineage is not None else ""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from batcher.entries.carriers import carrier_of
+from batcher.entries.carriers import carried_of
 from batcher.scheduling.ensembles.ensemble_planner import SubmitStep
 from batcher.scheduling.ensembles.ensemble_run import Path
 from charonia import keys
@@ -137,7 +137,7 @@ class Submission:
             self._packer.pack(flight, step)
             self._send(flight)
 
-        lineage = carrier_of(flight.request).record.lineage
+        lineage = carried_of(flight.request).record.lineage
         # it might wait for a caller of the ensemble that is this very model
         alone = lineage is not None and any(name == step.served.model for name, _ in lineage.ancestors)
         ended = partial(self._ended, flight)
@@ -208,7 +208,7 @@ class Submission:
 
     def _send(self, flight: Flight) -> None:
         """Steps that become ready in one turn of the loop are sent together."""
-        record = carrier_of(flight.request).record
+        record = carried_of(flight.request).record
         journalled = record.journalled and not record.is_job
         packer = self._requester.packer(
             flight.model, flight.level, flight.request.lane, flight.tenant, journalled=journalled
@@ -274,7 +274,7 @@ class StepPacker:
     def check(self, flight: Flight) -> Checked:
         """Admit the step; raises the errors that any client of its model would get."""
         decision = flight.decision
-        step, record = decision.step, carrier_of(decision.request).record
+        step, record = decision.step, carried_of(decision.request).record
         served = self._served(step.model, step.version)
         admission = self._admissions.of(served)
         tensors, reference = renamed(step, decision.inputs)
@@ -290,7 +290,7 @@ class StepPacker:
 
     def pack(self, flight: Flight, step: Checked) -> None:
         """Pack its record; a large step's tensors lie out of band, where all executors of its model can read them."""
-        record = carrier_of(flight.request).record
+        record = carried_of(flight.request).record
         asked, admitted, reference = step.request, step.admitted, step.reference
         mark = flight.mark
         shared = self._payloads.flags(step.served)

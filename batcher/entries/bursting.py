@@ -15,7 +15,7 @@ from charonia import failpoints
 from charonia.eventlog.port import Work
 from charonia.wire import PREFIX_BYTES, Wave, record_fields
 
-from .carriers import carrier_of
+from .carriers import carried_of
 
 
 async def burst_wave(log: Work, model: str, stream: bytes, entry_id: bytes, wave: Wave) -> bool:
@@ -51,7 +51,7 @@ class Bursting:
         assert wave is not None
         if decision.suspect:  # before they can be read
             self.suspects.setdefault(wave.prefix, decision.executor)
-        entry = carrier_of(decision.request).entry
+        entry = carried_of(decision.request).entry
         if not await burst_wave(self._log, self._model, entry.stream, entry.entry_id, wave):
             self.suspects.pop(wave.prefix, None)
 
@@ -75,5 +75,5 @@ class Bursting:
 
 
 def wave_of(request: RequestQueued) -> Wave | None:
-    record: object = carrier_of(request).record
+    record: object = carried_of(request).record
     return record if isinstance(record, Wave) else None

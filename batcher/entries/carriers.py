@@ -93,7 +93,7 @@ class Carried(Struct, eq=False, gc=False):
     settled: bool = False
 
 
-def carrier_of(request: RequestQueued) -> Carried:
+def carried_of(request: RequestQueued) -> Carried:
     """What the batcher itself attached to the request."""
     carried = request.carrier
     assert isinstance(carried, Carried)

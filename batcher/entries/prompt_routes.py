@@ -13,7 +13,7 @@ from batcher.scheduling.observations import RequestQueued
 from charonia.generation.prompt_keys import PromptRoute, route_of_packed, route_of_text
 from charonia.wire import RequestRecord
 
-from .carriers import carrier_of
+from .carriers import carried_of
 
 _LENGTH_BYTES = 4
 """Before an element of a BYTES tensor (T3)."""
@@ -27,7 +27,7 @@ def complete_routes(requests: Iterable[RequestQueued]) -> None:
         meta = request.meta
         if request.wave or meta is None or meta.prompt is not None:
             continue
-        prompt = _route_of(carrier_of(request).record)
+        prompt = _route_of(carried_of(request).record)
         if prompt is not None:
             request.meta = replace(meta, prompt=prompt)
 

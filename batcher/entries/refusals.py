@@ -20,7 +20,7 @@ from charonia.tasks import insist
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_RECORD, RequestRecord, pack_failure
 
-from .carriers import RETRY_S, carrier_of
+from .carriers import RETRY_S, carried_of
 
 FIELD_ABOUT = b"m"
 
@@ -60,7 +60,7 @@ class Refusals:
 
     def _count(self, refused: Sequence[Refused]) -> None:
         for decision in refused:
-            record = carrier_of(decision.request).record
+            record = carried_of(decision.request).record
             if not keys.counts_its_requests(record.endpoint):
                 key = (record.meta.version, _reason(decision))
                 self.unawaited[key] = self.unawaited.get(key, 0) + 1
@@ -68,7 +68,7 @@ class Refusals:
     async def _drop(self, waves: list[Refused]) -> None:
         """Settle waves whose gateway has left, so that no caller waits for an answer."""
         while waves:
-            carrier = carrier_of(waves[-1].request)
+            carrier = carried_of(waves[-1].request)
             await self._log.delete_entries(carrier.entry.stream, [carrier.entry.entry_id])
             for key, increments in _counts(self._model, waves[-1:]).items():
                 await self._log.add_statistics(key, increments)
@@ -88,7 +88,7 @@ async def refuse(
     outcomes = b""
     letters: list[Reply] = []
     for decision in refused:
-        record = carrier_of(decision.request).record
+        record = carried_of(decision.request).record
         error = _error(decision, record)
         state = _STATES.get(error.code, JobState.FAILED)
         answer = pack_failure(record.id, model, record.meta.version, error)
@@ -134,7 +134,7 @@ def _error(decision: Refused, record: RequestRecord) -> CharoniaError:
 
 
 def _attempt(decision: Refused) -> int:
-    return max(1, decision.request.attempt, carrier_of(decision.request).begun)
+    return max(1, decision.request.attempt, carried_of(decision.request).begun)
 
 
 def _detail(decision: Refused, error: CharoniaError) -> dict[str, object]:
@@ -146,7 +146,7 @@ def _detail(decision: Refused, error: CharoniaError) -> dict[str, object]:
 
 async def _dead_letter(log: Jobs, model: str, decision: CondemnRequest, error: CharoniaError) -> list[Buffer]:
     """The entry of `dlq:{m}`: the request record with its inputs, and `m`, a msgpack map of its attempts and end."""
-    record = carrier_of(decision.request).record
+    record = carried_of(decision.request).record
     job = await log.job(model, record.id) if record.is_job else None
     about = {
         "id": record.id.hex(),
@@ -173,7 +173,7 @@ def _counts(model: str, refused: Sequence[Refused]) -> dict[bytes, dict[str, int
     now_ns = wall_ns()
     counts: dict[bytes, dict[str, int]] = {}
     for decision in refused:
-        record = carrier_of(decision.request).record
+        record = carried_of(decision.request).record
         of_key = counts.setdefault(keys.statistics(model, record.meta.version, record.meta.content_hash), {})
         waited_ns = max(0, now_ns - record.accepted_ns)
         count, reason = decision.request.count, _reason(decision)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from batcher.entries.bursting import burst_wave
-from batcher.entries.carriers import carrier_of, requests_of, work_of
+from batcher.entries.carriers import carried_of, requests_of, work_of
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.observations import RequestQueued
 from batcher.takeover.recovery import visible_requests
@@ -67,7 +67,7 @@ async def _is_left(owned: OwnedModel, requests: Sequence[RequestQueued]) -> bool
     waves: dict[bytes, list[bytes]] = {}
     for request in requests:
         if request.wave:
-            entry = carrier_of(request).entry
+            entry = carried_of(request).entry
             waves.setdefault(entry.stream, []).append(entry.entry_id)
     for stream, entry_ids in waves.items():
         if any(await owned.log.waves.waiting(stream, entry_ids)):

@@ -2,8 +2,8 @@
 
 A batch goes at once to the executor in this process if nothing has to be written first; otherwise a task sends it. An
 attempt is written before its batch is sent, unless it is the first attempt of a request that is not a job, not
-journalled and was not found at takeover. So a job that is cancelled before is never dispatched, and the attempts of a
-request that kills one owner after another are counted.
+journalled, was not found at takeover, and whose model is not decoupled. So a job that is cancelled before is never
+dispatched, and the attempts of a request that kills one owner after another are counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from batcher.entries.carriers import RETRY_S, carrier_of
+from batcher.entries.carriers import RETRY_S, carried_of
 from batcher.entries.refusals import Refusals
 from batcher.scheduling.decisions import DispatchBatch, RejectRequest
 from batcher.scheduling.observations import RequestQueued
@@ -182,7 +182,7 @@ class DispatchedBatches:
         going: dict[bytes, bool] = {}
         for attempt in sorted(set(decision.attempts)):
             members = [r for r, a in zip(decision.requests, decision.attempts, strict=True) if a == attempt]
-            carried = [carrier_of(request) for request in members]
+            carried = [carried_of(request) for request in members]
             recorded = self.streams or attempt > 1
             begun = [c for c in carried if recorded or c.record.flags & _RECORDED or c.restored]
             if not begun:
@@ -243,7 +243,7 @@ class DispatchedBatches:
     def _fields(self, decision: DispatchBatch) -> list[Buffer]:
         """The entry of a batch."""
         header = self._header(decision, keys.facts(self._model))
-        records = [carrier_of(request).record for request in decision.requests]
+        records = [carried_of(request).record for request in decision.requests]
         if header.waves:
             return [FIELD_HEADER, header.pack(), *chain.from_iterable((FIELD_WAVE, w.record) for w in records)]
         return [FIELD_HEADER, header.pack(), *record_fields([record.record for record in records])]
@@ -331,7 +331,7 @@ class DispatchedBatches:
         Scripts write the beginning and the end of a job together with the act; this is only for readers, so it is tried
         once, and written before the next attempt.
         """
-        for carrier in [carrier_of(request) for request in requests]:
+        for carrier in [carried_of(request) for request in requests]:
             if carrier.record.is_job and not carrier.settled:
                 self._owner.spawn(self._note_return(carrier.record.id, {"executor": executor, "reason": reason}))
 
@@ -393,7 +393,7 @@ class DispatchedBatches:
 
 
 def _is_news(request: RequestQueued, attempt: int) -> bool:
-    return carrier_of(request).begun < attempt
+    return carried_of(request).begun < attempt
 
 
 async def jobs_cut_short(log: Jobs, model: str, decision: DispatchBatch) -> list[RejectRequest]:
@@ -403,7 +403,7 @@ async def jobs_cut_short(log: Jobs, model: str, decision: DispatchBatch) -> list
     for request, attempt, place in zip(decision.requests, decision.attempts, places, strict=True):
         if place is not None and place.again:
             continue  # its responses are those of this very attempt
-        if attempt > 1 and carrier_of(request).record.is_job and await log.job_responses(model, request.id, count=1):
+        if attempt > 1 and carried_of(request).record.is_job and await log.job_responses(model, request.id, count=1):
             message = StreamInterrupted(CUT_SHORT.format(why="what ran it was lost")).message
             cut.append(RejectRequest(request, ErrorCode.UNAVAILABLE, message, "BACKEND"))
     return cut

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from batcher.entries.bursting import Bursting
-from batcher.entries.carriers import RETRY_S, CarrierEntry, Deletions, FactStream, Windows, carrier_of
+from batcher.entries.carriers import RETRY_S, CarrierEntry, Deletions, FactStream, Windows, carried_of
 from batcher.entries.early_cancels import EarlyCancels
 from batcher.entries.prompt_routes import complete_routes
 from batcher.entries.refusals import Refusals, Refused
@@ -35,7 +35,8 @@ from batcher.scheduling.decisions import (
     ReleaseReplies,
     StopExecution,
 )
-from batcher.scheduling.sequences.sequence_scheduler import Delays, SequenceScheduler
+from batcher.scheduling.sequences.sequence_dispatch import Delays
+from batcher.scheduling.sequences.sequence_scheduler import SequenceScheduler
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.scheduling.verbs import Scheduler
 from charonia import failpoints, keys
@@ -454,7 +455,7 @@ class OwnedModel:
         """Gateways left: requests that only they wait for are not run."""
         over = (seen.RequestState.ENDED, seen.RequestState.DISPATCHED)
         records = [
-            carrier_of(request).record
+            carried_of(request).record
             for request in requests
             if request.state is not seen.RequestState.ENDED and not (request.wave and request.state in over)
         ]

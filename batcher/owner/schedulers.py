@@ -9,7 +9,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from batcher.scheduling.sequences.sequence_scheduler import Delays, SequenceScheduler
+from batcher.scheduling.sequences.sequence_dispatch import Delays
+from batcher.scheduling.sequences.sequence_scheduler import SequenceScheduler
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from charonia.batch_strategies import BatchCandidate, BatchStrategy, Joins, batch_strategy
 from charonia.models.interface import ModelInterface

@@ -9,7 +9,7 @@ from typing import Literal
 from charonia.errors import ErrorCode
 from charonia.wire import BatchPlaces
 
-from .observations import QueuedRequest
+from .observations import RequestQueued
 
 RejectReason = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
 """The `reason` label of the failure counter (M1). BACKEND: the request ran; its message has no prefix."""
@@ -27,7 +27,7 @@ class DispatchBatch:
     executor: str
     version: int
     content_hash: str
-    requests: list[QueuedRequest]
+    requests: list[RequestQueued]
     attempts: tuple[int, ...]
     via_owner: bool
     suspects: Literal["", "group", "apart"] = ""
@@ -57,7 +57,7 @@ class RejectRequest:
     are. If the request is running, `StopExecution` follows: the first settlement wins.
     """
 
-    request: QueuedRequest
+    request: RequestQueued
     code: ErrorCode
     message: str
     reason: RejectReason
@@ -70,7 +70,7 @@ class CondemnRequest:
     last it ran on, `stderr` the last lines of the instance if known.
     """
 
-    request: QueuedRequest
+    request: RequestQueued
     message: str
     stderr: str
     executor: str
@@ -82,7 +82,7 @@ class BurstWave:
     was in a batch when `executor` or its instance failed, so its requests are possible poison requests.
     """
 
-    request: QueuedRequest
+    request: RequestQueued
     suspect: bool = False
     executor: str = ""
 
@@ -91,7 +91,7 @@ class BurstWave:
 class StopExecution:
     """Tell an executor that this request of a batch it has is no longer wanted. `gentle`: its responses are."""
 
-    request: QueuedRequest
+    request: RequestQueued
     batch_id: str
     executor: str
     gentle: bool = False

@@ -59,7 +59,7 @@ class RequestQueued(Struct, eq=False, gc=False):
     lane: int = 0
     sequence: SequenceMark | None = None
     meta: RequestMeta | None = None
-    """The signature's shared properties, for custom batching strategies (P22)."""
+    """What its record shares with others; always set by the batcher. Custom batching strategies read it (P22)."""
     count: int = 1
     """How many requests it stands for; `rows` is their sum."""
     wave: bool = False
@@ -88,10 +88,6 @@ class RequestQueued(Struct, eq=False, gc=False):
     """A response of it is visible, and it has not ended: it is run again only if its model is repeatable. Of a
     resumable model: this run has given a response that those before had not.
     """
-
-
-QueuedRequest = RequestQueued
-"""The same class, named for its use once it is in the queue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 
 from batcher.entries.bursting import burst_wave
-from batcher.entries.carriers import RETRY_S, carrier_of, requests_of, work_of
+from batcher.entries.carriers import RETRY_S, carried_of, requests_of, work_of
 from batcher.owner.owned import OwnedModel
 from batcher.scheduling.observations import BatchRunning, QueueHeld, RequestQueued, ResponsesSeen, SequenceFound
 from charonia import keys
@@ -211,7 +211,7 @@ async def jobs_unseen(
     unseen: set[bytes] = set()
     for request_id in marked:
         request = queued.get(request_id)
-        is_job = request is not None and carrier_of(request).record.is_job
+        is_job = request is not None and carried_of(request).record.is_job
         if is_job and not await log.job_responses(model, request_id, count=1):
             unseen.add(request_id)
     return unseen

@@ -114,7 +114,9 @@ class Admission:
         return admitted
 
     def level(self, priority: int) -> int:
-        """The queue level of a request's `priority` parameter (S8); 0 for models without levels."""
+        """The queue level of a request's `priority` parameter (S8); 0 for models without levels, and so for all
+        without dynamic batching, as those of sequences are.
+        """
         batching = self._interface.dynamic_batching
         if batching is None or batching.priority_levels == 0:
             return 0

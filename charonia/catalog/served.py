@@ -22,7 +22,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """The current incarnation of a model version: requests are checked against it, and it names their executors.
+    """The current load of a model version: requests are checked against it, and it names their executors.
 
     `model` is its key (`names`); clients know `interface.name`. `slots` maps executor to batches at once, 0 for one
     that loads it on demand; it is empty when every executor that served it was lost, then accepted requests wait in the

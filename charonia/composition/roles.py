@@ -139,7 +139,7 @@ def _blob_url(values: Values) -> str:
 async def open_blobs(log: RedisLog | ClusterLog, values: Values) -> None:
     """Open the server beside the log, where there is one. Raises `StartupError`."""
     from charonia.eventlog.redis import open_log
-    from charonia.eventlog.redis.blobs import BlobServer
+    from charonia.eventlog.redis.blob_server import BlobServer
 
     if not values["blob_url"]:
         return

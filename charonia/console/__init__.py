@@ -1,4 +1,5 @@
-"""The console: pages that show what a server does now, and why a request was slow. Read-only.
+"""The console: pages that show what a server does now, and why a request was slow. They change
+nothing, but for `actions`.
 
 `web_app` answers requests with pages of `page_rendering`; `readings` collects figures while a page is open, from the
 metrics (`metric_samples`, `server_figures`) and the log (`log_views`); `request_story` explains one request. Templates,

@@ -53,7 +53,7 @@ def facts_of(entry: Entry) -> list[Fact]:
 
 
 class ControlPlane:
-    """One per gateway and batcher. `catalog` is current once `start` has returned."""
+    """One per process that follows `ctl`. `catalog` is current once `start` has returned."""
 
     def __init__(
         self, log: EventLog, *, check_interval_ms: int, incarnation: str, stall_limit_s: float = STALL_LIMIT_S

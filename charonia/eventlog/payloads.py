@@ -308,6 +308,6 @@ class PayloadDirectory:
 def new_blob(size_bytes: int, *, durable: bool = False) -> Reference:
     """A reference to a blob that was not written yet: of work at the level `memory`, unless `durable`.
 
-    The blobs of such work may be kept on a server of their own (`charonia.eventlog.redis.blobs`).
+    The blobs of such work may be kept on a server of their own (`charonia.eventlog.redis.blob_server`).
     """
     return Reference(BLOB, ("" if durable else keys.PASSING) + secrets.token_hex(16), size_bytes)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _AHEAD = 64
-"""Responses that wait for their reader; what comes after them waits in the data plane, within its bound."""
+"""Responses that wait for their reader; what comes after them waits in the gateway, within its bound."""
 
 
 class GatewayStack(HostedStack):

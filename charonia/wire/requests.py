@@ -74,12 +74,7 @@ FLAG_WINDOW = 128
 
 @dataclass(frozen=True, slots=True)
 class RequestMeta:
-    """The common part of requests with one signature. `packed` is its wire form without `prompt`; `rows` the batch
-    size (1 without batching).
-
-    `signature` is equal for requests that can share a batch: same version, same input names, same shapes apart from the
-    batch dimension (S5).
-    """
+    """The common part of requests alike. `packed` is its wire form without `prompt`."""
 
     version: int
     content_hash: str
@@ -170,7 +165,9 @@ def request_meta(
 
 
 def batch_signature(version: int, inputs: Sequence[tuple[str, tuple[int, ...]]]) -> int:
-    """64 bits over version, input names and the given shapes (without batch dimensions and ragged inputs)."""
+    """64 bits over version, input names and the given shapes (without batch dimensions and ragged inputs): equal for
+    requests that can share a batch (S5).
+    """
     text = repr((version, sorted(inputs))).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 

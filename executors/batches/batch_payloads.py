@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _DIRECT = FLAG_REPLY_BY_REFERENCE | FLAG_JOB | FLAG_TRACED
 
 
-class Payloads:
+class BatchPayloads:
     """Reads and writes the out-of-band payloads of one executor."""
 
     def __init__(self, log: Blobs, directory: PayloadDirectory) -> None:

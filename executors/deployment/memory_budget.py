@@ -20,7 +20,8 @@ _MIN_LEARNING_BYTES = 1024**2
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model in memory. `used_ns` is the time of its last batch, `min_idle_ns` how long it stays after that."""
+    """A model in memory. `used_ns` is the time of its last batch, `min_idle_ns` how long it stays
+    after that at least."""
 
     size_bytes: int
     loaded_ns: int

@@ -1,4 +1,4 @@
-"""Loads models when the first request waits for them, and evicts idle ones to make room for others.
+"""Loads models when the first request waits for them, and evicts idle ones only when another needs their memory.
 
 Every version is announced at the start: its configuration is completed and its files are read, but no instance is made.
 The owner of a model with waiting requests asks one executor to load it (`VersionWanted`). The least recently used idle

@@ -21,7 +21,7 @@ from executors.backends.python.python_instance import outputs_in
 from executors.configuration.time_parameters import MAX_EXECUTION
 
 from .forms import MAX_FRAME_BYTES, Made, described, outcome_of
-from .shared_process import ModelProcess
+from .process_handle import ModelProcess
 
 _CLOSE_S = 10.0
 _HEALTH_CEILING_S = 60.0

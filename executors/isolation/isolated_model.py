@@ -38,7 +38,7 @@ from .forms import Made, memory_of, signature_of, spec_content
 from .isolated_batch import IsolatedBatches
 from .isolated_requests import InstanceLink, IsolatedEither, IsolatedRequests, IsolatedStreams
 from .isolation_choice import SANDBOX
-from .shared_process import ModelProcess
+from .process_handle import ModelProcess
 
 _log = logging.getLogger(__name__)
 

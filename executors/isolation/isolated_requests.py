@@ -19,7 +19,7 @@ from executors.backends.python.protocol.shared_slots import ExecutorSlots
 from executors.backends.python.python_instance import PythonInstance
 
 from .forms import MAX_FRAME_BYTES
-from .shared_process import ModelProcess
+from .process_handle import ModelProcess
 
 _END_S = 1.0
 

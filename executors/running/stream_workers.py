@@ -32,7 +32,7 @@ from executors.batches.sequence_batch import BatchSteps
 
 from .streamed_batch import FlowControl, Outgoing, StreamedBatch, StreamRun
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
-from .workers import Pool, Worker, backoff_s, close_instance_of, self_checking
+from .workers import Pool, Worker, close_instance_of, replacement_delay_s, self_checking
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class StreamWorker(Worker):
                 while self._open:
                     await asyncio.wait(self._open)
                 self._dead.clear()
-                await self._replace(backoff_s(self._idle_deaths))
+                await self._replace(replacement_delay_s(self._idle_deaths))
 
     async def _next(self) -> SubmittedBatch | None:
         """Wait for the next batch; None at the end, and when the instance died while waiting."""

@@ -214,7 +214,7 @@ class Worker(ABC):
             delay_s = min(delay_s * 2, _LAST_BACKOFF_S)
 
 
-def backoff_s(times: int) -> float:
+def replacement_delay_s(times: int) -> float:
     """Return how long to wait before an instance is made again after this many that ended soon, in seconds."""
     return float(min(_FIRST_BACKOFF_S * 2 ** min(times, 16), _LAST_BACKOFF_S))
 

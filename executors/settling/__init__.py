@@ -1,4 +1,5 @@
-"""Writes to the log for batches: their starts, answers, settlements, and the states of sequences.
+"""What batches leave in the log: their starts, answers, settlements and usage, states of sequences and progress of
+requests, of which the last two are also read here.
 
 May import `running` and below. Begin reading at `settler`, then `settlement`, the pure part; `wave_settler` does the
 same for waves.

@@ -24,7 +24,7 @@ from charonia.facts.events import FIELD_FACT, ResponsesBegun, SlotFreed, pack_fa
 from charonia.tasks import Tasks, insist
 from charonia.tensors import Buffer
 from charonia.wire import FLAG_JOB, FLAG_REPLY_BY_REFERENCE, RequestRecord
-from executors.batches.batch_payloads import Payloads
+from executors.batches.batch_payloads import BatchPayloads
 from executors.running.streamed_batch import Outgoing, StreamedBatch
 from executors.running.submitted_batch import SettlePart, SubmittedBatch
 
@@ -43,7 +43,7 @@ class ResponseWriter:
         self,
         log: EventLog,
         executor: str,
-        payloads: Payloads,
+        payloads: BatchPayloads,
         unwanted: Callable[[SubmittedBatch, frozenset[bytes]], None],
         reports: OwnerReports,
     ) -> None:

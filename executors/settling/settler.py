@@ -24,7 +24,7 @@ from charonia.facts.events import FIELD_FACT, BatchFinished
 from charonia.facts.jobs import OUTCOME_CODES, JobState
 from charonia.tasks import Tasks, insist
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, FLAG_REPLY_BY_REFERENCE, FLAG_TIMED, FLAG_TRACED, BatchHeader
-from executors.batches.batch_payloads import Payloads
+from executors.batches.batch_payloads import BatchPayloads
 from executors.batches.batch_results import Executed
 from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
@@ -65,7 +65,7 @@ class Settler:
         log: SettlementLog,
         executor: str,
         metrics: ExecutorMetrics,
-        payloads: Payloads,
+        payloads: BatchPayloads,
         starts: JournalledStarts,
         reports: OwnerReports,
         usage: UsageCounts,

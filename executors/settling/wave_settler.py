@@ -1,9 +1,10 @@
 """Answers and settles executed waves (docs/adr/0015).
 
 The replies of a wave are written first, to its gateway's socket or stream; then its entry is deleted, which settles it.
-Deletions of answered waves are gathered for a moment, and their statistics are written with them: a process that is
-killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written (`fold`).
-What requests have used (`usage_counts`), those outside waves included, is written once a second and by `fold`.
+Deletions of answered waves are gathered for 10 ms, and their statistics are written with each such write: a process
+that is killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written
+(`fold`). What requests have used (`usage_counts`), those outside waves included, is written once a second and by
+`fold`.
 
 A gateway that shares the payload directory listens in its part of it (docs/adr/0016). A reply that cannot be sent to
 its socket at once goes through the gateway's stream of the log: no reply depends on a socket.
@@ -243,31 +244,31 @@ class WaveSettler:
         """The number of pending deletions."""
         self._quiet: asyncio.Event | None = None
 
-    def answer(self, job: SubmittedBatch, executed: ExecutedWaves) -> None:
+    def answer(self, batch: SubmittedBatch, executed: ExecutedWaves) -> None:
         """Answer through gateways' sockets, in an instance's thread or the event loop; `settle` follows in the loop."""
-        if job.abandoned:
+        if batch.abandoned:
             return
         failpoints.hit("executor.executed")
-        self._uncounted.add(job)
+        self._uncounted.add(batch)
         sent = executed.sent = set()
         try:
             for index, answer in enumerate(executed.answers):
-                if answer and self._sockets.send(job.waves[index].endpoint, answer):
+                if answer and self._sockets.send(batch.waves[index].endpoint, answer):
                     sent.add(index)
         except Exception:  # the thread continues, and the event loop answers the others
             _log.exception("waves could not be answered from their instance's thread")
 
-    def settle(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
+    def settle(self, batch: SubmittedBatch, executed: ExecutedWaves, loaded: LoadedVersion) -> None:
         """Answer the waves of a batch that have no answer yet, settle all, and report its end to their owner."""
-        header = job.header
+        header = batch.header
         assert header is not None
-        self._uncounted.discard(job)
+        self._uncounted.discard(batch)
         sent = executed.sent or ()
-        self._account(job, executed, incarnation)
+        self._account(batch, executed, loaded)
         replies: list[Reply] = []
         through_log: dict[bytes, list[_Answered]] = {}
         left: list[bytes] = []
-        for index, (wave, (stream, entry_id)) in enumerate(zip(job.waves, header.waves, strict=True)):
+        for index, (wave, (stream, entry_id)) in enumerate(zip(batch.waves, header.waves, strict=True)):
             answer = executed.answers[index]
             singly = executed.singly.get(index)
             if index in sent or (answer and self._sockets.send(wave.endpoint, answer)):
@@ -285,11 +286,11 @@ class WaveSettler:
             through_log.setdefault(stream, []).append((entry_id, wave, header))
         if through_log:
             self._flush(through_log, replies)
-        self._tell(job, executed, left)
+        self._tell(batch, executed, left)
 
-    def _tell(self, job: SubmittedBatch, executed: ExecutedWaves, left: list[bytes]) -> None:
+    def _tell(self, batch: SubmittedBatch, executed: ExecutedWaves, left: list[bytes]) -> None:
         """Report to the owner that the batch has ended, or how its instance died."""
-        header = job.header
+        header = batch.header
         assert header is not None
         if executed.death is not None:
             fields = batch_died(self._executor, header.batch_id, executed.death, left)
@@ -409,39 +410,39 @@ class WaveSettler:
 
     # -- statistics ---------------------------------------------------------------------------------------------------
 
-    def _account(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
-        counts = self._counts.get(incarnation)
+    def _account(self, batch: SubmittedBatch, executed: ExecutedWaves, loaded: LoadedVersion) -> None:
+        counts = self._counts.get(loaded)
         if counts is None:
-            counts = self._counts[incarnation] = WaveCounts()
+            counts = self._counts[loaded] = WaveCounts()
         left = executed.left()
         for place, execution in enumerate(executed.executions):
-            counts.executed(execution, job.waves, executed.failed, executed.shares.get(place), left)
-        counts.moved(job.waves, executed)
+            counts.executed(execution, batch.waves, executed.failed, executed.shares.get(place), left)
+        counts.moved(batch.waves, executed)
         if executed.failures:
-            counts.failed(executed.failures, job.waves)
+            counts.failed(executed.failures, batch.waves)
         if self._metrics.measures:
-            self._measure(job, executed, incarnation)
+            self._measure(batch, executed, loaded)
         self._arm()
 
     def count(self) -> None:
         """Add the counts so far to this process's metrics, and keep them for the log."""
-        for incarnation, counts in self._counts.items():
+        for loaded, counts in self._counts.items():
             if not counts:
                 continue
-            self._counts[incarnation] = WaveCounts(used=counts.used)
-            model, version, increments = incarnation.model, incarnation.version, counts.increments()
+            self._counts[loaded] = WaveCounts(used=counts.used)
+            model, version, increments = loaded.model, loaded.version, counts.increments()
             self._metrics.executed_waves(model, version, counts.sizes, counts.failures.get("fail_count", 0))
             self._metrics.settled(model, version, increments)
-            key = keys.statistics(model, version, incarnation.content_hash)
+            key = keys.statistics(model, version, loaded.content_hash)
             merge(self._unwritten.setdefault(key, {}), increments)
 
-    def _measure(self, job: SubmittedBatch, executed: ExecutedWaves, incarnation: LoadedVersion) -> None:
+    def _measure(self, batch: SubmittedBatch, executed: ExecutedWaves, loaded: LoadedVersion) -> None:
         for place, execution in enumerate(executed.executions):
             for index in execution.indices:
-                wave = job.waves[index]
+                wave = batch.waves[index]
                 count = executed.succeeded(place, index, wave.count)
                 waited_ns = max(0, execution.start_ns - wave.accepted_ns)
-                self._metrics.observe_wave(incarnation.model, incarnation.version, count, waited_ns, execution)
+                self._metrics.observe_wave(loaded.model, loaded.version, count, waited_ns, execution)
 
     def _write(self, key: bytes, increments: dict[str, int]) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -460,9 +461,9 @@ class WaveSettler:
 
     def _write_usage(self) -> None:
         """Write what requests have used since the last time."""
-        for incarnation, counts in self._counts.items():
+        for loaded, counts in self._counts.items():
             if counts.used:
-                self._usage.add(incarnation.model, incarnation.version, counts.used)
+                self._usage.add(loaded.model, loaded.version, counts.used)
                 counts.used = {}
         self._usage_writer.write(wall_ns())
 
@@ -478,16 +479,16 @@ class WaveSettler:
 
     def _fold_soon(self) -> None:
         self._fold_timer = None
-        self._counts = {incarnation: counts for incarnation, counts in self._counts.items() if counts or counts.used}
+        self._counts = {loaded: counts for loaded, counts in self._counts.items() if counts or counts.used}
         self._flush()
         self._write_usage()
 
     async def fold(self) -> None:
         """Write the statistics of all answered waves; returns when the log has them, or is unavailable."""
         answered = self._uncounted.copy()
-        while any(not job.abandoned for job in answered & self._uncounted):  # noqa: ASYNC110  (a moment, and rare)
+        while any(not batch.abandoned for batch in answered & self._uncounted):  # noqa: ASYNC110  (a moment, and rare)
             await asyncio.sleep(_UNCOUNTED_S)
-        self._uncounted.difference_update([job for job in answered if job.abandoned])
+        self._uncounted.difference_update([batch for batch in answered if batch.abandoned])
         self._flush()
         self._write_usage()
         if writing := self._writing | self._usage_writer.writing:

@@ -14,7 +14,6 @@ import orjson
 
 from charonia.errors import SERVER_EXITING, CharoniaError, ErrorCode, InvalidArgument
 from charonia.models.names import check_model_name, name_of, namespace_of
-from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings, SageMakerSettings
 from gateway.handler import Handler
 from gateway.http.bodies import Message, Receive, Scope, Send, check_declared, read_body, reply_whole
@@ -24,6 +23,7 @@ from gateway.http.codec.error_replies import JSON_CONTENT_TYPE, HttpRefusal
 from gateway.http.codec.jsondata import NOT_STRING
 from gateway.http.codec.jsontext import parse_json
 from gateway.http.codec.response_codec import HEADER_LENGTH
+from gateway.requests.request_rules import MAX_CONTROL_BYTES
 
 from .cloud_application import CONTENT_TYPE, CloudApplication, reply_empty
 
@@ -132,8 +132,8 @@ class SageMakerApplication(CloudApplication):
 
     async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        check_declared(headers, OFF_LOOP_BYTES, too_large)
-        body = bytes(await read_body(await receive(), headers, receive, OFF_LOOP_BYTES, too_large))
+        check_declared(headers, MAX_CONTROL_BYTES, too_large)
+        body = bytes(await read_body(await receive(), headers, receive, MAX_CONTROL_BYTES, too_large))
         try:
             alias, url = _read_load(body)
             model = _target(scope, alias)

@@ -23,7 +23,7 @@ from gateway.handler import Handler
 from gateway.reports import log_settings
 from gateway.requests.delivery import ANYONE
 from gateway.requests.large_tensors import classify_large
-from gateway.requests.request_rules import MAX_DEADLINE_NS, earlier
+from gateway.requests.request_rules import MAX_CONTROL_BYTES, MAX_DEADLINE_NS, earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 from protos import health
@@ -278,11 +278,11 @@ class Servicer:
         """A control call with its restriction and its errors. The event loop parses it, so it must not be large."""
 
         async def answer(data: bytes | memoryview, context: Context) -> bytes | Refusal:
-            if len(data) > OFF_LOOP_BYTES:
-                return Status.RESOURCE_EXHAUSTED, too_large(len(data), OFF_LOOP_BYTES), ()
+            if len(data) > MAX_CONTROL_BYTES:
+                return Status.RESOURCE_EXHAUSTED, too_large(len(data), MAX_CONTROL_BYTES), ()
             return await self._controlled(group, context, lambda: call(parse(bytes(data)), context), serialize)
 
-        return Unary(answer, largest_bytes=OFF_LOOP_BYTES)
+        return Unary(answer, largest_bytes=MAX_CONTROL_BYTES)
 
     async def _controlled(
         self, group: str, context: Context, call: Callable[[], Awaitable[Any]], serialize: Callable[[Any], bytes]

@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.message import DecodeError
 
 from charonia.errors import CharoniaError
-from charonia.offload.pool import OFF_LOOP_BYTES
+from gateway.requests.request_rules import MAX_CONTROL_BYTES
 from protos import health
 
 from .calling import Context, Methods, Streaming, Write
@@ -45,7 +45,7 @@ class StandardServices:
     def methods(self) -> Methods:
         calls = {f"/{health.SERVICE_NAME}/Watch": self._watch}
         calls |= {f"/{name}/ServerReflectionInfo": self._reflect for name in REFLECTION}
-        return {path: Streaming(call, largest_bytes=OFF_LOOP_BYTES) for path, call in calls.items()}
+        return {path: Streaming(call, largest_bytes=MAX_CONTROL_BYTES) for path, call in calls.items()}
 
     async def _watch(
         self, messages: AsyncIterator[bytes | memoryview], write: Write, context: Context

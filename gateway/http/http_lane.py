@@ -16,7 +16,7 @@ from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord, WaveReply
 from gateway.lane.door import Call, Door, values_of
-from gateway.lane.express_lane import MAX_REQUEST_BYTES, ExpressLane
+from gateway.lane.doors import MAX_REQUEST_BYTES, Doors
 from gateway.lane.layout import CONTEXT_BYTES, NO_CONTEXT, Layout, is_context, is_plain, is_sampled
 from gateway.lane.pending_waves import response_in
 
@@ -93,11 +93,11 @@ class HttpSignature:
         "head",
         "layout",
         "model",
-        "only",
+        "only_part_at",
         "size",
     )
 
-    counts_itself = True
+    counted_by_lane = True
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class HttpSignature:
         self.door = door
         self.layout = layout
         self.model = model
-        self.head, self.only = layout.head, layout.only
+        self.head, self.only_part_at = layout.head, layout.only_part_at
         self.size = size
         self._encoder = encoder
         self._form = form
@@ -192,7 +192,7 @@ class HttpSignature:
 class HttpLane:
     """The signatures that connections of the HTTP front recognise."""
 
-    def __init__(self, lane: ExpressLane, encoder: ResponseEncoder) -> None:
+    def __init__(self, lane: Doors, encoder: ResponseEncoder) -> None:
         self._lane = lane
         self._waves = lane.waves
         self._loop = asyncio.get_running_loop()
@@ -282,8 +282,8 @@ class HttpLane:
                     break
             else:
                 return None
-        if signature.only:
-            call = HttpCall(connection, signature, (data[signature.only :],), b"", context)
+        if signature.only_part_at:
+            call = HttpCall(connection, signature, (data[signature.only_part_at :],), b"", context)
         else:
             parts = signature.layout.cut(data, 0)
             if parts is None:

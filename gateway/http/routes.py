@@ -25,6 +25,7 @@ from charonia.tensors import Buffer
 from gateway.handler import Handler
 from gateway.regions.region_store import RegionKind
 from gateway.reports import log_settings
+from gateway.requests.request_rules import MAX_CONTROL_BYTES
 
 from .bodies import AsgiApp, LimitText, check_declared, read_body, too_large, too_large_for_control
 from .codec import control_json
@@ -70,9 +71,9 @@ async def _large_body(request: Request, settings: GatewaySettings) -> bytes | me
 
 async def _body(request: Request, settings: GatewaySettings) -> bytes:
     """As `_large_body`, for a body that the event loop parses, which must be small."""
-    if settings.http_max_input_size <= OFF_LOOP_BYTES:
+    if settings.http_max_input_size <= MAX_CONTROL_BYTES:
         return bytes(await _large_body(request, settings))
-    return bytes(await _read(request, OFF_LOOP_BYTES, too_large_for_control))
+    return bytes(await _read(request, MAX_CONTROL_BYTES, too_large_for_control))
 
 
 async def _read(request: Request, limit_bytes: int, text: LimitText) -> bytes | memoryview:

@@ -1,4 +1,4 @@
-"""Doors, where recognised requests wait, and the waves they are packed into; `gathering` decides when waves leave.
+"""Doors, where requests alike wait, and the waves they are packed into; `gathering` decides when waves leave.
 
 `Expiry` ends requests at their deadlines. It has one timer for all, set to the earliest deadline: a timer for each
 would cost more than a request's place in a wave, and most are answered long before.
@@ -34,7 +34,7 @@ _MAX_LARGE = 4
 
 
 class Call:
-    """A recognised request. `data` holds the raw bytes of its inputs, in the order of the signature.
+    """A request at a door. `data` holds the raw bytes of its inputs, in the order of the signature.
 
     `deadline_ns` is wall clock, 0 for none. `wave` is None until the request has left its door, `index` is its
     position in the wave. `gone` is True once the client has left.
@@ -66,7 +66,7 @@ class Call:
 class Signature(Protocol):
     """The common part of requests that look alike, as one front recognises them."""
 
-    counts_itself: bool
+    counted_by_lane: bool
     """Whether the lane counts these requests in the gateway's metrics, because no other part does."""
 
     @property
@@ -206,7 +206,7 @@ class Waves(Protocol):
 
 
 class Door:
-    """The waiting requests of one signature, priority level and version.
+    """The waiting requests of one model version, tenant, priority level, time-out and form of inputs.
 
     Fronts change `waiting` and `touched` too: while they read they append calls, and note the door once in
     `Waves.touched`.
@@ -259,18 +259,17 @@ class Door:
         self.waiting: list[Call] = []
         self.touched = self.is_closed = False
         self.used_ns = monotonic_ns()
-        most = 1
-        if served.interface.dynamic_batching is not None:
-            most = min(MAX_WAVE_REQUESTS, served.interface.max_batch_size // admitted.rows)
         self._by_reference = not self._varies and admitted.meta.size_bytes >= BY_REFERENCE_BYTES
         """Tensors travel as references, not in the log (docs/adr/0017)."""
         self.held_bytes = admitted.meta.size_bytes if self._by_reference else 0
         """Bytes that each request holds from its arrival."""
         payloads = waves.payloads
         self._reply_by_reference = payloads is not None and bool(payloads.flags(served))
-        self.most = max(1, min(most, MAX_WAVE_BYTES // max(1, admitted.meta.size_bytes)))
-        if self._by_reference:
-            self.most = max(1, min(most, _MAX_LARGE))
+        most = 1
+        if served.interface.dynamic_batching is not None:
+            most = min(MAX_WAVE_REQUESTS, served.interface.max_batch_size // admitted.rows)
+        by_size = _MAX_LARGE if self._by_reference else MAX_WAVE_BYTES // max(1, admitted.meta.size_bytes)
+        self.most = max(1, min(most, by_size))
         """Max requests of a wave."""
 
     def send(self, *, full_only: bool = False) -> int:
@@ -347,7 +346,7 @@ class Door:
 
     def abandoned(self, call: Call) -> None:
         """The client of a call has left."""
-        if call.signature.counts_itself:
+        if call.signature.counted_by_lane:
             self.counts.failures["CANCELED"] += 1
         if call.wave is not None:
             self.waves.abandoned(call)
@@ -383,7 +382,7 @@ class Door:
                 start = end
 
     def _count(self, signature: Signature, calls: list[Call], wave: PendingWave) -> None:
-        if signature.counts_itself:
+        if signature.counted_by_lane:
             count = len(calls) - sum([call.gone for call in calls]) if wave.gone else len(calls)
             self.counts.succeeded_together(count, monotonic_ns() - wave.sent_ns)
 

@@ -27,7 +27,7 @@ class Layout:
     (start, bytes) of the parts between and behind them.
     """
 
-    __slots__ = ("fixed", "head", "id_bytes", "only", "parts")
+    __slots__ = ("fixed", "head", "id_bytes", "only_part_at", "parts")
 
     def __init__(
         self, head: bytes, parts: Sequence[tuple[int, int]], fixed: Sequence[tuple[int, bytes]], id_bytes: int
@@ -36,7 +36,7 @@ class Layout:
         self.parts = tuple(parts)
         self.fixed = tuple(fixed)
         self.id_bytes = id_bytes
-        self.only = 0 if fixed or id_bytes or len(parts) != 1 else parts[0][0]
+        self.only_part_at = 0 if fixed or id_bytes or len(parts) != 1 else parts[0][0]
         """Start of the only raw input, if it is all that follows `head`; otherwise 0."""
 
     def __eq__(self, other: object) -> bool:

@@ -239,7 +239,7 @@ class Waves:
         self._take_out(wave, call)
         if call.gone:
             return
-        if call.signature.counts_itself:
+        if call.signature.counted_by_lane:
             counts = wave.door.counts
             if counts.latencies is not None:
                 counts.latencies.responded(monotonic_ns() - wave.sent_ns)
@@ -265,7 +265,7 @@ class Waves:
     def _fail_one(self, wave: PendingWave, call: Call, error: CharoniaError) -> None:
         self._take_out(wave, call)
         if not call.gone:
-            if call.signature.counts_itself:
+            if call.signature.counted_by_lane:
                 wave.door.counts.failures[failure_reason(error, executed=False)] += 1
             call.signature.fail(call, error)
 
@@ -287,7 +287,7 @@ class Waves:
             door.waiting.remove(call)
             self._dataplane.deadlines.expired += 1
             error = DeadlineExceeded(DEADLINE_EXCEEDED)
-            if call.signature.counts_itself:
+            if call.signature.counted_by_lane:
                 door.counts.failures[failure_reason(error, executed=False)] += 1
             call.signature.fail(call, error)
 

@@ -16,6 +16,9 @@ MAX_DEADLINE_NS = 2**63 - 1
 MAX_REST_BYTES = 1 << 20
 """Names, ids and parameters of a request, over which the event loop iterates: this much takes 5 ms."""
 
+MAX_CONTROL_BYTES = 65_536
+"""Of a control call, which the event loop parses whole; a load request with files is no such call."""
+
 _MAX_DEADLINE_AHEAD_NS = 366 * 86_400 * 1_000_000_000
 
 NO_DEADLINE = "'charonia_deadline_us' must be a whole number of 0 or more"

@@ -77,7 +77,7 @@ def threads_of(directory: Path) -> int:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             words = (process / "cmdline").read_bytes()
-            if b"executors.isolation.isolated_process" in words and str(directory).encode() in words:
+            if b"executors.isolation.child.process_entry" in words and str(directory).encode() in words:
                 found.append(len(list((process / "task").iterdir())))
     return max(found)
 

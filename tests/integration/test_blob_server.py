@@ -17,7 +17,7 @@ from charonia.calls.payload_transfer import Payloads
 from charonia.errors import LogUnavailable, StartupError
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.eventlog.redis import RedisLog
-from charonia.eventlog.redis.blobs import BlobServer
+from charonia.eventlog.redis.blob_server import BlobServer
 from charonia.eventlog.redis.server.address import with_password
 
 pytestmark = pytest.mark.integration

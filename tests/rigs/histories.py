@@ -30,7 +30,8 @@ from typing import Any
 
 from batcher.scheduling import decisions, observations
 from batcher.scheduling.ensembles import ensemble_planner
-from batcher.scheduling.sequences.sequence_scheduler import Delays, SequenceScheduler
+from batcher.scheduling.sequences.sequence_dispatch import Delays
+from batcher.scheduling.sequences.sequence_scheduler import SequenceScheduler
 from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.scheduling.verbs import Scheduler
 from charonia import errors

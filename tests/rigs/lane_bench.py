@@ -69,10 +69,10 @@ class SentWave:
 class Front:
     """What a front knows of one door: a signature that notes what it is told of its calls, in order."""
 
-    def __init__(self, bench: LaneBench, door: Door, *, counts_itself: bool = True) -> None:
+    def __init__(self, bench: LaneBench, door: Door, *, counted_by_lane: bool = True) -> None:
         self._bench = bench
         self.door = door
-        self.counts_itself = counts_itself
+        self.counted_by_lane = counted_by_lane
         self.told: list[tuple[Call, object]] = []
         self.runs: list[int] = []
         """How many calls were answered together, for each time."""

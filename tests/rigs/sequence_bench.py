@@ -6,7 +6,8 @@ from google.protobuf import text_format
 
 from batcher.scheduling.decisions import Decision, DispatchBatch
 from batcher.scheduling.observations import BatchFinished, Observation, PolicyChanged, RequestQueued, VersionServed
-from batcher.scheduling.sequences.sequence_scheduler import Delays, SequenceScheduler
+from batcher.scheduling.sequences.sequence_dispatch import Delays
+from batcher.scheduling.sequences.sequence_scheduler import SequenceScheduler
 from charonia.models.interface import ModelInterface
 from charonia.wire import SequenceMark
 from executors.configuration.config import normalise

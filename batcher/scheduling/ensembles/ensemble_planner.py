@@ -21,7 +21,6 @@ from typing import Any
 from batcher.scheduling.decisions import Decision, RejectReason, RejectRequest
 from batcher.scheduling.observations import (
     Observation,
-    QueuedRequest,
     QueueHeld,
     RequestCancelled,
     RequestQueued,
@@ -108,14 +107,14 @@ EnsembleObservation = (
 class BeginRequest:
     """Load a request's tensors and record its beginning, then observe `RequestBegun`."""
 
-    request: QueuedRequest
+    request: RequestQueued
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitStep:
     """Send a step into its model's queue."""
 
-    request: QueuedRequest
+    request: RequestQueued
     step: Step
     path: Path
     inputs: Mapping[str, Any]
@@ -128,7 +127,7 @@ class SubmitStep:
 class WantResponses:
     """Allow a step to produce responses below index `count` (S55)."""
 
-    request: QueuedRequest
+    request: RequestQueued
     step: Step
     path: Path
     count: int
@@ -138,7 +137,7 @@ class WantResponses:
 class CancelStep:
     """The answer of a step is no longer wanted."""
 
-    request: QueuedRequest
+    request: RequestQueued
     step: Step
     path: Path
 
@@ -147,7 +146,7 @@ class CancelStep:
 class AnswerRequest:
     """Send response `index` of a request. The `final` one settles it."""
 
-    request: QueuedRequest
+    request: RequestQueued
     outputs: Mapping[str, Any]
     index: int = 0
     final: bool = True
@@ -157,7 +156,7 @@ class AnswerRequest:
 class FailRequest:
     """Settle a request with an error (S53); it counts with reason OTHER (M11)."""
 
-    request: QueuedRequest
+    request: RequestQueued
     error: CharoniaError
 
 
@@ -166,7 +165,7 @@ EnsembleDecision = Decision | BeginRequest | SubmitStep | WantResponses | Cancel
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    request: QueuedRequest
+    request: RequestQueued
     graph: EnsembleGraph | None = None
     """The graph it runs with, from its beginning on."""
     run: Run | None = None
@@ -222,16 +221,16 @@ class EnsembleScheduler:
         """Tensor bytes of the running requests."""
         return self._held_bytes
 
-    def find(self, request_id: bytes) -> QueuedRequest | None:
+    def find(self, request_id: bytes) -> RequestQueued | None:
         """Returns a request that has not ended."""
         known = self._known.get(request_id)
         return known.request if known is not None else None
 
-    def waiting(self) -> list[QueuedRequest]:
+    def waiting(self) -> list[RequestQueued]:
         """Every request that has not ended: a running one can be stopped between its steps."""
         return [known.request for known in self._known.values()]
 
-    def unended(self) -> list[QueuedRequest]:
+    def unended(self) -> list[RequestQueued]:
         """The same."""
         return self.waiting()
 
@@ -246,7 +245,7 @@ class EnsembleScheduler:
     def pending_count(self) -> int:
         return 0
 
-    def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
+    def holding(self) -> list[tuple[str, int, list[RequestQueued]]]:
         """Empty: an ensemble has no instances; the models of its steps have."""
         return []
 

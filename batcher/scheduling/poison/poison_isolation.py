@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from batcher.scheduling.observations import QueuedRequest, RequestState
+from batcher.scheduling.observations import RequestQueued, RequestState
 from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules
 
 PARTS_AFTER_DEATH = 2
@@ -57,7 +57,7 @@ class Suspects:
 
     __slots__ = ("apart", "requests", "until_ns")
 
-    def __init__(self, requests: list[QueuedRequest], apart: bool, until_ns: int = 0) -> None:
+    def __init__(self, requests: list[RequestQueued], apart: bool, until_ns: int = 0) -> None:
         self.requests = requests
         self.apart = apart
         self.until_ns = until_ns
@@ -88,7 +88,7 @@ class Isolation:
         """Whether a group waits for an executor of its own."""
         return any(group.apart for group in self._groups)
 
-    def add(self, requests: list[QueuedRequest], *, apart: bool = False, until_ns: int = 0) -> None:
+    def add(self, requests: list[RequestQueued], *, apart: bool = False, until_ns: int = 0) -> None:
         """Adds a waiting group."""
         if requests:
             for request in requests:
@@ -97,13 +97,13 @@ class Isolation:
             self._groups.sort(key=lambda group: (-group.requests[0].losses_apart, group.first))
             self.size += len(requests)
 
-    def split(self, requests: list[QueuedRequest], parts: int, *, apart: bool = False) -> None:
+    def split(self, requests: list[RequestQueued], parts: int, *, apart: bool = False) -> None:
         """Divide the rest of a batch, in order of arrival, into waiting groups; `apart` if they run alone."""
         step = -(-len(requests) // parts)
         for at in range(0, len(requests), step or 1):
             self.add(requests[at : at + step], apart=apart and step == 1)
 
-    def fit(self, rules: BatchRules) -> list[QueuedRequest]:
+    def fit(self, rules: BatchRules) -> list[RequestQueued]:
         """Remove groups that exceed the current limits; returns the requests that exceed them by themselves."""
         for group in self:
             if len(group.requests) > 1 and (group.rows > rules.max_rows or not rules.dynamic):
@@ -112,13 +112,13 @@ class Isolation:
                 self.split(group.requests, len(group.requests))
         return [request for group in self for request in group.requests if request.rows > rules.max_rows]
 
-    def take(self, group: Suspects) -> list[QueuedRequest]:
+    def take(self, group: Suspects) -> list[RequestQueued]:
         """Remove a group to run it; the caller sets the state of its requests."""
         self._groups.remove(group)
         self.size -= len(group.requests)
         return group.requests
 
-    def remove(self, request: QueuedRequest, state: RequestState) -> None:
+    def remove(self, request: RequestQueued, state: RequestState) -> None:
         """Remove a request that will not run, or runs already, and set its state to `state`."""
         for group in self._groups:
             if request in group.requests:
@@ -149,10 +149,10 @@ class Blame:
     __slots__ = ("_counted", "_stalls")
 
     def __init__(self) -> None:
-        self._counted: dict[str, list[QueuedRequest]] = {}
+        self._counted: dict[str, list[RequestQueued]] = {}
         self._stalls: dict[bytes, int] = {}
 
-    def lost(self, executor: str, counted: list[QueuedRequest]) -> None:
+    def lost(self, executor: str, counted: list[RequestQueued]) -> None:
         """An executor was lost; returns the list for the requests that its loss counts against."""
         self._counted.pop(executor, None)
         self._counted[executor] = counted

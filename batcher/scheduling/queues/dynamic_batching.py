@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import RequestQueued
 from charonia.batch_strategies import BatchCandidate, BatchStrategy, Joins
 from charonia.models.interface import ModelInterface
 from charonia.models.latency_target import target_p99_ns
@@ -38,7 +38,7 @@ class BatchRules:
     """The custom strategy, which may keep a request out of a batch (P22)."""
 
     @property
-    def takes_waves(self) -> bool:
+    def runs_waves_whole(self) -> bool:
         """Whether any fitting requests may share a batch, so that a wave of them may run as it is."""
         return (
             self.dynamic
@@ -91,7 +91,7 @@ NOTHING = Formation(0, False, 0, 0, 0)
 
 
 def form_batch(
-    requests: Iterable[QueuedRequest], rules: BatchRules, now_ns: int, boundary: int = NO_BOUNDARY
+    requests: Iterable[RequestQueued], rules: BatchRules, now_ns: int, boundary: int = NO_BOUNDARY
 ) -> Formation:
     """The next batch from `requests`, in order of service, none of them expired (S3, S4). Requests with `order` past
     `boundary` do not join one from before it: with preserve_ordering, an unanswered batch lies between them.
@@ -134,7 +134,7 @@ def form_batch(
     return Formation(0, False, oldest_ns + delay_ns, until_rows, signature, oldest_ns)
 
 
-def _joins(joins: Joins, request: QueuedRequest) -> bool:
+def _joins(joins: Joins, request: RequestQueued) -> bool:
     """Whether the strategy lets a request join the current batch."""
     meta = request.meta
     if meta is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import RequestQueued
 
 from .token_shares import TokenShares, TokenTurns
 
@@ -81,7 +81,7 @@ class Turns:
             self._old.append(lane)
         return None
 
-    def spend(self, lane: int, request: QueuedRequest) -> None:
+    def spend(self, lane: int, request: RequestQueued) -> None:
         """The current lane is served; it may exceed its quantum, which its next turns make up for."""
         self._credit[lane] -= request.rows
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 
 from batcher.scheduling.decisions import BurstWave, CondemnRequest, Decision, RejectReason, RejectRequest
-from batcher.scheduling.observations import QueuedRequest, RequestState
+from batcher.scheduling.observations import RequestQueued, RequestState
 from charonia.batch_strategies import BatchStrategy
 from charonia.errors import NOT_READY, ErrorCode, StreamInterrupted
 from charonia.models.interface import ModelInterface
@@ -57,14 +57,14 @@ class DueTimes:
     __slots__ = ("_heap", "_pushes", "armed", "nearest_ns")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, QueuedRequest]] = []
+        self._heap: list[tuple[int, int, RequestQueued]] = []
         self._pushes = 0
         self.armed = 0
         """Requests with a due time."""
         self.nearest_ns = NEVER_NS
         """Nothing is due before this; `next_ns` is exact."""
 
-    def arm(self, request: QueuedRequest) -> None:
+    def arm(self, request: RequestQueued) -> None:
         """Set the request's `due_ns` from its time-out and deadline."""
         timeout_ns, deadline_ns = request.timeout_ns, request.deadline_ns
         due_ns = min(timeout_ns, deadline_ns) if timeout_ns and deadline_ns else timeout_ns or deadline_ns
@@ -76,7 +76,7 @@ class DueTimes:
             if due_ns < self.nearest_ns:
                 self.nearest_ns = due_ns
 
-    def disarm(self, request: QueuedRequest) -> None:
+    def disarm(self, request: RequestQueued) -> None:
         """Cancel the request's due time; stale entries never outnumber the valid ones."""
         if request.due_ns:
             request.due_ns = 0
@@ -95,7 +95,7 @@ class DueTimes:
         self.nearest_ns = heap[0][0] if heap else NEVER_NS
         return heap[0][0] if heap else 0
 
-    def pop(self, now_ns: int) -> QueuedRequest | None:
+    def pop(self, now_ns: int) -> RequestQueued | None:
         """A request that is due, removed from the heap; None when there is none."""
         due_ns = self.next_ns()
         if not due_ns or due_ns > now_ns:
@@ -122,21 +122,21 @@ class RequestLedger:
         "queueing",
         "repeatable",
         "resumable",
-        "takes_waves",
+        "runs_waves_whole",
     )
 
     def __init__(self) -> None:
         self.model = ""
         self.batching: BatchRules | None = None
         """None until the first configuration is known."""
-        self.takes_waves = False
+        self.runs_waves_whole = False
         self.queueing = QueueRules.of(None)
         self.repeatable = self.resumable = False
         self._admitted: dict[bytes, int] = {}
         """How many requests of a burst wave are still to arrive, by the prefix of their ids, where the queue has a
         bound.
         """
-        self.known: dict[bytes, QueuedRequest] = {}
+        self.known: dict[bytes, RequestQueued] = {}
         self.levels: dict[int, int] = {}
         self.queued = 0
         self.due = DueTimes()
@@ -154,11 +154,11 @@ class RequestLedger:
         self.repeatable, self.resumable = interface.repeatable, interface.resumable
         changed = batching != self.batching or queueing != self.queueing
         self.batching, self.queueing = batching, queueing
-        self.takes_waves = batching.takes_waves
+        self.runs_waves_whole = batching.runs_waves_whole
         return changed
 
     def burst(
-        self, wave: QueuedRequest, decisions: list[Decision], *, suspect: bool = False, executor: str = ""
+        self, wave: RequestQueued, decisions: list[Decision], *, suspect: bool = False, executor: str = ""
     ) -> None:
         """A queued wave was removed and comes back as its requests: no bound applies to those."""
         self.known.pop(wave.id, None)
@@ -169,7 +169,7 @@ class RequestLedger:
             self._admitted[wave.id[:PREFIX_BYTES]] = wave.count
         decisions.append(BurstWave(wave, suspect, executor))
 
-    def was_admitted(self, request: QueuedRequest) -> bool:
+    def was_admitted(self, request: RequestQueued) -> bool:
         """Whether a request was in the queue before: in a batch, or in a wave."""
         if request.attempt:
             return True
@@ -181,7 +181,7 @@ class RequestLedger:
             del self._admitted[prefix]
         return left > 0
 
-    def admit(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> bool:
+    def admit(self, request: RequestQueued, now_ns: int, decisions: list[Decision]) -> bool:
         """Whether a request that is in no queue may enter one; otherwise it ends here."""
         if request.settled:
             self.known.pop(request.id, None)
@@ -196,7 +196,7 @@ class RequestLedger:
             return True
         return False
 
-    def count_again(self, request: QueuedRequest, *, timed: bool = True) -> None:
+    def count_again(self, request: RequestQueued, *, timed: bool = True) -> None:
         """Set level, count and times of a request that returns to a queue, by the current rules. Not `timed`: it has
         left the queue once and waits for a batch of its own, so only its deadline counts.
         """
@@ -208,7 +208,7 @@ class RequestLedger:
         request.timeout_ns = request.enqueued_ns + request.away_ns + timeout_us * 1000 if timeout_us else 0
         self.due.arm(request)
 
-    def uncount(self, request: QueuedRequest) -> None:
+    def uncount(self, request: RequestQueued) -> None:
         """A request left its queue."""
         self.queued -= request.count
         level = request.queue_level
@@ -220,7 +220,7 @@ class RequestLedger:
         if request.due_ns:
             self.due.disarm(request)
 
-    def uncount_all(self, requests: list[QueuedRequest]) -> None:
+    def uncount_all(self, requests: list[RequestQueued]) -> None:
         """These requests left their queue, in order of service; at least one."""
         if requests[0].queue_level == requests[-1].queue_level:
             # In order of service, so all have the same level as the first.
@@ -238,7 +238,7 @@ class RequestLedger:
                 self.uncount(request)
 
     def condemn(
-        self, request: QueuedRequest, message: str, stderr: str, executor: str, decisions: list[Decision]
+        self, request: RequestQueued, message: str, stderr: str, executor: str, decisions: list[Decision]
     ) -> None:
         """A request that is in no queue becomes a dead letter."""
         request.state = ENDED
@@ -247,7 +247,7 @@ class RequestLedger:
 
     def reject(
         self,
-        request: QueuedRequest,
+        request: RequestQueued,
         code: ErrorCode,
         message: str,
         reason: RejectReason,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from batcher.scheduling.observations import QueuedRequest, RequestState
+from batcher.scheduling.observations import RequestQueued, RequestState
 from charonia.models.interface import ModelInterface
 from charonia.models.scheduling import DynamicBatching, QueuePolicy, TimeoutAction
 
@@ -51,7 +51,7 @@ class QueueRules:
         return level, self.block.queue_policy(level)
 
 
-def delays(policy: QueuePolicy) -> bool:
+def moves_behind(policy: QueuePolicy) -> bool:
     """Whether a time-out moves a request behind its level instead of rejecting it (S22)."""
     return policy.timeout_action is TimeoutAction.DELAY
 
@@ -63,12 +63,12 @@ class LevelQueue:
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
-        self.live: deque[QueuedRequest] = deque()
-        self.delayed: deque[QueuedRequest] = deque()
+        self.live: deque[RequestQueued] = deque()
+        self.delayed: deque[RequestQueued] = deque()
         self._stale = 0
         self.size = 0
 
-    def __iter__(self) -> Iterator[QueuedRequest]:
+    def __iter__(self) -> Iterator[RequestQueued]:
         """In order of service."""
         for request in self.live:
             if request.state is QUEUED:
@@ -77,17 +77,17 @@ class LevelQueue:
             if request.state is DELAYED:
                 yield request
 
-    def in_order(self) -> Iterable[QueuedRequest]:
+    def in_order(self) -> Iterable[RequestQueued]:
         """The same, faster if none is delayed."""
         return self if self._stale or self.delayed else self.live
 
-    def delay(self, request: QueuedRequest) -> None:
+    def delay(self, request: RequestQueued) -> None:
         """A queued request's time-out passed: it goes behind all others."""
         request.state = DELAYED
         self.delayed.append(request)
         self._went_stale()
 
-    def put_back(self, request: QueuedRequest) -> None:
+    def put_back(self, request: RequestQueued) -> None:
         """A dispatched request returns to the front, behind those that arrived before it. Only requests that returned
         earlier can be in front of it, so the search is short.
         """
@@ -97,7 +97,7 @@ class LevelQueue:
             self.delayed.appendleft(request)
             return
         live = self.live
-        passed: list[QueuedRequest] = []
+        passed: list[RequestQueued] = []
         while live and (live[0].state is not QUEUED or live[0].order < request.order):
             first = live.popleft()
             if first.state is QUEUED:
@@ -108,7 +108,7 @@ class LevelQueue:
         live.appendleft(request)
         live.extendleft(reversed(passed))
 
-    def leave(self, _request: QueuedRequest) -> None:
+    def leave(self, _request: RequestQueued) -> None:
         """A queued request's state was changed in place."""
         self.size -= 1
         self._went_stale()
@@ -117,9 +117,9 @@ class LevelQueue:
         """The `order` of the request served first; at least one is queued."""
         return next(iter(self)).order
 
-    def take(self, count: int) -> list[QueuedRequest]:
+    def take(self, count: int) -> list[RequestQueued]:
         """Remove up to `count` requests from the front."""
-        taken: list[QueuedRequest] = []
+        taken: list[RequestQueued] = []
         live = self.live
         if count >= len(live) and not self._stale:
             taken = list(live)
@@ -168,10 +168,10 @@ class SharedLevel(LevelQueue):
         self._turns.begin(first.lane)
         self._lanes = {first.lane: first}
 
-    def __iter__(self) -> Iterator[QueuedRequest]:
+    def __iter__(self) -> Iterator[RequestQueued]:
         """In order of service."""
         turns = self._turns.copy()
-        lanes: dict[int, Iterator[QueuedRequest]] = {}
+        lanes: dict[int, Iterator[RequestQueued]] = {}
         while (number := turns.current()) is not None:
             if number not in lanes:
                 lanes[number] = iter(self._lanes[number])
@@ -185,24 +185,24 @@ class SharedLevel(LevelQueue):
             if request.state is DELAYED:
                 yield request
 
-    def in_order(self) -> Iterable[QueuedRequest]:
+    def in_order(self) -> Iterable[RequestQueued]:
         """The same."""
         return self
 
-    def append(self, request: QueuedRequest) -> None:
+    def append(self, request: RequestQueued) -> None:
         """Queue a new request in its lane."""
         lane = self._lane(request.lane)
         lane.live.append(request)
         lane.size += 1
         self.size += 1
 
-    def delay(self, request: QueuedRequest) -> None:
+    def delay(self, request: RequestQueued) -> None:
         """A queued request's time-out passed: it goes behind all others, of every lane."""
         request.state = DELAYED
         self._lanes[request.lane].leave(request)
         self.delayed.append(request)
 
-    def put_back(self, request: QueuedRequest) -> None:
+    def put_back(self, request: RequestQueued) -> None:
         """A dispatched request returns to the front of its lane."""
         self.size += 1
         if request.delayed:
@@ -211,7 +211,7 @@ class SharedLevel(LevelQueue):
         else:
             self._lane(request.lane).put_back(request)
 
-    def leave(self, request: QueuedRequest) -> None:
+    def leave(self, request: RequestQueued) -> None:
         """A queued request's state was changed in place."""
         self.size -= 1
         if not request.delayed:
@@ -226,9 +226,9 @@ class SharedLevel(LevelQueue):
         heads = [lane.earliest_order() for lane in self._lanes.values() if lane.size]
         return min(heads) if heads else next(iter(self)).order
 
-    def take(self, count: int) -> list[QueuedRequest]:
+    def take(self, count: int) -> list[RequestQueued]:
         """Remove up to `count` requests, those served first."""
-        taken: list[QueuedRequest] = []
+        taken: list[RequestQueued] = []
         turns = self._turns
         while count > len(taken) and (number := turns.current()) is not None:
             served = self._lanes[number].take(1)
@@ -277,23 +277,23 @@ class VersionQueue:
         self.rows = 0
         self.size = 0
 
-    def __iter__(self) -> Iterator[QueuedRequest]:
+    def __iter__(self) -> Iterator[RequestQueued]:
         """In order of service: all of a lower number before any of a higher one (S8)."""
         for key in reversed(self._descending):
             yield from self._levels[-key]
 
-    def in_order(self) -> Iterable[QueuedRequest]:
+    def in_order(self) -> Iterable[RequestQueued]:
         """The same, faster with one level in use."""
         return self._levels[-self._descending[0]].in_order() if len(self._descending) == 1 else self
 
-    def last(self, number: int) -> Iterator[QueuedRequest]:
+    def last(self, number: int) -> Iterator[RequestQueued]:
         """The requests of a level that are in time, the last to be served first; none if lanes share it."""
         level = self._levels.get(number)
         for request in reversed(level.live) if level is not None else ():
             if request.state is QUEUED:
                 yield request
 
-    def append(self, request: QueuedRequest) -> bool:
+    def append(self, request: RequestQueued) -> bool:
         """Queue a new request on its `queue_level`; returns whether it is now the last to be served."""
         number = request.queue_level
         level = self._levels.get(number) or self._open(number, request.lane)
@@ -307,7 +307,7 @@ class VersionQueue:
         self._share(number, level).append(request)
         return False
 
-    def extend(self, requests: list[QueuedRequest]) -> bool:
+    def extend(self, requests: list[RequestQueued]) -> bool:
         """`append` of several new requests of one row each, one `queue_level` and one lane."""
         first = requests[0]
         number, lane = first.queue_level, first.lane
@@ -323,7 +323,7 @@ class VersionQueue:
             shared.append(request)
         return False
 
-    def put_back(self, request: QueuedRequest) -> None:
+    def put_back(self, request: RequestQueued) -> None:
         """Queue a dispatched request again, at the front of its level."""
         number = request.queue_level
         level = self._open(number, request.lane)
@@ -333,11 +333,11 @@ class VersionQueue:
         self.size += 1
         self.rows += request.rows
 
-    def delay(self, request: QueuedRequest) -> None:
+    def delay(self, request: RequestQueued) -> None:
         """Move a queued request behind its level (S22)."""
         self._levels[request.queue_level].delay(request)
 
-    def remove(self, request: QueuedRequest, state: RequestState) -> None:
+    def remove(self, request: RequestQueued, state: RequestState) -> None:
         """Remove a queued request and set its state to `state`."""
         level = self._levels[request.queue_level]
         request.state = state
@@ -349,9 +349,9 @@ class VersionQueue:
         for level in self._levels.values():
             level.sweep()
 
-    def take(self, count: int) -> list[QueuedRequest]:
+    def take(self, count: int) -> list[RequestQueued]:
         """Remove the `count` requests served first; the caller sets their state."""
-        taken: list[QueuedRequest] = []
+        taken: list[RequestQueued] = []
         while self.size and count > len(taken):
             number = -self._descending[-1]
             level = self._levels[number]
@@ -364,7 +364,7 @@ class VersionQueue:
         """The smallest `order` at the head of any level; `none` when the queue is empty."""
         return min((level.earliest_order() for level in self._levels.values()), default=none)
 
-    def drain(self) -> list[QueuedRequest]:
+    def drain(self) -> list[RequestQueued]:
         """Remove all requests; states stay as they are. In order of arrival, delayed ones last in order of delay."""
         everything = list(self)
         live = sorted((r for r in everything if r.state is QUEUED), key=lambda request: request.order)

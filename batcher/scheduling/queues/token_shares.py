@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import RequestQueued
 from charonia.generation.prompt_keys import PromptRoute
 
 MAX_CREDIT = 4096.0
@@ -25,7 +25,7 @@ _OF_NEWEST = 0.125
 _UNKNOWN = PromptRoute(64)
 
 
-def prompt_of(request: QueuedRequest) -> PromptRoute:
+def prompt_of(request: RequestQueued) -> PromptRoute:
     """What is known of a request's prompt."""
     meta = request.meta
     return meta.prompt if meta is not None and meta.prompt is not None else _UNKNOWN
@@ -42,7 +42,7 @@ class AnswerLengths:
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
 
-    def expected(self, request: QueuedRequest) -> int:
+    def expected(self, request: RequestQueued) -> int:
         """In tokens, for a request that runs or will."""
         mean = round(self._means.get(request.lane, FIRST_ANSWER_TOKENS))
         return min(mean, prompt_of(request).max_tokens or mean)
@@ -73,11 +73,11 @@ class TokenShares:
         """The virtual counter of a lane: tokens divided by its weight."""
         return max(self._counters.get(lane, 0.0), self._now - MAX_CREDIT)
 
-    def step(self, request: QueuedRequest) -> float:
+    def step(self, request: RequestQueued) -> float:
         """How much a request adds to the counter of its lane when it is dispatched."""
         return self._step(request.lane, prompt_of(request).tokens + self.answers.expected(request))
 
-    def charge(self, request: QueuedRequest) -> None:
+    def charge(self, request: RequestQueued) -> None:
         """A request is dispatched."""
         lane, prompt_tokens = request.lane, prompt_of(request).tokens
         tokens = prompt_tokens + self.answers.expected(request)
@@ -147,7 +147,7 @@ class TokenTurns:
         counter = self._shares.counter if self._ahead is None else self._ahead.__getitem__
         return min(self._lanes, key=counter, default=None)
 
-    def spend(self, lane: int, request: QueuedRequest) -> None:
+    def spend(self, lane: int, request: RequestQueued) -> None:
         """The current lane is served."""
         if self._ahead is not None:
             self._ahead[lane] += self._shares.step(request)

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import RequestQueued
 from batcher.scheduling.queues.token_shares import AnswerLengths, prompt_of
 from charonia.generation.prompt_keys import BLOCK_TOKENS, PromptRoute, blocks_of
 
@@ -133,7 +133,7 @@ class PrefixRouting:
 
     # -- what is under way ---------------------------------------------------------------------------------------------
 
-    def given(self, request: QueuedRequest, executor: str) -> None:
+    def given(self, request: RequestQueued, executor: str) -> None:
         """A request is dispatched to an executor."""
         prompt = prompt_of(request)
         names = prompt.names()
@@ -147,12 +147,12 @@ class PrefixRouting:
         counts.cold += best == 0
         self._take(request, executor, warm, names)
 
-    def found(self, request: QueuedRequest, executor: str) -> None:
+    def found(self, request: RequestQueued, executor: str) -> None:
         """A predecessor has dispatched a request."""
         names = prompt_of(request).names()
         self._take(request, executor, self._match(executor, names), names)
 
-    def _take(self, request: QueuedRequest, executor: str, warm: int, names: Sequence[bytes]) -> None:
+    def _take(self, request: RequestQueued, executor: str, warm: int, names: Sequence[bytes]) -> None:
         self.ended(request.id)
         prompt_left = max(1, prompt_of(request).tokens - warm)
         one = self._given[request.id] = _Given(executor, prompt_left, self._answers.expected(request))

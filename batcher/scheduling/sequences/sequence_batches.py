@@ -12,7 +12,7 @@ from batcher.scheduling.observations import (
     BatchReturned,
     BatchRunning,
     ExecutorLost,
-    QueuedRequest,
+    RequestQueued,
     RequestsRescheduled,
     ResponsesBegun,
     ResponsesSeen,
@@ -117,7 +117,7 @@ class SequenceBatches:
         ledger = self._ledger
         for version in ledger.versions.values():
             self._slots.withdraw(version, event.executor, now_ns, decisions)
-        counted: list[QueuedRequest] = []
+        counted: list[RequestQueued] = []
         self._blame.lost(event.executor, counted)
         for batch_id, batch in [(i, batch) for i, batch in ledger.batches.items() if batch.executor == event.executor]:
             why = "its executor was stopped" if event.drained else LOST
@@ -141,7 +141,7 @@ class SequenceBatches:
             return
         places = {place.run: place for place in event.sequences.places}
         instance = event.sequences.instance
-        requests: list[QueuedRequest] = []
+        requests: list[RequestQueued] = []
         sequences: list[LiveSequence] = []
         for member in event.requests:
             request, sequence = ledger.known.get(member.id, (None, None))
@@ -173,7 +173,7 @@ class SequenceBatches:
         if instance is not None and instance.batch == batch_id:
             instance.batch = ""
 
-    def _take_back(self, batch_id: str, why: str, now_ns: int, decisions: list[Decision]) -> list[QueuedRequest]:
+    def _take_back(self, batch_id: str, why: str, now_ns: int, decisions: list[Decision]) -> list[RequestQueued]:
         """A batch did not run to its end, because of `why`: queue its unsettled requests again, and return them."""
         ledger = self._ledger
         batch = self._close(batch_id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from batcher.scheduling.decisions import Decision, DispatchBatch
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import RequestQueued
 from batcher.scheduling.queues.ledger import NEVER_NS
 from charonia.wire import BatchPlaces, SequencePlace
 
@@ -87,7 +87,7 @@ class SequenceDispatching:
         """The next requests of these sequences, as one batch."""
         self._next_batch += 1
         batch_id = f"{self._batch_prefix}-{self._next_batch}"
-        requests: list[QueuedRequest] = []
+        requests: list[RequestQueued] = []
         places: list[SequencePlace] = []
         for sequence in chosen:
             request = sequence.queue[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 from heapq import heapify, heappop, heappush
 
-from batcher.scheduling.observations import QueuedRequest
+from batcher.scheduling.observations import RequestQueued
 from charonia.facts.sequence_states import SequenceAbout, sequence_key
 
 
@@ -41,9 +41,9 @@ class LiveSequence:
         self.version = version
         self.key = key
         self.predecessor = predecessor
-        self.queue: deque[QueuedRequest] = deque()
-        self.running: QueuedRequest | None = None
-        self.again: QueuedRequest | None = None
+        self.queue: deque[RequestQueued] = deque()
+        self.running: RequestQueued | None = None
+        self.again: RequestQueued | None = None
         """The request at the head of the queue that had a turn and wants another (S41)."""
         self.run = b""
         self.former: tuple[bytes, ...] = ()

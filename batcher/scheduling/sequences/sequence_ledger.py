@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 from batcher.scheduling.decisions import Decision, ForgetSequences, RejectRequest
-from batcher.scheduling.observations import QueuedRequest, RequestState
+from batcher.scheduling.observations import RequestQueued, RequestState
 from batcher.scheduling.queues.ledger import CANCELLED, Cut, DueTimes, cut_short
 from charonia.wire import SequenceMark
 
@@ -31,7 +31,7 @@ class DispatchedBatch:
     executor: str
     version: int
     instance: int
-    requests: list[QueuedRequest]
+    requests: list[RequestQueued]
     sequences: list[LiveSequence]
     alone: bool = False
     freed: bool = False
@@ -60,7 +60,7 @@ class SequenceLedger:
         self.model = ""
         self.repeatable = False
         self.rules: SequenceRules | None = None
-        self.known: dict[bytes, tuple[QueuedRequest, LiveSequence]] = {}
+        self.known: dict[bytes, tuple[RequestQueued, LiveSequence]] = {}
         self.queued = 0
         self.versions: dict[int, VersionSequences] = {}
         self.batches: dict[str, DispatchedBatch] = {}
@@ -85,7 +85,7 @@ class SequenceLedger:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def queue(self, request: QueuedRequest, sequence: LiveSequence) -> None:
+    def queue(self, request: RequestQueued, sequence: LiveSequence) -> None:
         """Append a new request to its sequence."""
         sequence.queue.append(request)
         request.state = QUEUED
@@ -93,7 +93,7 @@ class SequenceLedger:
         self.queued += 1
         self.time(request, sequence)
 
-    def time(self, request: QueuedRequest, sequence: LiveSequence) -> None:
+    def time(self, request: RequestQueued, sequence: LiveSequence) -> None:
         """Set its due times; without a slot a request waits no longer than its time-out (S37)."""
         # until the model is known, running batches and slots are not known either (recovery)
         waits = self.rules is not None and sequence.instance is None and sequence.wanted is None
@@ -102,7 +102,7 @@ class SequenceLedger:
         if request.timeout_ns or request.deadline_ns:
             self.due.arm(request)
 
-    def dispatch(self, request: QueuedRequest, sequence: LiveSequence) -> None:
+    def dispatch(self, request: RequestQueued, sequence: LiveSequence) -> None:
         """Take the next request of a sequence, which runs."""
         sequence.queue.popleft()
         sequence.running = request
@@ -112,7 +112,7 @@ class SequenceLedger:
             self.due.arm(request)
         self.idle.pop(sequence, None)
 
-    def put_back(self, request: QueuedRequest, sequence: LiveSequence, now_ns: int) -> None:
+    def put_back(self, request: RequestQueued, sequence: LiveSequence, now_ns: int) -> None:
         """A dispatched request is the next of its sequence again."""
         self.due.disarm(request)
         sequence.queue.appendleft(request)
@@ -122,14 +122,14 @@ class SequenceLedger:
             self.due.arm(request)
         self.touch(sequence, now_ns)
 
-    def forget(self, request: QueuedRequest) -> None:
+    def forget(self, request: RequestQueued) -> None:
         """A request that is in no queue has ended."""
         request.state = ENDED
         self.known.pop(request.id, None)
         self.alone.discard(request.id)
         self.due.disarm(request)
 
-    def refuse(self, request: QueuedRequest, how: Cut, decisions: list[Decision], *, bare: bool = False) -> None:
+    def refuse(self, request: RequestQueued, how: Cut, decisions: list[Decision], *, bare: bool = False) -> None:
         """A request that is in no queue ends with an error."""
         self.forget(request)
         decisions.append(RejectRequest(request, *how, bare))
@@ -142,7 +142,7 @@ class SequenceLedger:
         sequence.queue.clear()
 
     def cut(
-        self, sequence: LiveSequence, request: QueuedRequest, how: Cut | None, now_ns: int, decisions: list[Decision]
+        self, sequence: LiveSequence, request: RequestQueued, how: Cut | None, now_ns: int, decisions: list[Decision]
     ) -> None:
         """Ends a waiting request (`how` None: it is settled), and all that follow it until the next START."""
         queue = list(sequence.queue)
@@ -166,13 +166,13 @@ class SequenceLedger:
         self.settle_down(sequence, now_ns, decisions)
 
     def cut_if_seen(
-        self, sequence: LiveSequence, request: QueuedRequest, why: str, now_ns: int, decisions: list[Decision]
+        self, sequence: LiveSequence, request: RequestQueued, why: str, now_ns: int, decisions: list[Decision]
     ) -> None:
         """A request waits again and its run was lost: run it from its start, unless responses were visible."""
         if request.responding and not self.repeatable:
             self.cut(sequence, request, cut_short(why), now_ns, decisions)
 
-    def _unqueue(self, request: QueuedRequest) -> None:
+    def _unqueue(self, request: RequestQueued) -> None:
         """A request has left its queue."""
         self.queued -= 1
         self.due.disarm(request)
@@ -214,7 +214,7 @@ class SequenceLedger:
                 decisions.append(ForgetSequences({sequence.record_key: run}))
 
 
-def mark_of(request: QueuedRequest) -> SequenceMark:
+def mark_of(request: RequestQueued) -> SequenceMark:
     """The sequence mark of a request; every request queued here has one."""
     assert request.sequence is not None
     return request.sequence

@@ -1,5 +1,7 @@
-"""Turns accepted requests into batches: queues them, and dispatches batches once the facts are folded. Pure.
-`dynamic_batching` decides which requests go together, `model_state` which executors may take them.
+"""Queues accepted requests (`Arrivals`), and dispatches batches of them when facts are folded (`Dispatching`). Pure.
+
+`dynamic_batching` decides which requests go together, `model_state` which executors may take them. Each request on the
+full way passes both classes; a wave that meets a free instance passes the second alone.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from batcher.scheduling.decisions import BurstWave, Decision, DispatchBatch, ReleaseReplies
-from batcher.scheduling.observations import WAVE_BIT, Observation, QueuedRequest, RequestQueued, RequestState
+from batcher.scheduling.observations import WAVE_BIT, Observation, RequestQueued, RequestState
 from batcher.scheduling.poison.poison_isolation import Suspects
 from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules, Formation, form_batch
 from batcher.scheduling.queues.ledger import NEVER_NS, QUEUE_FULL, RequestLedger
@@ -69,7 +71,7 @@ class Dispatching:
         if state.changed or state.paused or state.kept or state.fresh_waits or self.waits_for:
             return None
         several = len(arrived) > 1
-        waves: list[QueuedRequest] = []
+        waves: list[RequestQueued] = []
         rows = 0
         for wave in arrived:
             if type(wave) is not RequestQueued or not wave.wave:
@@ -163,7 +165,7 @@ class Dispatching:
         self,
         version: ModelVersion,
         seat: Seat,
-        requests: list[QueuedRequest],
+        requests: list[RequestQueued],
         rules: BatchRules,
         now_ns: int,
         *,
@@ -203,14 +205,14 @@ class Dispatching:
         )
 
 
-def _may_queue(ledger: RequestLedger, wave: QueuedRequest, now_ns: int, limit: int) -> bool:
+def _may_queue(ledger: RequestLedger, wave: RequestQueued, now_ns: int, limit: int) -> bool:
     """Whether a wave may be queued as it is, on a level of at most `limit` requests (0: no bound)."""
     rules = ledger.batching
     if rules is None or ledger.is_held or wave.rows > rules.max_rows or 0 < wave.deadline_ns <= now_ns:
         return False
     if limit and ledger.levels.get(wave.queue_level, 0) + wave.count > limit:
         return False
-    return ledger.takes_waves or (wave.count == 1 and not rules.dynamic)
+    return ledger.runs_waves_whole or (wave.count == 1 and not rules.dynamic)
 
 
 class Arrivals:
@@ -225,7 +227,7 @@ class Arrivals:
         self._state = state
         self._decide = decide
 
-    def enqueue(self, request: QueuedRequest, now_ns: int, decisions: list[Decision]) -> None:
+    def enqueue(self, request: RequestQueued, now_ns: int, decisions: list[Decision]) -> None:
         """Queue one request, or end it if it may not be queued."""
         ledger = self._state.ledger
         if request.id in ledger.known:
@@ -269,11 +271,11 @@ class Arrivals:
         self._grown(version, request.signature, is_last, request.enqueued_ns)
 
     @staticmethod
-    def _burst(wave: QueuedRequest, decisions: list[Decision]) -> None:
+    def _burst(wave: RequestQueued, decisions: list[Decision]) -> None:
         wave.state = RequestState.ENDED
         decisions.append(BurstWave(wave))
 
-    def _meets_others(self, request: QueuedRequest, decisions: list[Decision]) -> bool:
+    def _meets_others(self, request: RequestQueued, decisions: list[Decision]) -> bool:
         """Burst waves that would share a batch with single requests if they were single; returns whether this one was
         burst. Those are waves that a configured delay holds for more requests, and waves of one that wait for a running
         batch: bursting costs them no time.
@@ -298,7 +300,7 @@ class Arrivals:
         return False
 
     def _meets_neighbours(
-        self, request: QueuedRequest, version: ModelVersion, rules: BatchRules, decisions: list[Decision]
+        self, request: RequestQueued, version: ModelVersion, rules: BatchRules, decisions: list[Decision]
     ) -> bool:
         """The same if no request is delayed: the last of the waiting requests may share its batch."""
         if request.wave and request.count > 1:
@@ -307,7 +309,7 @@ class Arrivals:
         if seat is not None and seat.free_slots > 0:
             return False  # they leave in this tick
         rows, counterpart = request.rows, request.signature ^ WAVE_BIT
-        others: list[QueuedRequest] = []
+        others: list[RequestQueued] = []
         for other in version.queue.last(request.queue_level):
             rows += other.rows
             if other.signature != counterpart or other.count > 1 or rows > rules.largest_preferred:
@@ -343,7 +345,7 @@ class Arrivals:
             or request.lane != lane
         )
         count = next(unlike, len(events))
-        queued = cast(list[QueuedRequest], events[:count])
+        queued = cast(list[RequestQueued], events[:count])
         by_id = {request.id: request for request in queued}
         known = ledger.known
         if not queued or len(by_id) < count or not known.keys().isdisjoint(by_id):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision, RejectReason, RejectRequest, StopExecution
 from batcher.scheduling.observations import (
-    QueuedRequest,
     RequestCancelled,
+    RequestQueued,
     RequestState,
     ResponsesSeen,
     VersionsAbandoned,
@@ -22,7 +22,7 @@ from batcher.scheduling.queues.ledger import (
     abandoned,
     cut_short,
 )
-from batcher.scheduling.queues.queueing import delays
+from batcher.scheduling.queues.queueing import moves_behind
 from charonia.errors import ErrorCode
 
 from .model_state import ModelState
@@ -84,7 +84,7 @@ class Endings:
             for request in [r for r in self._state.ledger.known.values() if r.wave]:
                 self.open_wave(request.id, decisions)
 
-    def _burst(self, wave: QueuedRequest, decisions: list[Decision]) -> None:
+    def _burst(self, wave: RequestQueued, decisions: list[Decision]) -> None:
         self._state.remove(wave)
         self._state.ledger.burst(wave, decisions)
 
@@ -99,21 +99,21 @@ class Endings:
             self._state.remove(request)
 
     def _end_running(
-        self, request: QueuedRequest, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
+        self, request: RequestQueued, code: ErrorCode, message: str, reason: RejectReason, decisions: list[Decision]
     ) -> None:
         """End a request that an executor has: the first settlement wins, and it is not run again."""
         if not request.settled:
             decisions.append(RejectRequest(request, code, message, reason))
             self._stop(request, decisions)
 
-    def _stop(self, request: QueuedRequest, decisions: list[Decision]) -> None:
+    def _stop(self, request: RequestQueued, decisions: list[Decision]) -> None:
         if not request.settled:
             request.settled = True
             if request.due_ns:
                 self._state.ledger.due.disarm(request)
             decisions.append(self._stopped(request))
 
-    def _stopped(self, request: QueuedRequest, *, gentle: bool = False) -> StopExecution:
+    def _stopped(self, request: RequestQueued, *, gentle: bool = False) -> StopExecution:
         batch_id, batch = next((i, b) for i, b in self._state.batches.items() if request in b.requests)
         return StopExecution(request, batch_id, batch.executor, gentle)
 
@@ -143,7 +143,7 @@ class Endings:
                 self._end_running(request, code, message, "OTHER", decisions)
                 continue
             timed_out = 0 < request.timeout_ns <= now_ns
-            if timed_out and delays(self._state.ledger.queueing.place(request.level)[1]):
+            if timed_out and moves_behind(self._state.ledger.queueing.place(request.level)[1]):
                 request.timeout_ns = 0
                 request.delayed = True
                 version = self._state.versions[request.version]

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from batcher.scheduling.decisions import Decision
-from batcher.scheduling.observations import QueuedRequest, RequestState
+from batcher.scheduling.observations import RequestQueued, RequestState
 from batcher.scheduling.poison.poison_isolation import Isolation, Suspects
 from batcher.scheduling.queues.adaptive_batching import AdaptiveBatching
 from batcher.scheduling.queues.dynamic_batching import BatchRules, Formation, ReleaseOrder
@@ -136,7 +136,7 @@ class Batch:
 
     executor: str
     version: int
-    requests: list[QueuedRequest]
+    requests: list[RequestQueued]
     dispatched_ns: int
     first: int
     via_owner: bool
@@ -314,14 +314,14 @@ class ModelState:
                 other.started_ns = now_ns
                 break
 
-    def set_lane(self, request: QueuedRequest) -> None:
+    def set_lane(self, request: RequestQueued) -> None:
         """No turns where answers keep the order of arrival (S6)."""
         if self.ledger.batching is not None and self.ledger.batching.preserve_ordering:
             request.lane = 0
 
     def recall(
         self, batch_id: str, why: str, now_ns: int, decisions: list[Decision], *, suspect: bool = False
-    ) -> tuple[Batch, list[QueuedRequest]]:
+    ) -> tuple[Batch, list[RequestQueued]]:
         """A batch will not finish, because of `why`: returns it with its unsettled requests. Waves are burst, perhaps
         as suspects. A request that had responses ends here, unless its model is repeatable.
         """
@@ -334,7 +334,7 @@ class ModelState:
         if version.routing is not None:
             self.returned_routed(version, batch)
         self.touch(batch.version)
-        left: list[QueuedRequest] = []
+        left: list[RequestQueued] = []
         for request in batch.requests:
             if request.wave:
                 self.ledger.burst(request, decisions, suspect=suspect, executor=batch.executor)
@@ -367,7 +367,7 @@ class ModelState:
             version.instances.release(batch.executor)
         return version
 
-    def remove(self, request: QueuedRequest, state: RequestState = ENDED) -> None:
+    def remove(self, request: RequestQueued, state: RequestState = ENDED) -> None:
         """Remove a request from the queue; if that ends it, it is forgotten."""
         version = self.versions[request.version]
         (version.isolation if request.state is SUSPECT else version.queue).remove(request, state)

@@ -5,7 +5,7 @@ this module moves the requests.
 from __future__ import annotations
 
 from batcher.scheduling.decisions import Decision
-from batcher.scheduling.observations import BatchDied, BatchLost, ExecutorLost, QueuedRequest, RequestState
+from batcher.scheduling.observations import BatchDied, BatchLost, ExecutorLost, RequestQueued, RequestState
 from batcher.scheduling.poison.poison_isolation import (
     CULPRIT_OF_LOSSES,
     FRESH_WAIT_NS,
@@ -35,9 +35,9 @@ class Recalls:
         self._blame = Blame()
         self._since: dict[str, int] = {}
         """When each executor was first seen to serve the model."""
-        self._lately: list[tuple[int, list[QueuedRequest]]] = []
+        self._lately: list[tuple[int, list[RequestQueued]]] = []
         """When executors were lost recently, and the requests that each loss counts against."""
-        self._counted: list[QueuedRequest] | None = []
+        self._counted: list[RequestQueued] | None = []
         """Those of the current loss; None when it counts against no request."""
 
     def served(self, executor: str, now_ns: int) -> None:
@@ -78,7 +78,7 @@ class Recalls:
             for request in counted:
                 request.losses_apart = max(0, request.losses_apart - 1)
             counted.clear()
-        mine: list[QueuedRequest] = []
+        mine: list[RequestQueued] = []
         self._counted = None if together else mine
         self._lately.append((now_ns, mine))
         self._blame.lost(executor, mine)
@@ -95,7 +95,7 @@ class Recalls:
             return
         self._put_back(batch.version, left)
 
-    def _put_back(self, version: int, requests: list[QueuedRequest]) -> None:
+    def _put_back(self, version: int, requests: list[RequestQueued]) -> None:
         """These requests return to the front of their levels."""
         state = self._state
         for request in reversed(requests):
@@ -103,7 +103,7 @@ class Recalls:
             state.set_lane(request)
             state.versions[version].queue.put_back(request)
 
-    def _spare(self, version: int, left: list[QueuedRequest]) -> list[QueuedRequest]:
+    def _spare(self, version: int, left: list[RequestQueued]) -> list[RequestQueued]:
         """Queue the requests that gave new responses in this run again as they were; returns the others."""
         if not self._state.ledger.resumable:
             return left
@@ -188,7 +188,7 @@ class Recalls:
 
     def _lose_alone(
         self,
-        left: list[QueuedRequest],
+        left: list[RequestQueued],
         version: int,
         executor: str,
         now_ns: int,
@@ -207,7 +207,7 @@ class Recalls:
         until_ns = now_ns + FRESH_WAIT_NS if apart else 0
         self._isolate(version, left).add(left, apart=True, until_ns=until_ns)
 
-    def _isolate(self, version: int, requests: list[QueuedRequest]) -> Isolation:
+    def _isolate(self, version: int, requests: list[RequestQueued]) -> Isolation:
         """These requests wait, in groups that the caller forms."""
         state = self._state
         for request in requests:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice
 
 from batcher.scheduling.decisions import Decision, DispatchBatch
-from batcher.scheduling.observations import QueuedRequest, RequestState
+from batcher.scheduling.observations import RequestQueued, RequestState
 from batcher.scheduling.queues.dynamic_batching import BatchRules, Formation
 from batcher.scheduling.queues.token_shares import TokenShares, prompt_of
 from batcher.scheduling.routing.prefix_routing import PrefixRouting
@@ -31,7 +31,7 @@ _MIN_HELD = 128
 _PLAIN = DynamicBatching()
 """Without levels and queue policies."""
 
-DispatchOne = Callable[[ModelVersion, Seat, list[QueuedRequest], BatchRules, int], DispatchBatch]
+DispatchOne = Callable[[ModelVersion, Seat, list[RequestQueued], BatchRules, int], DispatchBatch]
 """Dispatches requests that have left the queue."""
 
 
@@ -75,7 +75,7 @@ class RoutedDispatching:
             decisions.append(self._dispatch_one(version, seat, [request], rules, now_ns))
 
     def _seat_for(
-        self, request: QueuedRequest, version: ModelVersion, routing: PrefixRouting, serving: list[Seat], now_ns: int
+        self, request: RequestQueued, version: ModelVersion, routing: PrefixRouting, serving: list[Seat], now_ns: int
     ) -> tuple[Seat | None, int]:
         """The executor for a request, or until when it waits for one. At least one takes a batch now."""
         instances = version.instances
@@ -148,7 +148,7 @@ def dispatched_routed(state: ModelState, version: ModelVersion, batch: Batch) ->
             shares.charge(request)
 
 
-def ended_routed(state: ModelState, routing: PrefixRouting, requests: Sequence[QueuedRequest], tokens: int) -> None:
+def ended_routed(state: ModelState, routing: PrefixRouting, requests: Sequence[RequestQueued], tokens: int) -> None:
     """A batch has ended, with so many tokens that were generated."""
     shares = state.turns.shares
     for request in requests:

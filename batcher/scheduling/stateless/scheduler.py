@@ -29,7 +29,6 @@ from batcher.scheduling.observations import (
     ExecutorReturned,
     Observation,
     PolicyChanged,
-    QueuedRequest,
     QueueHeld,
     RequestCancelled,
     RequestQueued,
@@ -159,19 +158,19 @@ class ModelScheduler:
         """What is known of the executors of each version, where prompts decide between them."""
         return {n: version.routing for n, version in self._state.versions.items() if version.routing is not None}
 
-    def find(self, request_id: bytes) -> QueuedRequest | None:
+    def find(self, request_id: bytes) -> RequestQueued | None:
         """Returns a request that has not ended."""
         return self._state.ledger.known.get(request_id)
 
-    def waiting(self) -> list[QueuedRequest]:
+    def waiting(self) -> list[RequestQueued]:
         """The waiting requests, in no particular order."""
         return [r for r in self._state.ledger.known.values() if r.state in (QUEUED, DELAYED, SUSPECT)]
 
-    def unended(self) -> list[QueuedRequest]:
+    def unended(self) -> list[RequestQueued]:
         """All requests that have not ended, in no particular order."""
         return list(self._state.ledger.known.values())
 
-    def holding(self) -> list[tuple[str, int, list[QueuedRequest]]]:
+    def holding(self) -> list[tuple[str, int, list[RequestQueued]]]:
         """(executor, version, requests) of the batches that hold an instance, or wait for one at their executor.
         Batches that have freed their instance and are not finished come without an executor.
         """
@@ -303,7 +302,7 @@ class ModelScheduler:
         if event.batch_id in self._state.batches or event.batch_id in self._state.held:
             return
         version = self._state.version(event.version)
-        requests: list[QueuedRequest] = []
+        requests: list[RequestQueued] = []
         for request in event.requests:
             known = self._state.ledger.known.get(request.id)
             if known is None:

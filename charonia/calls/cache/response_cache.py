@@ -75,7 +75,7 @@ class SharingCaller:
             self.future.set_result(SharedAnswer(own, executed))
 
     def expire(self) -> None:
-        """Called at its deadline. The data plane ends a request that was sent, and may lose that race."""
+        """Called at its deadline. The gateway's `DataPlane` ends a request that was sent, and may lose that race."""
         if not self.sent:
             self.fail(DeadlineExceeded(DEADLINE_EXCEEDED))
 

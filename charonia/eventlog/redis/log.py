@@ -18,7 +18,7 @@ from charonia.keys import sizes
 from charonia.tensors import Buffer
 
 from . import scripts
-from .blobs import BlobServer, is_passing
+from .blob_server import BlobServer, is_passing
 from .commands import Commands, pack_append
 from .durability import QUESTIONS, Durability, Server, info_field
 from .epoch import Epoch, new_epoch

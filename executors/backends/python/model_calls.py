@@ -36,7 +36,7 @@ Batch = Sequence[ModelRequest] | RequestColumns
 MAX_OPEN = 4096
 """The limit of concurrent calls and loads of one model process."""
 
-NOT_READY = "Failed for execute the inference request. Model '{model}' is not ready."
+CALLED_NOT_READY = "Failed for execute the inference request. Model '{model}' is not ready."
 DECOUPLED = (
     "Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled "
     "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models."
@@ -174,7 +174,7 @@ class PendingModelCalls:
         try:
             interface = await self._calls.find(request.model, request.version)
         except CharoniaError:
-            raise Unavailable(NOT_READY.format(model=request.model)) from None
+            raise Unavailable(CALLED_NOT_READY.format(model=request.model)) from None
         if interface.decoupled and not asked.decoupled:
             raise Unsupported(DECOUPLED.format(model=request.model))
         if isinstance(made_for, RequestColumns):

@@ -23,7 +23,7 @@ from gateway.grpc.job_calls import JOB_ID
 from gateway.grpc.statuses import Refusal, refusal
 from gateway.handler import Handler
 from gateway.lane.door import Call, Door, values_of
-from gateway.lane.express_lane import MAX_REQUEST_BYTES, ExpressLane
+from gateway.lane.doors import MAX_REQUEST_BYTES, Doors
 from gateway.lane.layout import CONTEXT_BYTES, NO_CONTEXT, Layout, is_context, is_sampled, protobuf_layout
 from gateway.lane.pending_waves import response_in
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
@@ -132,7 +132,7 @@ class GrpcSignature:
         "standing",
     )
 
-    counts_itself = True
+    counted_by_lane = True
 
     def __init__(self, door: Door, layout: Layout, model: str, standing: Standing, encoder: ResponseEncoder) -> None:
         """`model` is the name that these calls call it by."""
@@ -249,7 +249,7 @@ class GrpcLane:
 
     def __init__(
         self,
-        lane: ExpressLane,
+        lane: Doors,
         handler: Handler,
         encoder: ResponseEncoder,
         standing: Callable[[CallHeaders], Standing | None],
@@ -429,8 +429,8 @@ class GrpcLane:
                 for signature in signatures:
                     layout = signature.layout
                     if data.startswith(layout.head, start) and signature.standing == call.standing:
-                        if layout.only:
-                            call.data = (data[start + layout.only : end],)
+                        if layout.only_part_at:
+                            call.data = (data[start + layout.only_part_at : end],)
                             break
                         parts = layout.cut(data, start)
                         if parts is not None:

@@ -23,7 +23,7 @@ STATUS: dict[ErrorCode, int] = {
     ErrorCode.PERMISSION_DENIED: 403,
     ErrorCode.KEY_REUSED: 422,
 }
-"""E1; the last four are Charonia's own codes."""
+"""E1; the last five are Charonia's own codes."""
 
 JSON_CONTENT_TYPE = (b"content-type", b"application/json")
 TEXT_CONTENT_TYPE = (b"content-type", b"text/plain")

@@ -8,7 +8,7 @@ import pytest
 from memory_log.log import MemoryLog
 
 from batcher.app import BatcherApp
-from batcher.scheduling.sequences.sequence_scheduler import Delays
+from batcher.scheduling.sequences.sequence_dispatch import Delays
 from charonia.options.settings import BatcherSettings, LogSettings
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from charonia import keys
 from charonia.errors import CharoniaError, StartupError
 from charonia.eventlog.port import START, Counted, Ended, Entry, Fields, Limits, ProgressPart, Reply, Sent, StreamReader
-from charonia.eventlog.redis.blobs import BlobServer, is_passing
+from charonia.eventlog.redis.blob_server import BlobServer, is_passing
 from charonia.eventlog.redis.epoch import Epoch
 from charonia.eventlog.redis.log import RedisLog, level_of
 from charonia.eventlog.redis.server.address import Address, parse_address

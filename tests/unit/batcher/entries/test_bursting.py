@@ -9,7 +9,7 @@ from memory_log.log import MemoryLog
 from scheduler_bench import interface
 
 from batcher.entries.bursting import Bursting
-from batcher.entries.carriers import Deletions, Windows, carrier_of
+from batcher.entries.carriers import Deletions, Windows, carried_of
 from batcher.scheduling.decisions import BurstWave, DispatchBatch
 from batcher.scheduling.observations import BatchDied, PolicyChanged, RequestQueued, VersionServed
 from batcher.scheduling.stateless.scheduler import ModelScheduler
@@ -66,13 +66,13 @@ async def test_a_wave_is_one_item_that_stands_for_its_requests(owner: Owner) -> 
     (item,) = await owner.read()
     assert (item.id, item.wave, item.count, item.rows) == (PREFIX + b"\xff", True, COUNT, COUNT)
     assert item.signature != 70, "it shares no batch with requests"
-    assert carrier_of(item).entry.remaining == COUNT
+    assert carried_of(item).entry.remaining == COUNT
 
 
 async def test_requests_of_a_burst_wave_keep_what_was_asked(owner: Owner) -> None:
     await owner.send()
     (item,) = await owner.read()
-    wave: object = carrier_of(item).record
+    wave: object = carried_of(item).record
     assert isinstance(wave, Wave)
     await owner.bursting.burst(BurstWave(item))
     queued = await owner.read()
@@ -109,7 +109,7 @@ async def test_a_wave_that_was_answered_leaves_no_suspects(owner: Owner) -> None
     await owner.send()
     (item,) = await owner.read()
     told: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    assert owner.log.waves.end(QUEUE, [carrier_of(item).entry.entry_id], [], told.set_result)
+    assert owner.log.waves.end(QUEUE, [carried_of(item).entry.entry_id], [], told.set_result)
     assert await told == 1
     await owner.bursting.burst(BurstWave(item, suspect=True, executor="a"))
     assert await owner.read() == []

@@ -19,7 +19,7 @@ from charonia.backend import InstanceSpec, Interrupted
 from charonia.eventlog.payloads import PayloadDirectory
 from charonia.tensors import Tensor
 from charonia.wire import Wave, unpack_wave, unpack_wave_reply, wave_head
-from executors.batches.batch_payloads import Payloads
+from executors.batches.batch_payloads import BatchPayloads
 from executors.batches.batch_results import Executed, Execution
 from executors.batches.wave_execution import ExecutedWaves
 from executors.running import instance_pool, quick_runs
@@ -191,7 +191,7 @@ async def test_what_was_stored_before_an_interruption_is_taken_back(
     gateway, executor = (PayloadDirectory(str(tmp_path), name) for name in ("g-1", "e-1"))
     gateway.open()
     executor.open()
-    payloads = Payloads(MemoryLog(), executor)
+    payloads = BatchPayloads(MemoryLog(), executor)
     instance = Interruptible()
     quick = Quick(instance)
     waves = [wave(1.0, 4), wave(2.0, 4), wave(SLOW)]  # three executions, as four rows are the most for one

@@ -31,7 +31,7 @@ from charonia.wire import (
     unpack_request,
 )
 from executors.batches.assembly import RequestPlan
-from executors.batches.batch_payloads import Payloads
+from executors.batches.batch_payloads import BatchPayloads
 from executors.batches.batch_results import Executed, Execution
 from executors.metrics import ExecutorMetrics
 from executors.running.instance_pool import LoadedVersion
@@ -97,7 +97,7 @@ async def settle(
     starts = JournalledStarts(log, "executor-1")
     reports = OwnerReports(log, link)
     usage = UsageCounts(ExecutorMetrics())
-    settler = Settler(log, "executor-1", ExecutorMetrics(), Payloads(log, directory), starts, reports, usage)
+    settler = Settler(log, "executor-1", ExecutorMetrics(), BatchPayloads(log, directory), starts, reports, usage)
     outcomes: list[Outcome | None] = []
     if flags & FLAG_JOURNALLED:
         starts.watch(job)

@@ -178,7 +178,7 @@ def test_of_a_caller_that_goes_later_the_owner_is_told(bench: LaneBench) -> None
 
 
 def test_what_a_front_counts_itself_is_not_counted_twice(bench: LaneBench) -> None:
-    front = Front(bench, bench.front().door, counts_itself=False)
+    front = Front(bench, bench.front().door, counted_by_lane=False)
     counts = front.door.counts
     before = counts.success, counts.duration_ns
     (_, gone) = front.send(1, 2)

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from batcher.scheduling.observations import QueuedRequest, RequestQueued
+from batcher.scheduling.observations import RequestQueued
 from batcher.scheduling.queues.fair_sharing import TurnRules
 from batcher.scheduling.queues.queueing import VersionQueue
 from batcher.scheduling.queues.token_shares import FIRST_ANSWER_TOKENS, MAX_CREDIT, TokenShares
@@ -35,7 +35,7 @@ def served(shares: TokenShares, queue: VersionQueue, count: int) -> list[int]:
     return lanes
 
 
-def queue_of(shares: TokenShares, *requests: QueuedRequest) -> VersionQueue:
+def queue_of(shares: TokenShares, *requests: RequestQueued) -> VersionQueue:
     rules = TurnRules({})
     rules.shares = shares
     queue = VersionQueue(rules)

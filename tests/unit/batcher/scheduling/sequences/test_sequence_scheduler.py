@@ -23,8 +23,8 @@ from batcher.scheduling.observations import (
     VersionServed,
     VersionWithdrawn,
 )
+from batcher.scheduling.sequences.sequence_dispatch import Delays
 from batcher.scheduling.sequences.sequence_instances import LiveSequence, SequenceInstance
-from batcher.scheduling.sequences.sequence_scheduler import Delays
 from charonia.errors import ErrorCode
 from charonia.facts.sequence_states import SequenceAbout, sequence_key
 from charonia.wire import SequenceMark

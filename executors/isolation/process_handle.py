@@ -82,7 +82,7 @@ class ModelProcess(ChildProcess):
         try:
             with theirs:
                 python, environment = await asyncio.to_thread(_python, source, temporary, sandboxed)
-                command = (*python, "-m", "executors.isolation.isolated_process", policy, str(theirs.fileno()))
+                command = (*python, "-m", "executors.isolation.child.process_entry", policy, str(theirs.fileno()))
                 process = await ModelProcess.spawn(
                     *(source.name, source.name, Interpreter(command, environment), _START_S),
                     board=board,

@@ -1,9 +1,11 @@
-"""The doors of one gateway: which requests may use the lane, and when doors close.
+"""The doors of one gateway: which requests may go in waves, and when doors close.
 
-A door opens for a request that was answered on the full way. It closes when anything changes that the decision depends
-on: served versions, executors, the log, a drain. Then its signatures are forgotten and learnt again.
+A door opens for requests that were parsed (`way`), or for those that a front wants to recognise after one of them was
+answered (`door_for`). It closes when anything changes that the decision depends on: served versions, executors, the
+log, a drain. Then its signatures are forgotten and learnt again. A coroutine waits for each answer of a parsed request
+(`Awaited`).
 
-Requests that are parsed on the full way can share waves too: a coroutine waits for each answer (`Awaited`).
+`terms.lane` and `counts.lanes` here are lanes of queues.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ _TRIES_NS = 100_000_000
 _MAX_TRIED = 4096
 
 
-class ExpressLane:
-    """The lane of one gateway. `fronts` are called with each door that closes, and forget its signatures.
+class Doors:
+    """All doors of one gateway. `fronts` are called with each door that closes, and forget its signatures.
 
     They are called with None when tenants' keys or bounds have changed: tenants must be identified again.
     """
@@ -83,7 +85,9 @@ class ExpressLane:
         """By model and size: number of requests examined, and the time of the first."""
         self._reserving: dict[str, asyncio.Task[bool]] = {}
         self.is_on = is_on and not terms.default.journalled
-        """Whether fronts recognise requests. Not if requests are journalled one by one: then waves save nothing."""
+        """Whether requests go in waves at all, recognised or not. They do not if they are journalled one by one: then
+        waves save nothing.
+        """
         self._is_closed = not self.is_on
         self._watch: asyncio.Task[None] | None = None
 
@@ -97,7 +101,7 @@ class ExpressLane:
 
     @property
     def is_open(self) -> bool:
-        """Whether the lane has any doors, so that requests may be recognised."""
+        """Whether there are any doors, so that requests may be recognised."""
         return bool(self._ways)
 
     def may_learn(self, model: str, size_bytes: int) -> bool:
@@ -275,7 +279,7 @@ class ExpressLane:
             self.waves.close_door(door)
 
     def begin_drain(self) -> None:
-        """Stop recognising requests."""
+        """Send no more waves."""
         self._is_closed = True
         self.close_all()
 
@@ -321,7 +325,7 @@ class Awaited:
 
     __slots__ = ("door",)
 
-    counts_itself = False
+    counted_by_lane = False
 
     def __init__(self, door: Door) -> None:
         self.door = door

@@ -329,7 +329,7 @@ def test_of_requests_that_always_go_the_full_way_few_are_looked_at(
     bench: LaneBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = 10**12
-    monkeypatch.setattr("gateway.lane.express_lane.monotonic_ns", lambda: now_ns)
+    monkeypatch.setattr("gateway.lane.doors.monotonic_ns", lambda: now_ns)
     lane = bench.service.lane
 
     def looks(count: int, size_bytes: int = 4) -> int:

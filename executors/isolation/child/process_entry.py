@@ -1,6 +1,6 @@
-"""The process of isolated models: enters its sandbox, then runs `child.process_host`. Nothing large is imported before.
+"""The process of isolated models: enters its sandbox, then runs `process_host`. Nothing large is imported before.
 
-Started as `python -m executors.isolation.isolated_process POLICY DESCRIPTOR` and `StartupArguments`. POLICY is JSON:
+Started as `python -m executors.isolation.child.process_entry POLICY DESCRIPTOR` and `StartupArguments`. POLICY is JSON:
 `{"sandboxed": bool, "readable": [path, ...], "temporary": path}`; DESCRIPTOR is the socket that descriptors come over.
 """
 
@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from . import sandbox
+from executors.isolation import sandbox
 
 MORE_TASKS = 4096
 """So many more processes and threads than its user has when it starts may run; only as an ordinary user."""
@@ -24,7 +24,7 @@ def main() -> None:
     if told["sandboxed"]:
         # before anything is imported that starts threads: those that run already would not be restricted
         sandbox.enter(told["readable"], told["temporary"])
-    from .child.process_host import run
+    from .process_host import run
 
     run(words, int(descriptor))
 
