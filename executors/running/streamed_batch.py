@@ -50,7 +50,7 @@ class FlowControl:
 
     def written(self, record: bytes) -> None:
         self._unwritten_bytes -= len(record) + _RECORD_BYTES
-        if self._unwritten_bytes <= MAX_UNWRITTEN_BYTES // 2:
+        if self.full and self._unwritten_bytes <= MAX_UNWRITTEN_BYTES // 2:
             self.full = False
             self._has_capacity.set()
 
@@ -229,7 +229,7 @@ class StreamedBatch:
         return [one.record.id for one in self._requests.values() if one.begun and not one.ended]
 
     def wanted(self, index: int) -> bool:
-        return self.batch.records[index].id not in self._unwanted
+        return not self._unwanted or self.batch.records[index].id not in self._unwanted
 
     def cancel(self, ids: Collection[bytes], instance: StreamingInstance | None) -> None:
         """Cancel requests that were settled elsewhere, and notify the model."""
