@@ -319,7 +319,7 @@ class StreamedBatch:
         since_ns, self.last_response_ns = one.last_response_ns, monotonic_ns()
         one.last_response_ns = self.last_response_ns
         final = final or not self.several
-        if not self.wanted(one.index):
+        if self._unwanted and not self.wanted(one.index):
             if final:
                 self._count_cancel(one)
                 self._end_request(one, b"")
@@ -414,7 +414,7 @@ class StreamedBatch:
         return (one.attempt, one.response_index) if self.several else None
 
     def _answer(self, one: RequestProgress, record: bytes, *, final: bool) -> None:
-        if not self.wanted(one.index):
+        if self._unwanted and not self.wanted(one.index):
             record = b""
         if record and self._order is not None and self._too_much(self._order, one, record):
             return
