@@ -36,6 +36,8 @@ _PLACE = struct.Struct("<II")
 # compute input, infer and output ns
 _TIMES = struct.Struct("<QQQ")
 _LENGTH = struct.Struct("<I")
+_AT, _PLACED_AT = _RESPONSE.size, _RESPONSE.size + _PLACE.size
+"""Where the meta begins of a response without report and times."""
 
 FLAG_ERROR = 1
 FLAG_FINAL = 2
@@ -49,6 +51,7 @@ FLAG_REPORTED = 32
 """The response holds its request's trace report, preceded by its length (`FLAG_TRACED`)."""
 
 _MORE = FLAG_PLACED | FLAG_TIMES | FLAG_REPORTED
+_MORE_THAN_PLACE = FLAG_TIMES | FLAG_REPORTED
 """Flags of parts between header and meta."""
 
 Times = tuple[int, int, int]
@@ -265,7 +268,8 @@ def unpack_response(record: Buffer, fetch: Callable[[Reference], Buffer] | None 
         raise InvalidRecord(f"response record of {len(view)} bytes is too short: {error}") from None
     if wire_version != WIRE_VERSION:
         raise InvalidRecord(f"response record of version {wire_version}, expected {WIRE_VERSION}")
-    meta_at = report_at = _report_at(flags)
+    # most have at most a place
+    meta_at = report_at = _report_at(flags) if flags & _MORE_THAN_PLACE else _PLACED_AT if flags & FLAG_PLACED else _AT
     report = None
     if flags & FLAG_REPORTED:
         report, meta_at = _read_report(view, report_at)

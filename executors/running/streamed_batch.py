@@ -50,7 +50,7 @@ class FlowControl:
 
     def written(self, record: bytes) -> None:
         self._unwritten_bytes -= len(record) + _RECORD_BYTES
-        if self._unwritten_bytes <= MAX_UNWRITTEN_BYTES // 2:
+        if self.full and self._unwritten_bytes <= MAX_UNWRITTEN_BYTES // 2:
             self.full = False
             self._has_capacity.set()
 
@@ -229,7 +229,7 @@ class StreamedBatch:
         return [one.record.id for one in self._requests.values() if one.begun and not one.ended]
 
     def wanted(self, index: int) -> bool:
-        return self.batch.records[index].id not in self._unwanted
+        return not self._unwanted or self.batch.records[index].id not in self._unwanted
 
     def cancel(self, ids: Collection[bytes], instance: StreamingInstance | None) -> None:
         """Cancel requests that were settled elsewhere, and notify the model."""
@@ -319,7 +319,7 @@ class StreamedBatch:
         since_ns, self.last_response_ns = one.last_response_ns, monotonic_ns()
         one.last_response_ns = self.last_response_ns
         final = final or not self.several
-        if not self.wanted(one.index):
+        if self._unwanted and not self.wanted(one.index):
             if final:
                 self._count_cancel(one)
                 self._end_request(one, b"")
@@ -414,7 +414,7 @@ class StreamedBatch:
         return (one.attempt, one.response_index) if self.several else None
 
     def _answer(self, one: RequestProgress, record: bytes, *, final: bool) -> None:
-        if not self.wanted(one.index):
+        if self._unwanted and not self.wanted(one.index):
             record = b""
         if record and self._order is not None and self._too_much(self._order, one, record):
             return

@@ -54,7 +54,8 @@ async def append_progress(
     otherwise: _Refused = {}
     sent = False
     calls = [_append(log, model, parts, replies) for model, parts in by_model.items() if parts]
-    for found, replied in await asyncio.gather(*calls):
+    # a task for the only call would be a turn of the event loop more
+    for found, replied in [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls):
         sent |= replied
         for streamed, index, why in found:
             (fenced if why == FENCED else otherwise).setdefault(streamed, set()).add(index)

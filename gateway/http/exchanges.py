@@ -244,7 +244,12 @@ class Exchange:
         if kind != expected:
             raise RuntimeError(f"expected ASGI message {expected!r}, got {kind!r}")
         if self.response_started:
-            await self._send_body(message.get("body", b""), message.get("more_body", False))
+            body, more_body = message.get("body", b""), message.get("more_body", False)
+            if more_body and self._chunked and len(body) <= _JOIN_BYTES and not self._is_head:
+                if body:  # as `_send_body`, without a coroutine for each event of a stream
+                    self._connection.transport.write(b"%x\r\n%b\r\n" % (len(body), bytes(body)))
+                return
+            await self._send_body(body, more_body)
         else:
             self._send_head(message["status"], list(message.get("headers", [])))
 

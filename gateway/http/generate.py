@@ -136,7 +136,7 @@ async def _rendered(response: InferenceResponse, offload: Offload) -> tuple[int,
     error = response.error
     if error is None:
         try:
-            if sum(len(tensor.data) for tensor in response.outputs) <= OFF_LOOP_BYTES:
+            if sum([len(tensor.data) for tensor in response.outputs]) <= OFF_LOOP_BYTES:
                 return 200, [JSON_CONTENT_TYPE], encode_generate(response)
             _, (body,) = await offload.run(generated_task(response), may_refuse=False)
             return 200, [JSON_CONTENT_TYPE], body
@@ -190,6 +190,9 @@ class _Events:
         await self._event(body)
 
     async def _event(self, body: Buffer) -> None:
+        if len(body) <= OFF_LOOP_BYTES:
+            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % body, "more_body": True})
+            return
         for part in in_chunks((b"data: ", body, b"\n\n")):
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
 

@@ -35,7 +35,10 @@ _NO_STREAM = "ERR no such key"
 _RECENT = 256
 _RETRY_S = 0.001
 _RESOLVE_RETRY_S = 0.05
-_GATHER_S = 0.05
+_GATHER_S = 0.25
+"""How long deletions wait for others: those of some steps of a stream of tokens go together."""
+_MOST_GATHERED = 256
+"""So many entries are deleted at once: the server answers no other command meanwhile."""
 _DELETE_AGAIN_S = 0.5
 
 
@@ -310,7 +313,10 @@ class RedisReader:
                 {"message": "a stream's callback failed", "exception": error}
             )
         if following.consume:
-            self._deletions.setdefault(following.stream, []).extend(ids)
+            gathered = self._deletions.setdefault(following.stream, [])
+            gathered += ids
+            if len(gathered) >= _MOST_GATHERED:
+                self._delete()
 
     def _delete(self) -> None:
         """Deletions that fail are repeated with the next ones, or a little later."""

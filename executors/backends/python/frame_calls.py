@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from charonia.backend import InstanceDied
+from charonia.backend import InstanceDied, ModelResponse
 
+from .frame_content import responses_together
 from .protocol.frames import MAX_DATA_BYTES, UNREADABLE, Buffer, Frame, FrameError, FrameReader, Kind, pack
 from .protocol.shared_slots import ExecutorSlots
 
@@ -24,9 +25,12 @@ _MODEL_REQUESTS = (Kind.CALL, Kind.GIVE_UP, Kind.CONTROL)
 
 
 class ResponseSink(Protocol):
-    """Takes the RESPONSE frames of one call, before and after its reply."""
+    """Takes the responses of one call, before and after its reply."""
 
     def response(self, frame: Frame) -> None: ...
+
+    def take(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        """As `response`, of one that was read. Raises `FrameError`."""
 
     def died(self, death: InstanceDied) -> None: ...
 
@@ -173,6 +177,9 @@ class FrameCalls(ABC):
             if stream is not None:
                 stream.response(frame)
             return
+        if frame.kind is Kind.RESPONSES:
+            self._take_all(frame)
+            return
         timer = self._timers.pop(frame.call, None)
         if timer is not None:
             timer.cancel()
@@ -181,6 +188,16 @@ class FrameCalls(ABC):
         reply = self._calls.pop(frame.call, None)
         if reply is not None and not reply.done():
             reply.set_result(frame)
+
+    def _take_all(self, frame: Frame) -> None:
+        """Pass the responses of a step on."""
+        now_s = self._loop.time()
+        for call, index, final, response in responses_together(frame):
+            if call in self._timers:
+                self._last_response_s[call] = now_s
+            stream = self._streams.get(call)
+            if stream is not None:
+                stream.take(index, response, final=final)
 
     def may_write(self, writable: bool) -> None:
         if writable or self._death is not None:

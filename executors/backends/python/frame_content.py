@@ -162,6 +162,27 @@ def response_of(frame: Frame) -> tuple[int, bool, ModelResponse | None]:
         raise FrameError(f"the response of a model process cannot be read: {error}") from None
 
 
+def responses_together(frame: Frame) -> list[tuple[int, int, bool, ModelResponse | None]]:
+    """Return (call, index, final, response) of each response of a RESPONSES. Raises `FrameError`."""
+    try:
+        return [
+            (int(call), int(index), bool(final), None if reply is None else _whole(reply))
+            for call, index, final, reply in frame.content()
+        ]
+    except (*UNREADABLE, CharoniaError) as error:
+        raise FrameError(f"the responses of a model process cannot be read: {error}") from None
+
+
+def _whole(reply: Sequence[Any]) -> ModelResponse:
+    """A response whose tensors have their bytes with them (`whole_content`)."""
+    failure, parameters, tensors, again, progress, tokens = reply
+    if failure is not None:
+        error = CharoniaError.of(*failure)
+        return ModelResponse(parameters=parameters, error=error, progress=progress, tokens=int(tokens))
+    outputs = [Tensor(name, DataType.of_number(number), tuple(shape), data) for name, number, shape, data in tensors]
+    return ModelResponse(outputs, parameters, None, bool(again), bytes(progress), int(tokens))
+
+
 def answer_of(frame: Frame) -> ModelResponse | None:
     """Return what an ANSWER or LAST_ANSWER of a CALL holds; None for no more. Raises `FrameError`."""
     try:
@@ -259,6 +280,14 @@ def answer_content(response: ModelResponse) -> tuple[list[Any], list[Buffer]]:
         return [[int(response.error.code), response.error.message], response.parameters, []], []
     described = [(t.name, t.datatype.number, t.shape, len(t.data)) for t in response.outputs]
     return [None, response.parameters, described], [t.data for t in response.outputs]
+
+
+def whole_content(response: ModelResponse) -> list[Any]:
+    """Return what a RESPONSES has of a response: its tensors have their bytes with them."""
+    error = response.error
+    failure = None if error is None else [int(error.code), error.message]
+    tensors = () if error is not None else [(t.name, t.datatype.number, t.shape, t.data) for t in response.outputs]
+    return [failure, response.parameters, tensors, response.again, response.progress, int(response.tokens)]
 
 
 def files_of(frame: Frame, described: Sequence[Sequence[Any]]) -> dict[str, bytes]:

@@ -262,6 +262,10 @@ class StreamedResponses:
     def response(self, frame: Frame) -> None:
         """Take one response. Raises `FrameError`."""
         index, final, response = response_of(frame)
+        self.take(index, response, final=final)
+
+    def take(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        """Take one response that was read. Raises `FrameError`."""
         if index not in self._open:
             raise FrameError(f"a response to request {index}, which has had its final one")
         if final:
@@ -323,7 +327,11 @@ class SingleResponses:
 
     def response(self, frame: Frame) -> None:
         """Take one response. Raises `FrameError`."""
-        index, _, response = response_of(frame)
+        index, final, response = response_of(frame)
+        self.take(index, response, final=final)
+
+    def take(self, index: int, response: ModelResponse | None, *, final: bool) -> None:
+        """Take one response that was read. Raises `FrameError`."""
         if response is None:
             raise FrameError("a response that is none")
         self._found[index] = response

@@ -8,8 +8,12 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from charonia.backend import ModelResponse
+from executors.backends.python.frame_content import whole_content
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameReader, Kind, pack
 
+_TOGETHER_BYTES = 4096
+"""Responses of at most this size share a frame: larger ones are not to be copied once more."""
 _FULL_BYTES = 1 << 20
 """With so much unsent, those that send wait."""
 
@@ -24,6 +28,8 @@ class Link(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._held: list[Buffer] | None = None
         """Frames of a context of `hold`; None outside of one."""
+        self._responses: list[Any] = []
+        """Responses of that context that share a frame, after those frames."""
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -37,12 +43,30 @@ class Link(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             return
         buffers = pack(kind, call, content, data)
+        self._frame_responses()
         if self._held is not None and len(buffers) == 1:  # a copy: larger ones are views of what may change
             self._held += buffers
             return
         self._write_held()
         for buffer in buffers:
             self._transport.write(buffer)
+
+    def respond(self, call: int, index: int, response: ModelResponse | None, *, final: bool) -> bool:
+        """Send a response in one frame with the others of a context of `hold`, in order. False outside of one, and for one
+        that is large or has parameters: that one has to be sent alone.
+        """
+        if self._held is None or self._transport is None or self._transport.is_closing():
+            return False
+        if response is None:
+            self._responses.append((call, index, final, None))
+            return True
+        size = len(response.progress)
+        for tensor in response.outputs:
+            size += len(tensor.data)
+        if size > _TOGETHER_BYTES or response.parameters:
+            return False
+        self._responses.append((call, index, final, whole_content(response)))
+        return True
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -54,8 +78,15 @@ class Link(asyncio.BufferedProtocol):
         try:
             yield
         finally:
+            self._frame_responses()
             self._write_held()
             self._held = None
+
+    def _frame_responses(self) -> None:
+        """Make one frame of the responses so far, behind the frames that are held."""
+        if self._responses and self._held is not None:
+            responses, self._responses = self._responses, []
+            self._held += pack(Kind.RESPONSES, 0, responses)
 
     def _write_held(self) -> None:
         if self._held:

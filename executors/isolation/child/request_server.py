@@ -218,6 +218,8 @@ class Responses:
         if final:
             self.open.discard(index)
         self._sent[index] += response is not None
+        if self._server.link.respond(self._call, index, response, final=final):
+            return
         content, data = _content_of(response) if response is not None else (None, [])
         self._server.send(Kind.RESPONSE, self._call, [index, final, content], data)
 

@@ -45,8 +45,8 @@ class Kind(IntEnum):
     CANCEL and WINDOW carry the number of their EXECUTE and get no reply; a model process sends CANCEL too,
     in place of the DONE of an EXECUTE that it interrupted. RESPONSE answers one request of an EXECUTE,
     before or after its DONE. EXECUTE_COLUMNS is an EXECUTE in another form; its reply is COLUMNS when all answers have
-    one form. LOAD, CREATE, EXECUTE_STREAM, SLOT, STORED, PREFERS_GPU, MEMORY and TEXT_ASSETS are of isolated native
-    models (`executors.isolation.forms`).
+    one form. LOAD, CREATE, EXECUTE_STREAM, RESPONSES, SLOT, STORED, PREFERS_GPU, MEMORY and TEXT_ASSETS are of isolated
+    native models (`executors.isolation.forms`). RESPONSES are small responses of any calls, in order.
     The model process numbers its own requests (CALL, CONTROL), which are answered by ANSWERs and one
     LAST_ANSWER with that number.
     """
@@ -75,6 +75,7 @@ class Kind(IntEnum):
     LOG = 19
     RESPONSE = 20
     COLUMNS = 21
+    RESPONSES = 22
     CALL = 24
     GIVE_UP = 25
     CONTROL = 26

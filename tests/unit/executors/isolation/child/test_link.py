@@ -6,6 +6,11 @@ import asyncio
 import socket
 from typing import Any
 
+from charonia.backend import ModelResponse
+from charonia.datatypes import DataType
+from charonia.errors import InvalidArgument
+from charonia.tensors import Tensor
+from executors.backends.python.frame_content import responses_together
 from executors.backends.python.protocol.frames import Frame, FrameReader, Kind
 from executors.isolation.child.link import Link
 
@@ -87,3 +92,25 @@ async def test_what_is_held_arrives() -> None:
             calls += [frame.call for frame in reader.received(theirs.recv_into(reader.get_buffer()))]
         assert calls == [7, 8]
     link.close()
+
+
+async def test_small_responses_of_a_step_share_a_frame_and_keep_their_place() -> None:
+    link, writes = linked()
+    text = ModelResponse([Tensor("text", DataType.BYTES, (1,), b"\1\0\0\0a")], progress=b"p", tokens=1)
+    large = ModelResponse([Tensor("text", DataType.BYTES, (1,), bytes(5000))])
+    assert not link.respond(1, 0, text, final=False)  # it would wait for nothing
+    with link.hold():
+        assert link.respond(1, 0, text, final=False)
+        assert link.respond(2, 3, ModelResponse(error=InvalidArgument("no")), final=True)
+        assert not link.respond(2, 1, large, final=False)
+        link.send(Kind.DONE, 9, None)
+        assert link.respond(1, 0, None, final=True)
+        assert not writes.kept
+    assert len(writes.kept) == 1
+    first, done, last = writes.frames()
+    assert (first.kind, done.kind, last.kind) == (Kind.RESPONSES, Kind.DONE, Kind.RESPONSES)
+    (call, index, final, told), (other, at, ended, failed) = responses_together(first)
+    assert (call, index, final, other, at, ended) == (1, 0, False, 2, 3, True)
+    assert told == text
+    assert failed is not None and isinstance(failed.error, InvalidArgument)
+    assert responses_together(last) == [(1, 0, True, None)]
