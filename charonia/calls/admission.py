@@ -13,7 +13,7 @@ from typing import Any
 
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
-from charonia.errors import InvalidArgument
+from charonia.errors import InvalidArgument, Unsupported
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
@@ -78,7 +78,9 @@ class Admission:
         """Set when this gateway caches the responses."""
 
     def admit(self, request: InferenceRequest) -> Admitted:
-        """Raises `InvalidArgument` with the interface's text; the first failure in Triton's order wins (I2).
+        """Raises `InvalidArgument` with the interface's text, and `Unsupported` for a correlation id that is too long.
+
+        The first failure in Triton's order wins (I2).
 
         Names of outputs come first, then what all inputs have in common, then one input after another: the last one
         first, as Triton keeps inputs in a hash map, of which each new one becomes the first.
@@ -231,16 +233,16 @@ class Admission:
             return
         batching = self._interface.max_batch_size > 0
         expected = (-1, *spec.dims) if batching else spec.dims
-        hint = " " + _BATCH_HINT if batching else ""
+        hint = _BATCH_HINT if batching else ""
         raise InvalidArgument(
             f"unexpected shape for input '{tensor.name}' for model '{self._interface.name}'. Expected "
-            f"{shape_text(expected)}, got {shape_text(tensor.shape)}.{hint}"
+            f"{shape_text(expected)}, got {shape_text(tensor.shape)}. {hint}"
         )
 
     def _check_outputs(self, request: InferenceRequest) -> None:
         if len(set(request.outputs)) < len(request.outputs):
             twice = next(name for at, name in enumerate(request.outputs) if name in request.outputs[:at])
-            raise InvalidArgument(f"output '{twice}' already exists in request")
+            raise InvalidArgument(f"{request_prefix(request.id)}output '{twice}' already exists in request")
         for name in sorted(request.outputs):
             if name not in self._interface.outputs:
                 raise InvalidArgument(f"unexpected inference output '{name}' for model '{self._interface.name}'")
@@ -274,10 +276,10 @@ _UINT64 = (1 << 64) - 1
 
 
 def check_length(request: InferenceRequest) -> None:
-    """S42, for every model. Raises `InvalidArgument`."""
+    """S42, for every model. Raises `Unsupported`."""
     correlation_id = request.sequence_id
     if isinstance(correlation_id, str) and len(correlation_id.encode()) > MAX_CORRELATION_ID_BYTES:
-        raise InvalidArgument(f"string correlation ID cannot be longer than {MAX_CORRELATION_ID_BYTES} characters")
+        raise Unsupported(f"string correlation ID cannot be longer than {MAX_CORRELATION_ID_BYTES} characters")
 
 
 def check_sequence(request: InferenceRequest, rows: int, model: str, block: SequenceBatching) -> None:

@@ -136,7 +136,12 @@ def _region_part(item: Any) -> RegionPart | None:
     if "shared_memory_region" in parameters:
         region = _tensor_parameter(item, "shared_memory_region", "string_param")
         offset = _tensor_parameter(item, "shared_memory_offset", "int64_param") or 0
-        size = _tensor_parameter(item, "shared_memory_byte_size", "int64_param") or 0
+        size = _tensor_parameter(item, "shared_memory_byte_size", "int64_param")
+        if size is None:
+            raise InvalidArgument(
+                "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+                f"'{item.name}'"
+            )
         return RegionPart(region, offset % _UNSIGNED, size % _UNSIGNED)
     for key in ("shared_memory_offset", "shared_memory_byte_size"):
         if key in parameters:
@@ -208,8 +213,6 @@ def _parameters(request: InferenceRequest, parameters: Any) -> None:
                 if micros < 0:
                     raise InvalidArgument(NO_DEADLINE)
                 request.deadline_ns = min(micros * 1000, MAX_DEADLINE_NS)
-            case "binary_data_output":
-                continue
             case _ if key in DELIVERY_PARAMETERS:
                 continue  # `job_calls` reads them
             case _ if key == EMPTY_FINAL:
@@ -217,6 +220,11 @@ def _parameters(request: InferenceRequest, parameters: Any) -> None:
             case _ if key == RECEIPT:
                 if _typed_parameter(key, kind, value, "bool_param"):
                     request.parameters[key] = True
+            case _ if key.startswith("triton_"):
+                raise InvalidArgument(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                    f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
+                )
             case _:
                 check_parameter_name(key)
                 if kind not in ("int64_param", "bool_param", "string_param", "double_param"):
@@ -245,11 +253,10 @@ def _outputs(message: pb.ModelInferRequest, classes: Classes, written: dict[str,
             parameter = parameters["classification"]
             kind = parameter.WhichOneof("parameter_choice")
             if kind != "int64_param":
-                raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param.")
-            if parameter.int64_param < 0:
+                raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param")
+            if parameter.int64_param <= 0:  # 0 as well, whatever the text says
                 raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
-            if parameter.int64_param:
-                classes[item.name] = parameter.int64_param
+            classes[item.name] = parameter.int64_param
         if part is not None:
             if "classification" in parameters:
                 raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
@@ -309,12 +316,13 @@ def stream_answer(reply: Reply, *, final: bool = True) -> Reply:
     return LargeReply((before, *reply.parts, flag))
 
 
-def stream_error(message: str, request: pb.ModelInferRequest) -> bytes:
-    """A serialised in-band error, with id and model of its request (G22)."""
+def stream_error(message: str, request: pb.ModelInferRequest, *, final: bool = True) -> bytes:
+    """A serialised in-band error, with id and model of its request; `final` if no more responses follow (G22, G24)."""
     answer = pb.ModelStreamInferResponse(error_message=message)
     answer.infer_response.id = request.id
     answer.infer_response.model_name = request.model_name
     answer.infer_response.model_version = request.model_version
+    answer.infer_response.parameters["triton_final_response"].bool_param = final
     return answer.SerializeToString()
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import orjson
 
-from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface
@@ -18,7 +17,7 @@ from gateway.requests.request_rules import check_request_id
 
 from .jsondata import NOT_STRING, encode_elements, render_elements
 from .jsontext import Members, parse_members, quote
-from .request_json import Template, read_parameters
+from .request_json import Template, read_generate_parameter
 
 PARAMETERS = "parameters"
 
@@ -32,7 +31,7 @@ def decode_generate(
     """
     document = parse_members(body)
     if not isinstance(document, Members):
-        raise InternalError("failed to parse the request JSON buffer: attempt to get members for non-object")
+        raise InternalError("attempt to get members for non-object")
     reader = _Reader(interface, len(body), max_input_size_bytes)
     reader.read(document, nested=False)
     template = reader.template
@@ -74,13 +73,15 @@ class _Reader:
                 check_request_id(value)
                 self.template.id = value
             else:
-                read_parameters(self.template, {key: value})
+                read_generate_parameter(self.template, key, value)
 
     def _read_nested(self, value: Any) -> None:
         if PARAMETERS in self._interface.inputs:
             raise InvalidArgument(f"Keyword '{PARAMETERS}' for nested schema also given as input tensor name")
         if not isinstance(value, Members):
-            raise InternalError(f"Expected JSON object for keyword: '{PARAMETERS}'")
+            raise InternalError(
+                f"Expected JSON object for keyword: '{PARAMETERS}': attempt to access JSON non-object as object"
+            )
         try:
             self.read(value, nested=True)
         except CharoniaError as error:
@@ -88,8 +89,6 @@ class _Reader:
 
     def _tensor(self, name: str, value: Any) -> Tensor:
         spec = self._interface.inputs[name]
-        if spec.datatype in (DataType.FP16, DataType.BF16):
-            raise InvalidArgument(f"input '{name}' has unsupported datatype {spec.datatype.value}")
         elements = value if isinstance(value, list) else [value]
         count = len(elements)
         data = encode_elements(name, spec.datatype, elements, count)
