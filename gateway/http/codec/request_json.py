@@ -124,8 +124,8 @@ def read_parameters(template: Template, members: dict[str, Any]) -> None:
 def read_generate_parameter(template: Template, key: str, value: Any) -> None:
     """Read one parameter of a generate request (H30). Raises as `RequestDecoder.decode`.
 
-    Triton gives all of them to the model. The names that mean something for an inference (H20) have that meaning here as
-    well, where their value is of the right type.
+    Triton gives all of them to the model. The names that mean something for an inference (H20) have that meaning here
+    as well, where their value is of the right type.
     """
     if key in _MEANINGS:
         with contextlib.suppress(InternalError):

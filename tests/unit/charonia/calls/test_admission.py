@@ -159,7 +159,7 @@ def test_strings_are_checked_each_time() -> None:
         ),
         (ask(a(1, 16), b(1, b"x"), outputs=("q",)), "unexpected inference output 'q' for model 'm'"),
         (ask(a(1, 8), b(1, b"x"), outputs=("z", "q", "p")), "unexpected inference output 'p' for model 'm'"),
-        (ask(b(1, b"x"), outputs=("z", "z")), "output 'z' already exists in request"),
+        (ask(b(1, b"x"), outputs=("z", "z")), "[request id: <id_unknown>] output 'z' already exists in request"),
         (
             ask(a(1, 16), b(1, b"x"), Tensor("q", DataType.FP32, (1,), b"1234")),
             "[request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'm'. Got input(s) "
@@ -207,7 +207,7 @@ def test_of_several_wrong_inputs_the_last_is_named() -> None:
 
 def test_refusals_of_a_plain_model() -> None:
     assert refusal(PLAIN, ask(a(1, 3))) == (
-        "[request id: <id_unknown>] unexpected shape for input 'a' for model 'm'. Expected [-1,2], got [1,3]."
+        "[request id: <id_unknown>] unexpected shape for input 'a' for model 'm'. Expected [-1,2], got [1,3]. "
     )
     assert refusal(PLAIN, ask(id="é")) == (
         "[request id: é] expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got input(s) [], "
