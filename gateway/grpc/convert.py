@@ -72,7 +72,8 @@ def infer_request(
 ) -> tuple[InferenceRequest, Classes]:
     """The request, and the number of classes wanted of each output. Raises the error of the first mistake (G18, G20).
 
-    `raw` are the message's raw tensors if `envelope` has split them off.
+    `raw` are the message's raw tensors if `envelope` has split them off. As in Triton, those that no input takes are
+    ignored: some clients send an empty one for each input in shared memory.
     """
     raw = raw or message.raw_input_contents
     model = message.model_name
@@ -108,11 +109,6 @@ def infer_request(
         else:
             data = _typed(item, datatype, shape, model)
         tensors.append(Tensor(item.name, datatype, shape, data))
-    expected = len(tensors) - len(read)
-    if len(raw) > expected:
-        raise InvalidArgument(
-            f"at most {expected} raw_input_contents expected for model '{model}', one per input, got {len(raw)}"
-        )
     request = InferenceRequest(model, version, tensors, id=message.id)
     if message.id:
         check_request_id(message.id)
