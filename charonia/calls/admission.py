@@ -19,7 +19,7 @@ from charonia.models.caching import CachingRules
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.models.sequence_batcher import SequenceBatching
-from charonia.tensors import Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
+from charonia.tensors import MAX_ELEMENTS, Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
 from charonia.wire import (
     MAX_CACHED_META_BYTES,
     MAX_CORRELATION_ID_BYTES,
@@ -184,7 +184,6 @@ class Admission:
         model, most = self._interface.name, self._interface.max_batch_size
         rows = 0
         for tensor in reversed(inputs):
-            element_count(tensor.name, tensor.shape)
             if not most:
                 continue
             if not tensor.shape:
@@ -196,7 +195,7 @@ class Admission:
             rows = tensor.shape[0]
             if not rows:
                 raise InvalidArgument(f"inference request batch-size must be >= 1 for '{model}'")
-        if rows > most:
+        if not 0 <= rows <= most:  # Triton reads negative numbers as large ones
             raise InvalidArgument(f"inference request batch-size must be <= {most} for '{model}'")
         return rows or 1
 
@@ -210,9 +209,9 @@ class Admission:
             )
         self._check_dims(tensor, spec, tensor.shape[1:] if interface.max_batch_size > 0 else tensor.shape)
         if tensor.datatype is DataType.BYTES:
-            self._check_strings(request, tensor, element_count(tensor.name, tensor.shape))
+            self._check_strings(request, tensor, _size(tensor))
             return
-        expected = expected_size_bytes(tensor.name, tensor.datatype, tensor.shape)
+        expected = _size(tensor)
         if len(tensor.data) != expected:
             raise InvalidArgument(
                 f"input byte size mismatch for input '{tensor.name}' for model '{model}'. Expected {expected}, "
@@ -229,6 +228,13 @@ class Admission:
         matches = len(dims) == len(spec.dims) and all(
             want in (-1, got) for want, got in zip(spec.dims, dims, strict=True)
         )
+        if -1 in dims and len(dims) == len(spec.dims):
+            wrong = next(at for at, dim in enumerate(dims) if dim == -1 or spec.dims[at] not in (-1, dim))
+            if dims[wrong] == -1:
+                raise InvalidArgument(
+                    f"All input dimensions should be specified for input '{tensor.name}' for model "
+                    f"'{self._interface.name}', got {shape_text(tensor.shape)}"
+                )
         if matches:
             return
         batching = self._interface.max_batch_size > 0
@@ -266,6 +272,19 @@ class Admissions:
 def _passes_on(interface: ModelInterface) -> bool:
     """Ensembles, and backends that run code of the user's (which may have any name)."""
     return interface.backend not in _CALL_NOTHING
+
+
+def _size(tensor: Tensor) -> int:
+    """How many bytes its shape asks for, or elements of BYTES. Raises `InvalidArgument` with the core's texts (T6)."""
+    name, shape = tensor.name, tensor.shape
+    is_bytes = tensor.datatype is DataType.BYTES
+    try:
+        return element_count(name, shape) if is_bytes else expected_size_bytes(name, tensor.datatype, shape)
+    except InvalidArgument:
+        if any(dim < 0 for dim in shape):
+            raise InvalidArgument(f"tensor '{name}' contains an invalid dimension {shape_text(shape)}") from None
+        what = "element count" if is_bytes else "byte size"
+        raise InvalidArgument(f"{what} for tensor '{name}' exceeds maximum size of {MAX_ELEMENTS}") from None
 
 
 def _names(names: set[str] | frozenset[str]) -> str:

@@ -16,7 +16,7 @@ from charonia.catalog.served import ServedVersion
 from charonia.datatypes import CONTENTS_FIELDS, DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters, RegionPart, RegionUse
-from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
+from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, join_bytes_elements
 from charonia.wire import RECEIPT
 from gateway.requests.classification import classified
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
@@ -162,15 +162,23 @@ def _typed(item: Any, datatype: DataType, shape: tuple[int, ...], model: str) ->
     """The raw encoding of typed contents (G5, G18); values out of the type's range wrap."""
     field = CONTENTS_FIELDS.get(datatype, "")
     contents = item.contents
+    supplied = False
     for name, (type_name, _) in _FIELDS.items():
-        if name != field and len(getattr(contents, name)):
-            raise InvalidArgument(
-                f"unexpected explicit tensor data for input tensor '{item.name}' for model '{model}' of type "
-                f"'{type_name}', expected datatype '{datatype.value}'"
+        if not len(getattr(contents, name)):
+            continue
+        if name != field or supplied:
+            why = (
+                ", binary data was already supplied."
+                if supplied
+                else f" of type '{type_name}', expected datatype '{datatype.value}'"
             )
+            raise InvalidArgument(
+                f"unexpected explicit tensor data for input tensor '{item.name}' for model '{model}'{why}"
+            )
+        supplied = True
     values = getattr(contents, field) if field else ()
     if not len(values):
-        if element_count(item.name, shape) == 0:
+        if 0 in shape:
             return b""
         raise InvalidArgument(f"unable to find data for input tensor '{item.name}' for model '{model}' in request.")
     if datatype is DataType.BYTES:

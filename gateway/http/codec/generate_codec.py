@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface
@@ -91,15 +92,22 @@ class _Reader:
         spec = self._interface.inputs[name]
         elements = value if isinstance(value, list) else [value]
         count = len(elements)
-        data = encode_elements(name, spec.datatype, elements, count)
-        if len(data) > self._max_input_size_bytes:
+        dims = self._interface.client_shape(spec)
+        if spec.datatype is DataType.BYTES:
+            data = encode_elements(name, spec.datatype, elements, count)
+            self._check_size(name, len(data))
+            return Tensor(name, spec.datatype, shape_of(name, dims, count), data)
+        self._check_size(name, count * spec.datatype.size_bytes)
+        shape = shape_of(name, dims, count)
+        return Tensor(name, spec.datatype, shape, encode_elements(name, spec.datatype, elements, count))
+
+    def _check_size(self, name: str, size_bytes: int) -> None:
+        if size_bytes > self._max_input_size_bytes:
             raise InvalidArgument(
-                f"request size of {self._size_bytes} bytes with input '{name}' of size {len(data)} bytes exceeds the "
+                f"request size of {self._size_bytes} bytes with input '{name}' of size {size_bytes} bytes exceeds the "
                 f"maximum allowed input size of {self._max_input_size_bytes}. Use --http-max-input-size to increase "
                 "the limit."
             )
-        shape = shape_of(name, self._interface.client_shape(spec), count)
-        return Tensor(name, spec.datatype, shape, data)
 
 
 def shape_of(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import Parameters, ParameterValue, RegionPart, RegionUse
-from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes, shape_text
+from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes
 from charonia.wire import RECEIPT
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
@@ -170,13 +170,13 @@ def _input(item: Any, max_input_size_bytes: int) -> InputSlot:
         datatype = DataType.of(word)
     except InvalidArgument:
         raise InvalidArgument(f"invalid datatype for input {name}") from None
-    count = element_count(name, shape)
     parameters = _parameters_of(item)
     if "shared_memory_region" in parameters:
         return InputSlot(name, datatype, shape, 0, b"", _region_part(parameters))
     if "binary_data_size" in parameters:
         size = _unsigned(parameters["binary_data_size"], "binary_data_size")
         return InputSlot(name, datatype, shape, size)
+    count = element_count(name, shape)
     if count == 0:
         return InputSlot(name, datatype, shape, 0, b"")
     _check_json_size(name, expected_size_bytes(name, datatype, shape), max_input_size_bytes)
@@ -216,12 +216,8 @@ def _check_json_size(name: str, size_bytes: int, limit_bytes: int) -> None:
 def _shape(name: str, dims: list[Any]) -> tuple[int, ...]:
     check_dimensions(name, len(dims))
     shape = tuple(_unsigned(dim, "shape") for dim in dims)
-    if any(dim > MAX_ELEMENTS for dim in shape):
-        raise InvalidArgument(
-            f"shape {shape_text(shape)} for input '{name}' causes total element count to exceed maximum size of "
-            f"{MAX_ELEMENTS}"
-        )
-    return shape
+    # as Triton, which keeps them as signed numbers: they become negative, which no shape may be
+    return tuple(dim - 2**64 if dim > MAX_ELEMENTS else dim for dim in shape)
 
 
 def _outputs(template: Template, items: list[Any]) -> dict[str, RegionPart]:
