@@ -21,7 +21,9 @@ Parameters = dict[str, ParameterValue]
 
 LATEST_VERSION = -1
 """An empty version in a request: the numerically highest READY one (I1)."""
-_DIGITS = re.compile(r"-?[0-9]{1,18}")
+_MAX_VERSION_DIGITS = 18
+"""Longer numbers do not fit 64 bits, or nearly so."""
+_LEADING_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +103,21 @@ class InferenceResponse:
 
 
 def parse_version(version: str) -> int:
-    """The number of a version string, `LATEST_VERSION` for "". Raises E6's `InvalidArgument`."""
-    if version in ("", "-1"):
+    """The number of a version string, `LATEST_VERSION` for "". Raises E6's `InvalidArgument`.
+
+    As in Triton the text is read like C's `strtol`: what follows a number is ignored, and 0 is a version that no model
+    has. "stol" is what Triton gives as the reason.
+    """
+    if not version:
         return LATEST_VERSION
-    if not _DIGITS.fullmatch(version):
+    found = _LEADING_NUMBER.match(version)
+    if found is None or len(found.group(1)) > _MAX_VERSION_DIGITS:
         raise InvalidArgument(
-            f"failed to get model version from specified version string '{version}' (details: not a number), version "
+            f"failed to get model version from specified version string '{version[:64]}' (details: stol), version "
             "should be an integral value > 0"
         )
-    number = int(version)
-    if number < 1:
+    number = int(found.group(1))
+    if number < 0:
         raise InvalidArgument(f"invalid model version specified '{version}' , version should be an integral value > 0")
     return number
 

@@ -113,8 +113,8 @@ def element_count(name: str, shape: Sequence[int]) -> int:
     # checked after the loop so that a zero dimension is legal whatever stands beside it
     if count > MAX_ELEMENTS:
         raise InvalidArgument(
-            f"shape {shape_text(shape)} for input '{name}' causes total element count to exceed maximum size of "
-            f"{MAX_ELEMENTS}"
+            f"invalid shape for input '{name}': shape {shape_text(shape)} causes total element count to exceed maximum "
+            f"size of {MAX_ELEMENTS}"
         )
     return count
 

@@ -267,7 +267,7 @@ class GatewayService:
 
     def model_metadata(self, name: str, version: str) -> ModelMetadata:
         found = self.served_model(name, version)
-        return metadata_of(found, self._catalog.served(found.model))
+        return metadata_of(found, [found.version] if version else self._catalog.served(found.model))
 
     def model_config(self, name: str, version: str) -> ModelConfig:
         return self.served_model(name, version).config

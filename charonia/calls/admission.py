@@ -13,13 +13,13 @@ from typing import Any
 
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import DataType
-from charonia.errors import InvalidArgument
+from charonia.errors import InvalidArgument, Unsupported
 from charonia.inference import InferenceRequest
 from charonia.models.caching import CachingRules
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.models.sequence_batcher import SequenceBatching
-from charonia.tensors import Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
+from charonia.tensors import MAX_ELEMENTS, Tensor, check_bytes_elements, element_count, expected_size_bytes, shape_text
 from charonia.wire import (
     MAX_CACHED_META_BYTES,
     MAX_CORRELATION_ID_BYTES,
@@ -78,7 +78,9 @@ class Admission:
         """Set when this gateway caches the responses."""
 
     def admit(self, request: InferenceRequest) -> Admitted:
-        """Raises `InvalidArgument` with the interface's text; the first failure in Triton's order wins (I2).
+        """Raises `InvalidArgument` with the interface's text, and `Unsupported` for a correlation id that is too long.
+
+        The first failure in Triton's order wins (I2).
 
         Names of outputs come first, then what all inputs have in common, then one input after another: the last one
         first, as Triton keeps inputs in a hash map, of which each new one becomes the first.
@@ -184,7 +186,6 @@ class Admission:
         model, most = self._interface.name, self._interface.max_batch_size
         rows = 0
         for tensor in reversed(inputs):
-            element_count(tensor.name, tensor.shape)
             if not most:
                 continue
             if not tensor.shape:
@@ -196,7 +197,7 @@ class Admission:
             rows = tensor.shape[0]
             if not rows:
                 raise InvalidArgument(f"inference request batch-size must be >= 1 for '{model}'")
-        if rows > most:
+        if not 0 <= rows <= most:  # Triton reads negative numbers as large ones
             raise InvalidArgument(f"inference request batch-size must be <= {most} for '{model}'")
         return rows or 1
 
@@ -210,9 +211,9 @@ class Admission:
             )
         self._check_dims(tensor, spec, tensor.shape[1:] if interface.max_batch_size > 0 else tensor.shape)
         if tensor.datatype is DataType.BYTES:
-            self._check_strings(request, tensor, element_count(tensor.name, tensor.shape))
+            self._check_strings(request, tensor, _size(tensor))
             return
-        expected = expected_size_bytes(tensor.name, tensor.datatype, tensor.shape)
+        expected = _size(tensor)
         if len(tensor.data) != expected:
             raise InvalidArgument(
                 f"input byte size mismatch for input '{tensor.name}' for model '{model}'. Expected {expected}, "
@@ -229,20 +230,27 @@ class Admission:
         matches = len(dims) == len(spec.dims) and all(
             want in (-1, got) for want, got in zip(spec.dims, dims, strict=True)
         )
+        if -1 in dims and len(dims) == len(spec.dims):
+            wrong = next(at for at, dim in enumerate(dims) if dim == -1 or spec.dims[at] not in (-1, dim))
+            if dims[wrong] == -1:
+                raise InvalidArgument(
+                    f"All input dimensions should be specified for input '{tensor.name}' for model "
+                    f"'{self._interface.name}', got {shape_text(tensor.shape)}"
+                )
         if matches:
             return
         batching = self._interface.max_batch_size > 0
         expected = (-1, *spec.dims) if batching else spec.dims
-        hint = " " + _BATCH_HINT if batching else ""
+        hint = _BATCH_HINT if batching else ""
         raise InvalidArgument(
             f"unexpected shape for input '{tensor.name}' for model '{self._interface.name}'. Expected "
-            f"{shape_text(expected)}, got {shape_text(tensor.shape)}.{hint}"
+            f"{shape_text(expected)}, got {shape_text(tensor.shape)}. {hint}"
         )
 
     def _check_outputs(self, request: InferenceRequest) -> None:
         if len(set(request.outputs)) < len(request.outputs):
             twice = next(name for at, name in enumerate(request.outputs) if name in request.outputs[:at])
-            raise InvalidArgument(f"output '{twice}' already exists in request")
+            raise InvalidArgument(f"{request_prefix(request.id)}output '{twice}' already exists in request")
         for name in sorted(request.outputs):
             if name not in self._interface.outputs:
                 raise InvalidArgument(f"unexpected inference output '{name}' for model '{self._interface.name}'")
@@ -268,6 +276,19 @@ def _passes_on(interface: ModelInterface) -> bool:
     return interface.backend not in _CALL_NOTHING
 
 
+def _size(tensor: Tensor) -> int:
+    """How many bytes its shape asks for, or elements of BYTES. Raises `InvalidArgument` with the core's texts (T6)."""
+    name, shape = tensor.name, tensor.shape
+    is_bytes = tensor.datatype is DataType.BYTES
+    try:
+        return element_count(name, shape) if is_bytes else expected_size_bytes(name, tensor.datatype, shape)
+    except InvalidArgument:
+        if any(dim < 0 for dim in shape):
+            raise InvalidArgument(f"tensor '{name}' contains an invalid dimension {shape_text(shape)}") from None
+        what = "element count" if is_bytes else "byte size"
+        raise InvalidArgument(f"{what} for tensor '{name}' exceeds maximum size of {MAX_ELEMENTS}") from None
+
+
 def _names(names: set[str] | frozenset[str]) -> str:
     return ",".join(f"'{name}'" for name in sorted(names))
 
@@ -276,10 +297,10 @@ _UINT64 = (1 << 64) - 1
 
 
 def check_length(request: InferenceRequest) -> None:
-    """S42, for every model. Raises `InvalidArgument`."""
+    """S42, for every model. Raises `Unsupported`."""
     correlation_id = request.sequence_id
     if isinstance(correlation_id, str) and len(correlation_id.encode()) > MAX_CORRELATION_ID_BYTES:
-        raise InvalidArgument(f"string correlation ID cannot be longer than {MAX_CORRELATION_ID_BYTES} characters")
+        raise Unsupported(f"string correlation ID cannot be longer than {MAX_CORRELATION_ID_BYTES} characters")
 
 
 def check_sequence(request: InferenceRequest, rows: int, model: str, block: SequenceBatching) -> None:

@@ -114,7 +114,7 @@ class Model:
 
     @property
     def _key(self) -> tuple[str, str]:
-        return self.name, str(self.version)
+        return self.name, "" if self.version == -1 else str(self.version)
 
     def _served(self) -> ServedVersion:
         return self._host.ask(lambda service: service.served_model(*self._key))
@@ -184,7 +184,7 @@ class InferenceRequest:
                 elements[name] = complaint(made.data, prod(made.shape), name, self.model.name)
         return kernel.InferenceRequest(
             self.model.name,
-            kernel.parse_version(str(self.model.version)),
+            kernel.parse_version(self.model._key[1]),
             inputs,
             id=request_id,
             parameters=dict(self.parameters),

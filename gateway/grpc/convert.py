@@ -16,7 +16,7 @@ from charonia.catalog.served import ServedVersion
 from charonia.datatypes import CONTENTS_FIELDS, DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters, RegionPart, RegionUse
-from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, element_count, join_bytes_elements
+from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, join_bytes_elements
 from charonia.wire import RECEIPT
 from gateway.requests.classification import classified
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
@@ -72,7 +72,8 @@ def infer_request(
 ) -> tuple[InferenceRequest, Classes]:
     """The request, and the number of classes wanted of each output. Raises the error of the first mistake (G18, G20).
 
-    `raw` are the message's raw tensors if `envelope` has split them off.
+    `raw` are the message's raw tensors if `envelope` has split them off. As in Triton, those that no input takes are
+    ignored: some clients send an empty one for each input in shared memory.
     """
     raw = raw or message.raw_input_contents
     model = message.model_name
@@ -108,11 +109,6 @@ def infer_request(
         else:
             data = _typed(item, datatype, shape, model)
         tensors.append(Tensor(item.name, datatype, shape, data))
-    expected = len(tensors) - len(read)
-    if len(raw) > expected:
-        raise InvalidArgument(
-            f"at most {expected} raw_input_contents expected for model '{model}', one per input, got {len(raw)}"
-        )
     request = InferenceRequest(model, version, tensors, id=message.id)
     if message.id:
         check_request_id(message.id)
@@ -136,7 +132,12 @@ def _region_part(item: Any) -> RegionPart | None:
     if "shared_memory_region" in parameters:
         region = _tensor_parameter(item, "shared_memory_region", "string_param")
         offset = _tensor_parameter(item, "shared_memory_offset", "int64_param") or 0
-        size = _tensor_parameter(item, "shared_memory_byte_size", "int64_param") or 0
+        size = _tensor_parameter(item, "shared_memory_byte_size", "int64_param")
+        if size is None:
+            raise InvalidArgument(
+                "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+                f"'{item.name}'"
+            )
         return RegionPart(region, offset % _UNSIGNED, size % _UNSIGNED)
     for key in ("shared_memory_offset", "shared_memory_byte_size"):
         if key in parameters:
@@ -161,15 +162,23 @@ def _typed(item: Any, datatype: DataType, shape: tuple[int, ...], model: str) ->
     """The raw encoding of typed contents (G5, G18); values out of the type's range wrap."""
     field = CONTENTS_FIELDS.get(datatype, "")
     contents = item.contents
+    supplied = False
     for name, (type_name, _) in _FIELDS.items():
-        if name != field and len(getattr(contents, name)):
-            raise InvalidArgument(
-                f"unexpected explicit tensor data for input tensor '{item.name}' for model '{model}' of type "
-                f"'{type_name}', expected datatype '{datatype.value}'"
+        if not len(getattr(contents, name)):
+            continue
+        if name != field or supplied:
+            why = (
+                ", binary data was already supplied."
+                if supplied
+                else f" of type '{type_name}', expected datatype '{datatype.value}'"
             )
+            raise InvalidArgument(
+                f"unexpected explicit tensor data for input tensor '{item.name}' for model '{model}'{why}"
+            )
+        supplied = True
     values = getattr(contents, field) if field else ()
     if not len(values):
-        if element_count(item.name, shape) == 0:
+        if 0 in shape:
             return b""
         raise InvalidArgument(f"unable to find data for input tensor '{item.name}' for model '{model}' in request.")
     if datatype is DataType.BYTES:
@@ -208,8 +217,6 @@ def _parameters(request: InferenceRequest, parameters: Any) -> None:
                 if micros < 0:
                     raise InvalidArgument(NO_DEADLINE)
                 request.deadline_ns = min(micros * 1000, MAX_DEADLINE_NS)
-            case "binary_data_output":
-                continue
             case _ if key in DELIVERY_PARAMETERS:
                 continue  # `job_calls` reads them
             case _ if key == EMPTY_FINAL:
@@ -217,6 +224,11 @@ def _parameters(request: InferenceRequest, parameters: Any) -> None:
             case _ if key == RECEIPT:
                 if _typed_parameter(key, kind, value, "bool_param"):
                     request.parameters[key] = True
+            case _ if key.startswith("triton_"):
+                raise InvalidArgument(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
+                    f"starting with 'triton_' are allowed: {EMPTY_FINAL}"
+                )
             case _:
                 check_parameter_name(key)
                 if kind not in ("int64_param", "bool_param", "string_param", "double_param"):
@@ -245,11 +257,10 @@ def _outputs(message: pb.ModelInferRequest, classes: Classes, written: dict[str,
             parameter = parameters["classification"]
             kind = parameter.WhichOneof("parameter_choice")
             if kind != "int64_param":
-                raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param.")
-            if parameter.int64_param < 0:
+                raise InvalidArgument("invalid value type for 'classification' parameter, expected int64_param")
+            if parameter.int64_param <= 0:  # 0 as well, whatever the text says
                 raise InvalidArgument("invalid value for 'classification' parameter, expected >= 0")
-            if parameter.int64_param:
-                classes[item.name] = parameter.int64_param
+            classes[item.name] = parameter.int64_param
         if part is not None:
             if "classification" in parameters:
                 raise InvalidArgument("output can't set both 'shared_memory_region' and 'classification'")
@@ -309,12 +320,13 @@ def stream_answer(reply: Reply, *, final: bool = True) -> Reply:
     return LargeReply((before, *reply.parts, flag))
 
 
-def stream_error(message: str, request: pb.ModelInferRequest) -> bytes:
-    """A serialised in-band error, with id and model of its request (G22)."""
+def stream_error(message: str, request: pb.ModelInferRequest, *, final: bool = True) -> bytes:
+    """A serialised in-band error, with id and model of its request; `final` if no more responses follow (G22, G24)."""
     answer = pb.ModelStreamInferResponse(error_message=message)
     answer.infer_response.id = request.id
     answer.infer_response.model_name = request.model_name
     answer.infer_response.model_version = request.model_version
+    answer.infer_response.parameters["triton_final_response"].bool_param = final
     return answer.SerializeToString()
 
 

@@ -57,7 +57,6 @@ _log = logging.getLogger(__name__)
 SERVICE = "inference.GRPCInferenceService"
 DECOUPLED = "ModelInfer RPC doesn't support models with decoupled transaction policy"
 MODEL_INFER = f"/{SERVICE}/ModelInfer"
-_LATEST = ("", "-1")
 _LEARNT_BYTES = 32_768
 
 
@@ -234,7 +233,7 @@ class Servicer:
     ) -> tuple[InferenceRequest, Classes, int]:
         """The request, the classes wanted of it, and the deadline of its call (wall clock, ns; 0 for none)."""
         # the version as requested: a retry with an idempotency key is the same request after a newer version was loaded
-        version = LATEST_VERSION if message.model_version in _LATEST else served.version
+        version = LATEST_VERSION if not message.model_version else served.version
         request, classes = infer_request(message, version, raw)
         request.served = served
         if self._routes:

@@ -157,7 +157,7 @@ class StreamRequests:
                 elif response.error is not None:
                     if self._ends_on_error:
                         raise response.error
-                    yield stream_error(response.error.message, about)
+                    yield stream_error(response.error.message, about, final=response.final)
                 elif empty_final or not response.is_flag:
                     if words:
                         response.parameters |= placed(response)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from charonia.catalog.served import ServedVersion
-from charonia.errors import CharoniaError
+from charonia.errors import CharoniaError, InvalidArgument
 from charonia.inference import InferenceResponse
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from charonia.tensors import Buffer
@@ -116,10 +116,15 @@ async def read_body(
 async def without_encoding(
     offload: Offload, declared: bytes, body: bytes | memoryview, limit_bytes: int
 ) -> bytes | memoryview:
-    """The body without its Content-Encoding `declared`. Raises as `content_encoding`, `Offload`, and `refusal_of`."""
+    """The body without its Content-Encoding `declared`.
+
+    Raises as `content_encoding`, `Offload`, and `refusal_of`, and `InvalidArgument` for an encoded body without a byte.
+    """
     encoding = content_encoding(declared)
-    if encoding == IDENTITY or not body:
+    if encoding == IDENTITY:
         return body
+    if not body:
+        raise InvalidArgument("nothing to be decompressed")
     try:
         return await inflate(offload, encoding, body, limit_bytes, several=encoding == GZIP)
     except DecompressionFault as error:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 
 from charonia.errors import SERVER_EXITING, CharoniaError, InvalidArgument
 from charonia.inference import InferenceResponse
+from charonia.models.interface import ModelInterface
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
@@ -96,12 +97,19 @@ class Generation:
         responses = self._deferral.stream(request, words, caller, {})
         async with contextlib.aclosing(responses):
             if route.kind == GENERATE_STREAM:
-                await _Events(send, handler.offload).write_all(responses, scope)
+                await _Events(send, handler.offload, served.interface).write_all(responses, scope)
             else:
-                await _answer_once(responses, send, handler.offload)
+                await _answer_once(responses, send, handler.offload, served.interface)
 
 
-async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], send: Send, offload: Offload) -> None:
+def _is_flag(response: InferenceResponse, interface: ModelInterface) -> bool:
+    """Whether it says only that there are no more. The one answer of other models is one, even without outputs."""
+    return interface.decoupled and response.is_flag
+
+
+async def _answer_once(
+    responses: AsyncGenerator[InferenceResponse | Accepted], send: Send, offload: Offload, interface: ModelInterface
+) -> None:
     """Write the one response, or H34's error with the status of the first response."""
     given: list[InferenceResponse] = []
     async for response in responses:
@@ -110,7 +118,7 @@ async def _answer_once(responses: AsyncGenerator[InferenceResponse | Accepted], 
             return
         if given and _is_receipt(response):
             given[-1].parameters = {**given[-1].parameters, **response.parameters}
-        elif not response.is_flag and not _is_receipt(response):
+        elif not _is_flag(response, interface) and not _is_receipt(response):
             given.append(response)
         if len(given) > 1:
             break  # the error is certain: cancel the rest
@@ -148,7 +156,8 @@ async def _rendered(response: InferenceResponse, offload: Offload) -> tuple[int,
 class _Events:
     """The events of one stream; the first response decides the status (H35)."""
 
-    def __init__(self, send: Send, offload: Offload) -> None:
+    def __init__(self, send: Send, offload: Offload, interface: ModelInterface) -> None:
+        self._interface = interface
         self._send = send
         self._offload = offload
         self._started = False
@@ -161,7 +170,7 @@ class _Events:
                     return
                 if not self._started and response.error is not None and response.place is None:
                     raise response.error  # there was no response: an ordinary error
-                if not response.is_flag:
+                if not _is_flag(response, self._interface):
                     await self._write(response)
                 del response  # free its memory while waiting for the next one
         except asyncio.CancelledError:

@@ -15,7 +15,7 @@ from typing import Protocol
 from charonia import failpoints
 from charonia.catalog.served import ServedVersion
 from charonia.errors import SERVER_EXITING, CharoniaError, Unauthenticated, Unavailable, Unsupported
-from charonia.inference import InferenceRequest, Parameters
+from charonia.inference import InferenceRequest, Parameters, parse_version
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from gateway.access.restrictions import HeaderForwarding, Restrictions
@@ -58,7 +58,7 @@ from .codec.error_replies import (
     render_error,
 )
 from .codec.job_json import PREFERENCE_APPLIED, accepted
-from .codec.paths import INFER, LIVE, READY, Route, group_of, resolve, version_of
+from .codec.paths import INFER, LIVE, READY, Route, group_of, resolve
 from .codec.request_codec import RequestDecoder, parse_header_length
 from .codec.response_codec import HEADER_LENGTH, LargeReply, ReplyForm, ResponseEncoder, response_head
 from .exchanges import Exchange
@@ -205,7 +205,7 @@ class HttpApplication:
             body = await without_encoding(self._handler.offload, headers[b"content-encoding"], body, limit)
         if trace is not None:
             trace.mark(HTTP_RECV_END)
-        version = version_of(route.version)
+        version = parse_version(route.version)
         header_length = headers.get(HEADER_LENGTH)
         if len(body) <= OFF_LOOP_BYTES:
             request, form = self._decoder.decode(route.model, version, body, header_length, served)
@@ -289,7 +289,7 @@ class HttpApplication:
             request, form = self._decoder.decode(model, version, body, header_length, served)
         else:
             text = memoryview(body)[:json_size]
-            task = template_task(text, binary=header_length is not None, max_input_size_bytes=limit)
+            task = template_task(text, max_input_size_bytes=limit)
             template = read_template(await offload.run(task))
             request, form = request_of(template, model, version, body, json_size), template.reply
         await check_elements(offload, request)
@@ -300,7 +300,7 @@ class HttpApplication:
             self._restrictions.check(route.group, scope["headers"])
         if self.draining:
             raise HttpRefusal(503, SERVER_EXITING, close=True)
-        await self._generation.answer(route, version_of(route.version), scope, receive, send)
+        await self._generation.answer(route, parse_version(route.version), scope, receive, send)
 
     # -- health and the control application ----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from gateway.handler import ModelMetadata, TensorMetadata
 
 
 def metadata_of(served: ServedVersion, versions: Iterable[int]) -> ModelMetadata:
-    """The metadata of one version, with the numbers of all versions that are READY."""
+    """The metadata of one version. `versions` are the numbers of all that are READY, or of the one that was named."""
     interface = served.interface
     inputs, outputs = (
         tuple(TensorMetadata(s.name, s.datatype.value, interface.client_shape(s)) for s in specs.values())

@@ -49,8 +49,6 @@ def check_parameter_name(key: str) -> None:
         )
     if key.startswith("charonia_") and key != RECEIPT:
         raise InvalidArgument(f"unknown parameter '{key[:64]}': names starting with 'charonia_' are reserved")
-    if key == "headers":
-        raise InvalidArgument("parameter 'headers' is reserved for Triton usage and should not be specified.")
 
 
 def check_dimensions(name: str, dimensions: int) -> None:

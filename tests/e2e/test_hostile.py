@@ -283,7 +283,7 @@ def test_h8_h9_names_types_and_doubles(server: Any) -> None:
         ([{"name": "OUTPUT0"}, {"name": "OUTPUT0"}], "output 'OUTPUT0' already exists in request"),
         ([{"name": "X"}], "unexpected inference output 'X' for model 'scale'"),
         ([{"name": "OUTPUT0", "parameters": {"classification": 10**18}}], None),
-        ([{"name": "OUTPUT0", "parameters": {"classification": -1}}], "Unable to parse 'classification'"),
+        ([{"name": "OUTPUT0", "parameters": {"classification": -1}}], "Unable to set 'classification'"),
     ):
         status, answer = infer_json(server, "scale", {**scale_body(), "outputs": outputs})
         if text is None:

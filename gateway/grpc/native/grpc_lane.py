@@ -315,7 +315,7 @@ class GrpcLane:
         if layout is not None and not any("classification" in output.parameters for output in message.outputs):
             try:
                 served = self._handler.served_model(message.model_name, message.model_version)
-                version = LATEST_VERSION if message.model_version in ("", "-1") else served.version
+                version = LATEST_VERSION if not message.model_version else served.version
                 request, classes = infer_request(message, version)
                 request.parameters.update(standing.forwarded)
                 found = layout.cut(data, 0)

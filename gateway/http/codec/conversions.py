@@ -36,14 +36,13 @@ Result = tuple[Any, list[memoryview]]
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def template_task(text: Buffer, *, binary: bool, max_input_size_bytes: int) -> Task:
+def template_task(text: Buffer, *, max_input_size_bytes: int) -> Task:
     """Have the JSON part of an infer request parsed; `read_template` takes the result."""
-    return Task(f"{__name__}:parse", [binary, max_input_size_bytes], (text,))
+    return Task(f"{__name__}:parse", max_input_size_bytes, (text,))
 
 
 def parse(note: Any, buffers: list[memoryview]) -> tuple[Any, Sequence[Buffer]]:
-    binary, max_input_size_bytes = note
-    return _packed(parse_template(parse_json(buffers[0]), binary=binary, max_input_size_bytes=max_input_size_bytes))
+    return _packed(parse_template(parse_json(buffers[0]), max_input_size_bytes=note))
 
 
 def generate_task(body: Buffer, interface: ModelInterface, max_input_size_bytes: int) -> Task:

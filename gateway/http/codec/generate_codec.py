@@ -18,7 +18,7 @@ from gateway.requests.request_rules import check_request_id
 
 from .jsondata import NOT_STRING, encode_elements, render_elements
 from .jsontext import Members, parse_members, quote
-from .request_json import Template, read_parameters
+from .request_json import Template, read_generate_parameter
 
 PARAMETERS = "parameters"
 
@@ -32,7 +32,7 @@ def decode_generate(
     """
     document = parse_members(body)
     if not isinstance(document, Members):
-        raise InternalError("failed to parse the request JSON buffer: attempt to get members for non-object")
+        raise InternalError("attempt to get members for non-object")
     reader = _Reader(interface, len(body), max_input_size_bytes)
     reader.read(document, nested=False)
     template = reader.template
@@ -74,13 +74,15 @@ class _Reader:
                 check_request_id(value)
                 self.template.id = value
             else:
-                read_parameters(self.template, {key: value})
+                read_generate_parameter(self.template, key, value)
 
     def _read_nested(self, value: Any) -> None:
         if PARAMETERS in self._interface.inputs:
             raise InvalidArgument(f"Keyword '{PARAMETERS}' for nested schema also given as input tensor name")
         if not isinstance(value, Members):
-            raise InternalError(f"Expected JSON object for keyword: '{PARAMETERS}'")
+            raise InternalError(
+                f"Expected JSON object for keyword: '{PARAMETERS}': attempt to access JSON non-object as object"
+            )
         try:
             self.read(value, nested=True)
         except CharoniaError as error:
@@ -88,19 +90,24 @@ class _Reader:
 
     def _tensor(self, name: str, value: Any) -> Tensor:
         spec = self._interface.inputs[name]
-        if spec.datatype in (DataType.FP16, DataType.BF16):
-            raise InvalidArgument(f"input '{name}' has unsupported datatype {spec.datatype.value}")
         elements = value if isinstance(value, list) else [value]
         count = len(elements)
-        data = encode_elements(name, spec.datatype, elements, count)
-        if len(data) > self._max_input_size_bytes:
+        dims = self._interface.client_shape(spec)
+        if spec.datatype is DataType.BYTES:
+            data = encode_elements(name, spec.datatype, elements, count)
+            self._check_size(name, len(data))
+            return Tensor(name, spec.datatype, shape_of(name, dims, count), data)
+        self._check_size(name, count * spec.datatype.size_bytes)
+        shape = shape_of(name, dims, count)
+        return Tensor(name, spec.datatype, shape, encode_elements(name, spec.datatype, elements, count))
+
+    def _check_size(self, name: str, size_bytes: int) -> None:
+        if size_bytes > self._max_input_size_bytes:
             raise InvalidArgument(
-                f"request size of {self._size_bytes} bytes with input '{name}' of size {len(data)} bytes exceeds the "
+                f"request size of {self._size_bytes} bytes with input '{name}' of size {size_bytes} bytes exceeds the "
                 f"maximum allowed input size of {self._max_input_size_bytes}. Use --http-max-input-size to increase "
                 "the limit."
             )
-        shape = shape_of(name, self._interface.client_shape(spec), count)
-        return Tensor(name, spec.datatype, shape, data)
 
 
 def shape_of(name: str, dims: tuple[int, ...], count: int) -> tuple[int, ...]:

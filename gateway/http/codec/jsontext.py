@@ -32,11 +32,14 @@ _COMPLAINTS = {
     "Expecting ':' delimiter": "Missing a colon after a name of object member.",
     "Extra data": "The document root must not be followed by other values.",
     "Unterminated string starting at": "Missing a closing quotation mark in string.",
-    "Invalid control character at": "Invalid encoding in string.",
+    "Invalid control character at": "Invalid escape character in string.",
     "Invalid \\escape": "Invalid escape character in string.",
     "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
 }
 _TOO_BIG = "Number too big to be stored in double."
+_NUMBER = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def parse_json(text: Buffer) -> Any:
@@ -99,6 +102,8 @@ def parse_failure(complaint: str, offset: int) -> InternalError:
 
 
 def _parse_tolerant(data: bytes) -> Any:
+    if data.startswith(_BYTE_ORDER_MARK):
+        return _parse(data[len(_BYTE_ORDER_MARK) :])
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -108,15 +113,36 @@ def _parse_tolerant(data: bytes) -> Any:
     try:
         value = json.loads(text, parse_int=_integer, parse_float=_finite)
     except json.JSONDecodeError as error:
-        raise parse_failure(_complaint(error), len(text[: error.pos].encode())) from None
+        raise parse_failure(_complaint(error), len(text[: _position(error)].encode())) from None
     except OverflowError:
-        raise parse_failure(_TOO_BIG, 0) from None
+        raise parse_failure(_TOO_BIG, _offset_of_too_big(data)) from None
     if _SURROGATE_ESCAPE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise parse_failure("The surrogate pair in string is invalid.", _surrogate_offset(text)) from None
     return value
+
+
+def _position(error: json.JSONDecodeError) -> int:
+    """Where Triton's parser would have noticed the fault that Python's reports, in characters."""
+    if error.msg == "Unterminated string starting at":
+        return len(error.doc)
+    if error.msg == "Invalid \\uXXXX escape":
+        return error.pos - 1
+    if error.msg == "Expecting value":  # behind the part of a word, or the sign, that is right
+        return error.pos + max(_common(error.doc[error.pos :][: len(word)], word) for word in _WORDS)
+    return error.pos
+
+
+def _common(text: str, word: str) -> int:
+    """How many characters at the beginning of `text` are those of `word`."""
+    return next((at for at, pair in enumerate(zip(text, word, strict=False)) if pair[0] != pair[1]), len(text))
+
+
+def _offset_of_too_big(data: bytes) -> int:
+    outside = _STRING.sub(lambda found: b" " * len(found[0]), data)
+    return next((found.start() for found in _NUMBER.finditer(outside) if math.isinf(float(found[0]))), 0)
 
 
 def _complaint(error: json.JSONDecodeError) -> str:
@@ -132,7 +158,7 @@ def _complaint(error: json.JSONDecodeError) -> str:
                     return (
                         "Missing a comma or ] after an array element."
                         if byte == ord("[")
-                        else "Missing a comma or } after an object member."
+                        else "Missing a comma or '}' after an object member."
                     )
                 closed -= 1
     return _COMPLAINTS.get(error.msg, "Invalid value.")

@@ -8,9 +8,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from charonia.errors import InvalidArgument
-from charonia.inference import LATEST_VERSION
-
 INFER = "infer"
 GENERATE_STREAM = "generate_stream"
 LIVE = "live"
@@ -18,8 +15,6 @@ READY = "ready"
 MODEL_READY = "model_ready"
 
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?(?:/(infer|ready|generate|generate_stream))?")
-
-_MAX_VERSION_DIGITS = 19
 
 _FIXED_GROUPS = {"/v2": "metadata", "/v2/models/stats": "statistics", "/v2/logging": "logging"}
 _TAIL_GROUPS = {
@@ -88,15 +83,3 @@ def group_of(path: str) -> str:
             return _TAIL_GROUPS.get(tail, "")
         case _:
             return ""
-
-
-def version_of(digits: str) -> int:
-    """The number of a version in a URL, `LATEST_VERSION` for none. Raises E6's `InvalidArgument`."""
-    if not digits:
-        return LATEST_VERSION
-    if len(digits) > _MAX_VERSION_DIGITS:
-        raise InvalidArgument(
-            f"failed to get model version from specified version string '{digits[:64]}' (details: out of range), "
-            "version should be an integral value > 0"
-        )
-    return int(digits)

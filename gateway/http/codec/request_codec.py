@@ -28,7 +28,8 @@ _CACHED_HEADER_LIMIT = 4096
 _COPIED_BYTES = 1024
 """Up to this size a copy of the tensor is cheaper than a view, which would keep the body in memory."""
 
-_HEADER_LENGTH = re.compile(rb"[+-]?[0-9]{1,19}")
+_HEADER_LENGTH = re.compile(rb"\s*([+-]?[0-9]+)")
+_INT32 = (-(2**31), 2**31 - 1)
 _LEADING_ID = re.compile(rb'\{"id":\s?"([^"\\\x00-\x1f]*)",\s?')
 
 
@@ -54,7 +55,7 @@ class RequestDecoder:
         if not 0 < json_size <= size:
             raise InvalidArgument(f"inference header size should be in range (0, {size}), got: {json_size}")
         if header_length is None:
-            template = self._parse(bytes(body), binary=False)
+            template = self._parse(bytes(body))
             return assemble(template, template.id, model, version, body, json_size), template.reply
         text = bytes(body[:json_size])
         found = self._templates.get(text)
@@ -81,24 +82,24 @@ class RequestDecoder:
             try:
                 found = self._remember(without_id)
             except InternalError:  # parse the text as sent, so that the error's offset is right
-                found = self._parse(text, binary=True)
+                found = self._parse(text)
         # of a repeated "id" the last one counts
         request_id = found.id or request_id
         check_request_id(request_id)
         return assemble(found, request_id, model, version, body, json_size), found.reply
 
     def _remember(self, text: bytes) -> Template:
-        template = self._parse(text, binary=True)
+        template = self._parse(text)
         if len(text) <= _CACHED_HEADER_LIMIT and template.repeats:
             if len(self._templates) >= _CACHE_LIMIT:
                 self._templates.clear()
             self._templates[text] = template
         return template
 
-    def _parse(self, text: bytes, *, binary: bool) -> Template:
+    def _parse(self, text: bytes) -> Template:
         if len(text) > self._max_input_size_bytes:
             raise InvalidArgument(json_too_large(len(text), self._max_input_size_bytes))
-        return parse_template(parse_json(text), binary=binary, max_input_size_bytes=self._max_input_size_bytes)
+        return parse_template(parse_json(text), max_input_size_bytes=self._max_input_size_bytes)
 
 
 def json_too_large(size_bytes: int, limit_bytes: int) -> str:
@@ -118,10 +119,22 @@ def raw_too_large(size_bytes: int, limit_bytes: int) -> str:
 
 
 def parse_header_length(value: bytes) -> int:
-    """The number in Inference-Header-Content-Length, of either sign. Raises `InvalidArgument` otherwise (H14)."""
-    if (not value.isdigit() or len(value) > 19) and _HEADER_LENGTH.fullmatch(value) is None:
-        raise InvalidArgument(f"Unable to parse Inference-Header-Content-Length, got: {value.decode('latin-1')}")
-    return int(value)
+    """The number in Inference-Header-Content-Length, of either sign (H14); as in Triton, text behind it is ignored.
+
+    Raises `InvalidArgument` for text that does not begin with a number, and for numbers of more than 32 bits.
+    """
+    if value.isdigit() and len(value) < 10:
+        return int(value)
+    found = _HEADER_LENGTH.match(value)
+    unable, got = "Unable to parse Inference-Header-Content-Length", f"got: {value.decode('latin-1')}"
+    if found is None:
+        raise InvalidArgument(f"{unable}, {got}")
+    least, most = _INT32
+    # `int` refuses thousands of digits
+    number = int(found.group(1)) if len(found.group(1)) < 20 else most + 1
+    if not least <= number <= most:
+        raise InvalidArgument(f"{unable}, value is out of range [ {least}, {most} ], {got}")
+    return number
 
 
 def assemble(

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
 from charonia.datatypes import DataType
 from charonia.errors import InternalError, InvalidArgument
 from charonia.inference import Parameters, ParameterValue, RegionPart, RegionUse
-from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes, shape_text
+from charonia.tensors import MAX_ELEMENTS, Buffer, element_count, expected_size_bytes
 from charonia.wire import RECEIPT
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from gateway.requests.request_rules import (
@@ -25,16 +26,12 @@ from gateway.requests.request_rules import (
 from .jsondata import NOT_ARRAY, NOT_BOOLEAN, NOT_STRING, NOT_UNSIGNED, encode_elements
 from .response_codec import ReplyForm
 
-NEEDS_HEADER_LENGTH = (
-    "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when passing inputs in "
-    "binary data format"
-)
-
 _ONE_FIELD = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'"
 )
 _INT64_MIN = -(2**63)
+_MEANINGS = frozenset({"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "binary_data_output"})
 
 
 @dataclass(slots=True)
@@ -73,17 +70,17 @@ class Template:
         return all(slot.data is None or slot.part is not None for slot in self.inputs)
 
 
-def parse_template(document: Any, *, binary: bool, max_input_size_bytes: int) -> Template:
-    """The template of an infer object; `binary` if binary data may follow (H14). Raises as `RequestDecoder.decode`."""
+def parse_template(document: Any, *, max_input_size_bytes: int) -> Template:
+    """The template of an infer object. Raises as `RequestDecoder.decode`."""
     template = Template()
     if isinstance(document, dict):
         if "id" in document:
             template.id = _string(document["id"], "id")
             check_request_id(template.id)
         if "parameters" in document:
-            read_parameters(template, _members(document["parameters"]))
+            read_parameters(template, _members(document["parameters"], "failed to get request params."))
     for item in _array(document, "inputs"):
-        slot = _input(item, binary, max_input_size_bytes)
+        slot = _input(item, max_input_size_bytes)
         template.inputs.append(slot)
         if slot.data is None:
             template.binary_bytes += slot.size_bytes
@@ -99,7 +96,7 @@ def read_parameters(template: Template, members: dict[str, Any]) -> None:
     for key, value in members.items():
         match key:
             case "sequence_id":
-                template.sequence_id = value if isinstance(value, str) else _unsigned(value, key)
+                template.sequence_id = value if _is_unsigned(value) else _string(value, key)
             case "sequence_start":
                 template.sequence_start = _boolean(value, key)
             case "sequence_end":
@@ -124,6 +121,21 @@ def read_parameters(template: Template, members: dict[str, Any]) -> None:
     template.reply.settle()
 
 
+def read_generate_parameter(template: Template, key: str, value: Any) -> None:
+    """Read one parameter of a generate request (H30). Raises as `RequestDecoder.decode`.
+
+    Triton gives all of them to the model. The names that mean something for an inference (H20) have that meaning here
+    as well, where their value is of the right type.
+    """
+    if key in _MEANINGS:
+        with contextlib.suppress(InternalError):
+            read_parameters(template, {key: value})
+    if key in _MEANINGS or key.startswith("triton_"):
+        template.parameters[key] = _plain_parameter(key, value)
+    else:
+        read_parameters(template, {key: value})
+
+
 def _deadline_us(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise InvalidArgument(NO_DEADLINE)
@@ -136,28 +148,35 @@ def _delivery_parameter(key: str, value: Any) -> ParameterValue:
     raise InvalidArgument(f"parameter '{key}' must be a string or a number")
 
 
-def _custom_parameter(key: str, value: Any) -> str | int | bool | float:
+def _custom_parameter(key: str, value: Any) -> ParameterValue:
     check_parameter_name(key)
+    return _plain_parameter(key, value)
+
+
+def _plain_parameter(key: str, value: Any) -> ParameterValue:
     if isinstance(value, (str, bool, float)) or (isinstance(value, int) and _INT64_MIN <= value <= MAX_ELEMENTS):
         return value
+    if isinstance(value, int):  # past 64 bits it is a double
+        return float(value)
     raise InvalidArgument(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
 
 
-def _input(item: Any, binary: bool, max_input_size_bytes: int) -> InputSlot:
+def _input(item: Any, max_input_size_bytes: int) -> InputSlot:
     _check_fields(item)
     name = _member_string(item, "name")
     word = _member_string(item, "datatype")
     shape = _shape(name, _array(item, "shape"))
-    datatype = DataType.of(word)
-    count = element_count(name, shape)
-    parameters = _members(item["parameters"]) if "parameters" in item else {}
+    try:
+        datatype = DataType.of(word)
+    except InvalidArgument:
+        raise InvalidArgument(f"invalid datatype for input {name}") from None
+    parameters = _parameters_of(item)
     if "shared_memory_region" in parameters:
         return InputSlot(name, datatype, shape, 0, b"", _region_part(parameters))
     if "binary_data_size" in parameters:
         size = _unsigned(parameters["binary_data_size"], "binary_data_size")
-        if not binary and size:
-            raise InvalidArgument(NEEDS_HEADER_LENGTH)
         return InputSlot(name, datatype, shape, size)
+    count = element_count(name, shape)
     if count == 0:
         return InputSlot(name, datatype, shape, 0, b"")
     _check_json_size(name, expected_size_bytes(name, datatype, shape), max_input_size_bytes)
@@ -168,11 +187,10 @@ def _input(item: Any, binary: bool, max_input_size_bytes: int) -> InputSlot:
 
 def _check_fields(item: Any) -> None:
     """Raises unless an input names exactly one place of its data (H13)."""
-    if not isinstance(item, dict):
-        return
-    parameters = item.get("parameters")
-    found = ["data"] if "data" in item else []
-    if isinstance(parameters, dict):
+    found: list[str] = []
+    if isinstance(item, dict):
+        parameters = _parameters_of(item)
+        found = ["data"] if "data" in item else []
         found += [name for name in ("binary_data_size", "shared_memory_region") if name in parameters]
     if len(found) != 1:
         which = " set" + "".join(f" '{name}'" for name in found) if found else " no field is set"
@@ -198,26 +216,22 @@ def _check_json_size(name: str, size_bytes: int, limit_bytes: int) -> None:
 def _shape(name: str, dims: list[Any]) -> tuple[int, ...]:
     check_dimensions(name, len(dims))
     shape = tuple(_unsigned(dim, "shape") for dim in dims)
-    if any(dim > MAX_ELEMENTS for dim in shape):
-        raise InvalidArgument(
-            f"shape {shape_text(shape)} for input '{name}' causes total element count to exceed maximum size of "
-            f"{MAX_ELEMENTS}"
-        )
-    return shape
+    # as Triton, which keeps them as signed numbers: they become negative, which no shape may be
+    return tuple(dim - 2**64 if dim > MAX_ELEMENTS else dim for dim in shape)
 
 
 def _outputs(template: Template, items: list[Any]) -> dict[str, RegionPart]:
     """Read the requested outputs into `template`; returns the parts of shared memory to write to, by output."""
     written: dict[str, RegionPart] = {}
-    names: dict[str, None] = {}
+    names: list[str] = []  # admission refuses those that occur twice
     reply = template.reply
     for item in items:
         name = _member_string(item, "name")
-        if name in names:
-            raise InvalidArgument(f"output '{name}' already exists in request")
-        names[name] = None
-        parameters = _members(item["parameters"]) if "parameters" in item else {}
-        classes = _unsigned(parameters.get("classification", 0), "classification")
+        names.append(name)
+        parameters = _parameters_of(item)
+        classes = parameters.get("classification", 0)
+        if not _is_unsigned(classes):
+            raise InternalError(f"Unable to set 'classification': {NOT_UNSIGNED}")
         if "shared_memory_region" in parameters:
             if "classification" in parameters:
                 raise InvalidArgument("Output can't set both 'shared_memory_region' and 'classification'")
@@ -255,10 +269,16 @@ def _member_string(document: Any, key: str) -> str:
     return _string(document[key], key)
 
 
-def _members(value: Any) -> dict[str, Any]:
+def _members(value: Any, unable: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InternalError("Unable to parse 'parameters': attempt to get members for non-object")
+        raise InternalError(f"{unable}: attempt to get members for non-object")
     return value
+
+
+def _parameters_of(item: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an input or output; what is no object has none."""
+    parameters = item.get("parameters")
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _string(value: Any, key: str) -> str:
@@ -273,7 +293,12 @@ def _boolean(value: Any, key: str) -> bool:
     return value
 
 
+def _is_unsigned(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**64
+
+
 def _unsigned(value: Any, key: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
+    if not _is_unsigned(value):
         raise InternalError(f"Unable to parse '{key}': {NOT_UNSIGNED}")
-    return value
+    number: int = value
+    return number

@@ -42,6 +42,7 @@ from charonia.generation.parameters import SamplingParameters, check_vocabulary,
 from charonia.generation.templates import render_chat
 from charonia.generation.text_assets import TextAssets
 from charonia.generation.tool_calls import FORMATS, call_reader
+from charonia.inference import parse_version
 from charonia.models.interface import ModelInterface
 from charonia.models.names import check_model_name
 from charonia.traces.contexts import read_parent
@@ -70,7 +71,7 @@ from gateway.http.codec.control_json import (
     read_trace_settings,
     read_unload_request,
 )
-from gateway.http.codec.paths import group_of, resolve, version_of
+from gateway.http.codec.paths import group_of, resolve
 from gateway.jobs.job_views import Cursor
 from gateway.openai.api_calls import read_object
 from gateway.openai.shapes.api_errors import ApiError
@@ -392,7 +393,7 @@ def _a_path(data: bytes) -> None:
     group_of(path)
     if route is not None:
         assert "/" not in route.model
-        assert version_of(route.version) >= -1
+        assert parse_version(route.version) >= -1
         check_model_name(route.model)
 
 

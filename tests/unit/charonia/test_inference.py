@@ -8,22 +8,25 @@ from charonia.errors import InvalidArgument
 from charonia.inference import LATEST_VERSION, parse_version
 
 
-@pytest.mark.parametrize(("text", "version"), [("", LATEST_VERSION), ("-1", LATEST_VERSION), ("1", 1), ("0010", 10)])
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("", LATEST_VERSION), ("1", 1), ("0010", 10), ("0", 0), (" 1", 1), ("+1", 1), ("1.0", 1), ("1x", 1)],
+)
 def test_versions(text: str, version: int) -> None:
     assert parse_version(text) == version
 
 
-@pytest.mark.parametrize("text", ["x", "1.0", "1x", "٣", " 1", "9" * 40])
+@pytest.mark.parametrize("text", ["x", ".1", "x1", "٣", " ", "- 1", "9" * 40])
 def test_what_is_no_number(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_version(text)
     assert caught.value.message == (
-        f"failed to get model version from specified version string '{text}' (details: not a number), version should "
-        "be an integral value > 0"
+        f"failed to get model version from specified version string '{text}' (details: stol), version should be "
+        "an integral value > 0"
     )
 
 
-@pytest.mark.parametrize("text", ["0", "-2"])
+@pytest.mark.parametrize("text", ["-1", "-2", "-2x"])
 def test_what_is_no_version(text: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         parse_version(text)

@@ -115,8 +115,8 @@ def test_counts() -> None:
         ((0, -1), "invalid shape for input 'i': shape [0,-1] contains one or more invalid dimensions"),
         (
             (2**62, 2),
-            "shape [4611686018427387904,2] for input 'i' causes total element count to exceed maximum size of "
-            "9223372036854775807",
+            "invalid shape for input 'i': shape [4611686018427387904,2] causes total element count to exceed maximum "
+            "size of 9223372036854775807",
         ),
         (
             (2**61, 1),

@@ -150,8 +150,11 @@ def test_strings_are_checked_each_time() -> None:
         ),
         (
             ask(Tensor("a", DataType.FP32, (-1, 16), b""), b(1, b"x")),
-            "[request id: <id_unknown>] invalid shape for input 'a': shape [-1,16] contains one or more "
-            "invalid dimensions",
+            "[request id: <id_unknown>] input 'a' batch size does not match other inputs for 'm'",
+        ),
+        (
+            ask(Tensor("a", DataType.FP32, (-1, 16), b""), Tensor("b", DataType.BYTES, (-1, 1), b"")),
+            "[request id: <id_unknown>] inference request batch-size must be <= 4 for 'm'",
         ),
         (
             ask(a(1, 16), Tensor("b", DataType.BYTES, (1, 2), join_bytes_elements([b"x"]))),
@@ -159,7 +162,7 @@ def test_strings_are_checked_each_time() -> None:
         ),
         (ask(a(1, 16), b(1, b"x"), outputs=("q",)), "unexpected inference output 'q' for model 'm'"),
         (ask(a(1, 8), b(1, b"x"), outputs=("z", "q", "p")), "unexpected inference output 'p' for model 'm'"),
-        (ask(b(1, b"x"), outputs=("z", "z")), "output 'z' already exists in request"),
+        (ask(b(1, b"x"), outputs=("z", "z")), "[request id: <id_unknown>] output 'z' already exists in request"),
         (
             ask(a(1, 16), b(1, b"x"), Tensor("q", DataType.FP32, (1,), b"1234")),
             "[request id: <id_unknown>] expected 2 inputs but got 3 inputs for model 'm'. Got input(s) "
@@ -207,8 +210,19 @@ def test_of_several_wrong_inputs_the_last_is_named() -> None:
 
 def test_refusals_of_a_plain_model() -> None:
     assert refusal(PLAIN, ask(a(1, 3))) == (
-        "[request id: <id_unknown>] unexpected shape for input 'a' for model 'm'. Expected [-1,2], got [1,3]."
+        "[request id: <id_unknown>] unexpected shape for input 'a' for model 'm'. Expected [-1,2], got [1,3]. "
     )
+    for shape, text in (
+        ((-1, 2), "All input dimensions should be specified for input 'a' for model 'm', got [-1,2]"),
+        ((-1, 3), "All input dimensions should be specified for input 'a' for model 'm', got [-1,3]"),
+        ((1, -1), "All input dimensions should be specified for input 'a' for model 'm', got [1,-1]"),
+        ((-1,), "unexpected shape for input 'a' for model 'm'. Expected [-1,2], got [-1]. "),
+        ((2**62, 3), "unexpected shape for input 'a' for model 'm'. Expected [-1,2], got [4611686018427387904,3]. "),
+        ((2**62, 2), "byte size for tensor 'a' exceeds maximum size of 9223372036854775807"),
+        ((-5, 2), "tensor 'a' contains an invalid dimension [-5,2]"),
+    ):
+        asked = ask(Tensor("a", DataType.FP32, shape, b""))
+        assert refusal(PLAIN, asked) == f"[request id: <id_unknown>] {text}"
     assert refusal(PLAIN, ask(id="é")) == (
         "[request id: é] expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got input(s) [], "
         "but missing required input(s) ['a']. Please provide all required input(s)."

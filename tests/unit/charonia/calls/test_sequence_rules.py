@@ -7,7 +7,7 @@ from google.protobuf import text_format
 
 from charonia.calls.admission import Admission, sequence_mark
 from charonia.datatypes import DataType
-from charonia.errors import InvalidArgument
+from charonia.errors import CharoniaError, InvalidArgument, Unsupported
 from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
@@ -59,9 +59,10 @@ def request(number: int | str, rows: int = 1, **more: bool) -> InferenceRequest:
 def test_refusals(block: str, asked: InferenceRequest, text: str) -> None:
     gate = admission(block)
     for _ in range(2):  # the second time its signature is known
-        with pytest.raises(InvalidArgument) as raised:
+        with pytest.raises(CharoniaError) as raised:
             gate.admit(asked)
         assert raised.value.message == text
+        assert isinstance(raised.value, Unsupported if "longer" in text else InvalidArgument)
 
 
 def test_what_fits_is_sequential() -> None:
@@ -69,7 +70,7 @@ def test_what_fits_is_sequential() -> None:
     assert admission(CORRID % "STRING").admit(request("a")).sequential
     assert admission("iterative_sequence: true").admit(request(0)).sequential
     assert not admission(scheduling="dynamic_batching").admit(request(5)).sequential
-    with pytest.raises(InvalidArgument, match="128 characters"):
+    with pytest.raises(Unsupported, match="128 characters"):
         admission(scheduling="dynamic_batching").admit(request("x" * 129))
 
 

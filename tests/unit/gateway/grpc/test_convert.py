@@ -17,6 +17,7 @@ from gateway.grpc.convert import ResponseEncoder, infer_request, stream_answer, 
 from protos import grpc_service_pb2 as pb
 
 REGION: dict[str, Any] = {"shared_memory_region": {"string_param": "r"}}
+SIZED = {**REGION, "shared_memory_byte_size": {"int64_param": 4}}
 WRONG_REGIONS: list[tuple[dict[str, Any], str]] = [
     ({"shared_memory_region": {"int64_param": 1}},
      "invalid value type for 'shared_memory_region' parameter for tensor 'I', expected string_param."),
@@ -108,8 +109,8 @@ class TestContents:
         assert error.message == "unable to find data for input tensor 'B' for model 'm' in request."
 
     def test_raw_for_more_than_there_are(self) -> None:
-        error = refusal(message(inputs=[tensor("A")], raw_input_contents=[b"a", b"b"]))
-        assert error.message == "at most 1 raw_input_contents expected for model 'm', one per input, got 2"
+        request, _ = infer_request(message(inputs=[tensor("A")], raw_input_contents=[b"a", b"b"]))
+        assert [bytes(given.data) for given in request.inputs] == [b"a"]
 
     def test_both(self) -> None:
         given = tensor(contents=contents(int_contents=[1, 2]))
@@ -136,7 +137,9 @@ class TestContents:
 
     def test_a_second_field_beside_the_right_one(self) -> None:
         given = tensor(contents=contents(int_contents=[1, 2], fp32_contents=[1.0]))
-        assert "of type 'FP32', expected datatype 'INT32'" in refusal(message(inputs=[given])).message
+        assert "for model 'm', binary data was already supplied." in refusal(message(inputs=[given])).message
+        given = tensor("I", "FP32", contents=contents(int_contents=[1, 2], fp32_contents=[1.0]))
+        assert "of type 'INT32', expected datatype 'FP32'" in refusal(message(inputs=[given])).message
 
     def test_shared_memory(self) -> None:
         def region(offset: int, size: int) -> Any:
@@ -149,7 +152,7 @@ class TestContents:
                     tensor("A", parameters=region(8, 16)), tensor("B"), tensor("C", parameters=region(-1, -(2**63))),
                 ],
                 outputs=[
-                    pb.ModelInferRequest.InferRequestedOutputTensor(name="O", parameters=parameters(**REGION)),
+                    pb.ModelInferRequest.InferRequestedOutputTensor(name="O", parameters=parameters(**SIZED)),
                     pb.ModelInferRequest.InferRequestedOutputTensor(name="P"),
                 ],
                 raw_input_contents=[b"12345678"],
@@ -159,15 +162,16 @@ class TestContents:
         assert request.outputs == ("O", "P")
         # negative numbers are read as Triton reads them: they are beyond every region
         read = {0: RegionPart("r", 8, 16), 2: RegionPart("r", 2**64 - 1, 2**63)}
-        assert request.regions == RegionUse(read, {"O": RegionPart("r", 0, 0)})
+        assert request.regions == RegionUse(read, {"O": RegionPart("r", 0, 4)})
 
     def test_shared_memory_and_other_data(self) -> None:
-        given = tensor(parameters=parameters(**REGION), contents=contents(int_contents=[1, 2]))
+        given = tensor(parameters=parameters(**SIZED), contents=contents(int_contents=[1, 2]))
         assert refusal(message(inputs=[given])).message == (
             "unexpected 'content' provided when using shared memory for input tensor 'I' for model 'm'"
         )
-        surplus = message(inputs=[tensor(parameters=parameters(**REGION))], raw_input_contents=[b"1"])
-        assert refusal(surplus).message == ("at most 0 raw_input_contents expected for model 'm', one per input, got 1")
+        surplus = message(inputs=[tensor(parameters=parameters(**SIZED))], raw_input_contents=[b"1"])
+        request, _ = infer_request(surplus)
+        assert (bytes(request.inputs[0].data), list((request.regions or RegionUse({}, {})).inputs)) == (b"", [0])
 
     @pytest.mark.parametrize(("values", "text"), WRONG_REGIONS)
     def test_wrong_words_about_shared_memory(self, values: dict[str, Any], text: str) -> None:
@@ -183,10 +187,10 @@ class TestContents:
         assert refusal(message(inputs=[tensor(shape=(1,) * 65)])).message == (
             "invalid shape for input 'I': 65 dimensions, at most 64 are supported"
         )
-        assert refusal(message(inputs=[tensor(shape=(-1,))])).message == (
-            "invalid shape for input 'I': shape [-1] contains one or more invalid dimensions"
-        )
-        assert "causes total element count to exceed" in refusal(message(inputs=[tensor(shape=(2**62, 4))])).message
+        for shape in ((-1,), (2**62, 4)):  # without data; with data, admission judges them
+            assert refusal(message(inputs=[tensor(shape=shape)])).message == (
+                "unable to find data for input tensor 'I' for model 'm' in request."
+            )
 
 
 class TestParameters:
@@ -198,15 +202,15 @@ class TestParameters:
                     sequence_id={"int64_param": 5}, sequence_start={"bool_param": True},
                     sequence_end={"bool_param": True}, priority={"uint64_param": 2**64 - 1},
                     timeout={"int64_param": 7}, charonia_deadline_us={"int64_param": 9},
-                    binary_data_output={"bool_param": True}, triton_enable_empty_final_response={"bool_param": True},
+                    triton_enable_empty_final_response={"bool_param": True},
+                    binary_data_output={"bool_param": True}, headers={"string_param": "h"},
                     a={"int64_param": -1}, b={"bool_param": False}, c={"string_param": ""}, d={"double_param": 0.5},
                 ),
             ),
             3,
         )  # fmt: skip
-        assert request == InferenceRequest(
-            "m", 3, [], "r", (), {"a": -1, "b": False, "c": "", "d": 0.5}, 2**64 - 1, 7, 9000, 5, True, True
-        )
+        own = {"binary_data_output": True, "headers": "h", "a": -1, "b": False, "c": "", "d": 0.5}
+        assert request == InferenceRequest("m", 3, [], "r", (), own, 2**64 - 1, 7, 9000, 5, True, True)
         assert not classes
         assert type(request.parameters["b"]) is bool
 
@@ -252,9 +256,8 @@ class TestParameters:
              "invalid value type for 'own' parameter, expected int64_param, bool_param, or string_param."),
             ("own", {}, "invalid value type for 'own' parameter, expected int64_param, bool_param, or string_param."),
             ("triton_own", {"int64_param": 1},
-             "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."),
-            ("headers", {"string_param": ""},
-             "parameter 'headers' is reserved for Triton usage and should not be specified."),
+             "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys starting "
+             "with 'triton_' are allowed: triton_enable_empty_final_response"),
         ],
     )  # fmt: skip
     def test_refusals(self, key: str, value: dict[str, Any], text: str) -> None:
@@ -276,7 +279,7 @@ class TestOutputs:
                 outputs=[
                     self.output("B", classification={"int64_param": 3}),
                     self.output("A", binary_data={"string_param": ""}),
-                    self.output("C", classification={"int64_param": 0}),
+                    self.output("C"),
                 ]
             )
         )  # fmt: skip
@@ -287,10 +290,12 @@ class TestOutputs:
         ("values", "error", "text"),
         [
             ({"classification": {"string_param": "1"}}, InvalidArgument,
-             "invalid value type for 'classification' parameter, expected int64_param."),
-            ({"classification": {"int64_param": -1}}, InvalidArgument,
-             "invalid value for 'classification' parameter, expected >= 0"),
-            ({**REGION, "classification": {"int64_param": 1}}, InvalidArgument,
+             "invalid value type for 'classification' parameter, expected int64_param"),
+            *(({"classification": {"int64_param": count}}, InvalidArgument,
+               "invalid value for 'classification' parameter, expected >= 0") for count in (-1, 0)),
+            (REGION, InvalidArgument,
+             "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor 'A'"),
+            ({**SIZED, "classification": {"int64_param": 1}}, InvalidArgument,
              "output can't set both 'shared_memory_region' and 'classification'"),
         ],
     )  # fmt: skip
@@ -365,5 +370,8 @@ def test_a_stream_error_names_its_request() -> None:
     request = pb.ModelInferRequest(model_name="m", model_version="2", id="r")
     found = pb.ModelStreamInferResponse.FromString(stream_error("went wrong", request))
     assert found == pb.ModelStreamInferResponse(
-        error_message="went wrong", infer_response=pb.ModelInferResponse(model_name="m", model_version="2", id="r")
+        error_message="went wrong",
+        infer_response=pb.ModelInferResponse(
+            model_name="m", model_version="2", id="r", parameters=parameters(triton_final_response={"bool_param": True})
+        ),
     )

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from charonia.errors import InternalError, ResourceExhausted, StreamInterrupted
-from charonia.inference import InferenceResponse
+from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.options.settings import GatewaySettings
 from gateway.http.bodies import CLIENT_LEFT
 from gateway.http.http_application import HttpApplication
@@ -47,6 +47,17 @@ async def test_a_version_in_the_url_and_a_model_that_answers_once(client: httpx2
     assert reply.json() == {"model_name": "identity", "model_version": "1", "OUTPUT0": values}
     reply = await client.post("/v2/models/identity/generate_stream", json={"INPUT0": values})
     assert [event["OUTPUT0"] for event in events(reply)] == [values]
+
+
+@pytest.mark.parametrize("url", ["/v2/models/identity/generate", "/v2/models/identity/generate_stream"])
+async def test_one_answer_without_outputs(client: httpx2.AsyncClient, handler: Any, url: str) -> None:
+    async def empty(request: InferenceRequest, **_: Any) -> InferenceResponse:
+        return InferenceResponse(request.model, 1, [], request.id)
+
+    handler.infer = empty
+    reply = await client.post(url, json={"INPUT0": [0.0] * 16})
+    told = {"model_name": "identity", "model_version": "1"}
+    assert (events(reply) if "stream" in url else [reply.json()]) == [told]
 
 
 @pytest.mark.parametrize("count", [0, 2])

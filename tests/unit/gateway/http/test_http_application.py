@@ -197,6 +197,11 @@ class TestCompression:
         assert reply.json() == {"error": "Unsupported compression type"}
         assert reply.headers["accept-encoding"] == "gzip, deflate"
 
+    @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+    async def test_nothing_to_decompress(self, client: httpx2.AsyncClient, encoding: str) -> None:
+        reply = await client.post(INFER, content=b"", headers={"content-encoding": encoding})
+        assert (reply.status_code, reply.json()) == (400, {"error": "nothing to be decompressed"})
+
     async def test_a_bomb(self, client: httpx2.AsyncClient) -> None:
         bomb = gzip.compress(b"\0" * 70_000_000)
         reply = await client.post(INFER, content=bomb, headers={"content-encoding": "gzip"})

@@ -47,8 +47,20 @@ def test_members_are_tensors_or_parameters() -> None:
         ("STREAM", DataType.BOOL, (1,), b"\1"),
     ]
     assert request.id == "mine"
-    assert request.parameters == {"temperature": 0.5, "top": 3, "mode": "x", "on": False, "nested": 1}
+    given = {"nested": 1, "sequence_id": 7, "sequence_start": True, "priority": 2, "timeout": 9}
+    assert request.parameters == {"temperature": 0.5, "top": 3, "mode": "x", "on": False, **given}
     assert (request.sequence_id, request.sequence_start, request.priority, request.timeout_us) == (7, True, 2, 9)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("priority", "high"), ("timeout", -5), ("sequence_id", -1), ("sequence_start", 1), ("binary_data_output", "no"),
+     ("triton_x", 1), ("headers", "x"), ("big", 2**63)],
+)  # fmt: skip
+def test_what_means_nothing_here_is_the_models(key: str, value: Any) -> None:
+    request = decode({"PROMPT": "x", key: value})
+    assert request.parameters == {key: value}
+    assert (request.priority, request.timeout_us, request.sequence_id, request.sequence_start) == (0, 0, 0, False)
 
 
 def test_a_tensor_may_stand_among_the_nested_parameters() -> None:
@@ -70,7 +82,8 @@ def test_a_member_that_comes_twice_is_given_twice() -> None:
         ({"STREAM": "false"}, ErrorCode.INTERNAL, "attempt to access JSON non-boolean as boolean"),
         ({"STREAM": 1, "PROMPT": 1}, ErrorCode.INTERNAL, "attempt to access JSON non-boolean as boolean"),
         ({"id": 5}, ErrorCode.INTERNAL, "Unable to parse 'id': attempt to access JSON non-string as string"),
-        ({"parameters": 1}, ErrorCode.INTERNAL, "Expected JSON object for keyword: 'parameters'"),
+        ({"parameters": 1}, ErrorCode.INTERNAL,
+         "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object"),
         (
             {"parameters": {"nested": {"twice": 1}}},
             ErrorCode.INVALID_ARG,
@@ -79,7 +92,7 @@ def test_a_member_that_comes_twice_is_given_twice() -> None:
         ),
         ({"PARAMS": {"a": 0}}, ErrorCode.INVALID_ARG, "parameter 'PARAMS' has invalid type."),
         ({"PARAMS": None}, ErrorCode.INVALID_ARG, "parameter 'PARAMS' has invalid type."),
-        ({"triton_x": 1}, ErrorCode.INVALID_ARG, "parameter keys starting with 'triton_' are reserved"),
+        ({"priority": [1]}, ErrorCode.INVALID_ARG, "parameter 'priority' has invalid type."),
         (b"[1]", ErrorCode.INTERNAL, "attempt to get members for non-object"),
         (b"x{", ErrorCode.INTERNAL, "failed to parse the request JSON buffer: Invalid value. at 0"),
         (b"", ErrorCode.INTERNAL, "failed to parse the request JSON buffer: The document is empty."),
@@ -104,7 +117,8 @@ def test_a_nested_word_that_is_an_input() -> None:
 def test_types_json_cannot_carry(datatype: DataType) -> None:
     view = interface(X=(datatype, (1,)))
     assert refused({"X": 1.0}, view) == (
-        ErrorCode.INVALID_ARG, f"input 'X' has unsupported datatype {datatype.value}",
+        ErrorCode.INVALID_ARG,
+        f"receiving {datatype.value} data via JSON is not supported. Please use the binary data format for input X",
     )  # fmt: skip
 
 

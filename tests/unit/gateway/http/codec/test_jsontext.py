@@ -19,22 +19,32 @@ from gateway.http.codec.jsontext import MAX_DEPTH, parse_json, parse_members
         (b"{} x", "The document root must not be followed by other values. at 3"),
         (b"{1:2}", "Missing a name for object member. at 1"),
         (b'{"a" 1}', "Missing a colon after a name of object member. at 5"),
-        (b'{"a":1 "b":2}', "Missing a comma or } after an object member. at 7"),
+        (b'{"a":1 "b":2}', "Missing a comma or '}' after an object member. at 7"),
         (b'{"a":[1 2]}', "Missing a comma or ] after an array element. at 8"),
         (b'{"a":[[1],[2] 3]}', "Missing a comma or ] after an array element. at 14"),
-        (b'["abc', "Missing a closing quotation mark in string. at 1"),
+        (b'["abc', "Missing a closing quotation mark in string. at 5"),
+        (b'["a\nb"]', "Invalid escape character in string. at 3"),
+        (b"tru", "Invalid value. at 3"),
+        (b'{"a":tru}', "Invalid value. at 8"),
+        (b'{"a":-}', "Invalid value. at 6"),
+        (b"[NaN,nul]", "Invalid value. at 8"),
         (b'["\\q"]', "Invalid escape character in string. at 2"),
-        (b'["\\uZZZZ"]', "Incorrect hex digit after \\u escape in string."),
+        (b'["\\uZZZZ"]', "Incorrect hex digit after \\u escape in string. at 2"),
         (b'["\\ud800"]', "The surrogate pair in string is invalid. at 2"),
         (b'["\xff"]', "Invalid encoding in string. at 2"),
         ('{"ü" 1}'.encode(), "Missing a colon after a name of object member. at 6"),
-        (b"[1e999]", "Number too big to be stored in double. at 0"),
+        (b"[1e999]", "Number too big to be stored in double. at 1"),
+        (b'{"1e999":[1,2e999]}', "Number too big to be stored in double. at 12"),
     ],
 )
 def test_text_that_is_no_json_is_an_internal_error_with_place(text: bytes, complaint: str) -> None:
     with pytest.raises(InternalError) as caught:
         parse_json(text)
     assert caught.value.message.startswith(f"failed to parse the request JSON buffer: {complaint}")
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a":[NaN]}').keys() == {"a"}
 
 
 def test_bare_tokens_are_taken() -> None:

@@ -107,7 +107,7 @@ def test_binary_tensors_follow_in_the_order_of_inputs(decode: Decode) -> None:
         ({}, "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
         ([], "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'"),
         ({"inputs": 5}, "Unable to parse 'inputs': attempt to access JSON non-array as array"),
-        ({"inputs": [5]}, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
+        ({"inputs": [{"data": []}]}, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
         ({"inputs": [{"name": 5, "data": []}]}, "Unable to parse 'name': attempt to access JSON non-string as string"),
         ({"inputs": [{"name": "I", "datatype": "FP32", "data": []}]},
          "Unable to parse 'shape': attempt to access non-existing object member 'shape'"),
@@ -132,11 +132,15 @@ def test_binary_tensors_follow_in_the_order_of_inputs(decode: Decode) -> None:
         ({"inputs": [{**FP32, "shape": [9, 16], "data": []}]},
          "Unable to parse 'data': Shape does not match true shape of 'data' field"),
         ({"id": 5, "inputs": []}, "Unable to parse 'id': attempt to access JSON non-string as string"),
-        ({"inputs": [], "parameters": []}, "Unable to parse 'parameters': attempt to get members for non-object"),
+        ({"inputs": [], "parameters": []}, "failed to get request params.: attempt to get members for non-object"),
         ({"inputs": [], "parameters": {"timeout": -1}},
          "Unable to parse 'timeout': attempt to access JSON non-unsigned-integer as unsigned-integer"),
         ({"inputs": [], "parameters": {"sequence_start": 1}},
          "Unable to parse 'sequence_start': attempt to access JSON non-boolean as boolean"),
+        *(({"inputs": [], "parameters": {"sequence_id": value}},
+           "Unable to parse 'sequence_id': attempt to access JSON non-string as string") for value in (-1, 1.5, True)),
+        ({"inputs": [], "outputs": [{"name": "O", "parameters": {"classification": -1}}]},
+         "Unable to set 'classification': attempt to access JSON non-unsigned-integer as unsigned-integer"),
         ({"inputs": [], "outputs": {}}, "Unable to parse 'outputs': attempt to access JSON non-array as array"),
         ({"inputs": [], "outputs": [{}]},
          "Unable to parse 'name': attempt to access non-existing object member 'name'"),
@@ -175,7 +179,12 @@ def test_json_and_type_errors_are_internal(decode: Decode, document: Any, text: 
             {"inputs": [], "parameters": {"charonia_receipt": 1}},
             "parameter 'charonia_receipt' must be a boolean",
         ),
-        ({"inputs": [], "outputs": [{"name": "O"}, {"name": "O"}]}, "output 'O' already exists in request"),
+        (
+            {"inputs": [5]},
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
+            "'shared_memory_region' in 'parameters'. But no field is set",
+        ),
+        ({"inputs": [{**FP32, "datatype": "fp32", "data": []}]}, "invalid datatype for input INPUT0"),
         (
             {
                 "inputs": [],
@@ -185,18 +194,16 @@ def test_json_and_type_errors_are_internal(decode: Decode, document: Any, text: 
         ),
         (
             {"inputs": [BINARY]},
-            "must specify valid 'Infer-Header-Content-Length' in request header and 'binary_data_size' when passing "
-            "inputs in binary data format",
+            "unexpected size for input 'INPUT0', expecting 64 additional bytes for model 'identity'",
         ),
         (
             {"inputs": [{**FP32, "shape": [2**63], "data": []}]},
-            "shape [9223372036854775808] for input 'INPUT0' causes total element count to exceed maximum size of "
-            "9223372036854775807",
+            "invalid shape for input 'INPUT0': shape [-9223372036854775808] contains one or more invalid dimensions",
         ),
         (
             {"inputs": [{**FP32, "shape": [2**62, 4], "data": []}]},
-            "shape [4611686018427387904,4] for input 'INPUT0' causes total element count to exceed maximum size of "
-            "9223372036854775807",
+            "invalid shape for input 'INPUT0': shape [4611686018427387904,4] causes total element count to exceed "
+            "maximum size of 9223372036854775807",
         ),
         (
             {"inputs": [{**FP32, "shape": [2**62], "data": []}]},
@@ -304,17 +311,40 @@ def test_bytes_must_add_up(decode: Decode, raw_size: int, text: str, again: bool
     [
         (b"abc", "Unable to parse Inference-Header-Content-Length, got: abc"),
         (b"", "Unable to parse Inference-Header-Content-Length, got: "),
-        (b"1e3", "Unable to parse Inference-Header-Content-Length, got: 1e3"),
-        (b"9" * 30, "Unable to parse Inference-Header-Content-Length, got: " + "9" * 30),
+        *(
+            (text, f"Unable to parse Inference-Header-Content-Length, value is out of range [ -2147483648, 2147483647 ]"
+             f", got: {text.decode()}")
+            for text in (b"9" * 30, b"9223372036854775807", b"-2147483649")
+        ),
         (b"-5", "inference header size should be in range (0, 13), got: -5"),
         (b"14", "inference header size should be in range (0, 13), got: 14"),
-        (b"9223372036854775807", "inference header size should be in range (0, 13), got: 9223372036854775807"),
     ],
-)
+)  # fmt: skip
 def test_header_length_is_checked(decode: Decode, header: bytes, text: str) -> None:
     error = decode.error(b'{"inputs":[]}', header=header)
     assert isinstance(error, InvalidArgument)
     assert error.message == text
+
+
+@pytest.mark.parametrize("header", [b"13 ", b" 13", b"+13", b"13abc", b"0013"])
+def test_a_header_length_is_the_number_at_the_beginning(decode: Decode, header: bytes) -> None:
+    assert not decode(b'{"inputs":[]}', header=header)[0].inputs
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1])
+def test_large_numbers_are_doubles(decode: Decode, number: int) -> None:
+    request, _ = decode({"inputs": [], "parameters": {"k": number, "headers": "x"}})
+    assert request.parameters == {"k": float(number), "headers": "x"}
+
+
+@pytest.mark.parametrize("given", [None, 5, "x", []])
+def test_parameters_of_tensors_that_are_no_object_are_none(decode: Decode, given: Any) -> None:
+    document = {
+        "inputs": [{**FP32, "shape": [1], "data": [1.0], "parameters": given}],
+        "outputs": [{"name": "O", "parameters": given}],
+    }
+    request, reply = decode(document)
+    assert (request.inputs[0].shape, request.outputs, reply.listed) == ((1,), ("O",), {"O": False})
 
 
 def test_the_json_part_is_bounded(decode: Decode) -> None:
