@@ -18,7 +18,7 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from executors.backends.python import api
-from executors.backends.python.api.errors import TritonError, TritonModelException
+from executors.backends.python.api.errors import TritonError, TritonModelException, set_instance
 from executors.backends.python.api.inference import InferenceRequest, InferenceTrace
 from executors.backends.python.api.model_config import set_model_dir
 from executors.backends.python.api.response import CLOSED, InferenceResponse
@@ -283,6 +283,8 @@ class ModelHost:
         if not os.path.isfile(path):
             raise ModelFailure(f"Python model file not found in '{path}'.")
         sys.modules["triton_python_backend_utils"] = api
+        set_instance(self._instance_name)
+        sys.argv = [""]  # a model may parse its arguments; it has none
         set_model_dir(self._version_directory)
         # at the end of the path: a model's `types.py` must not shadow the standard library's
         sys.path += dict.fromkeys((code_directory, self._version_directory, self._location.directory))
@@ -296,18 +298,17 @@ class ModelHost:
     def _request(self, item: list[Any]) -> InferenceRequest:
         request_id, correlation_id, outputs, parameters, timeout_us, flags = item[:6]
         traced = item[_TRACE:_WINDOW]
-        request = InferenceRequest(
-            model_name=self._location.name,
-            requested_output_names=outputs or self._outputs,
+        return InferenceRequest.of_frame(
             request_id=request_id,
             correlation_id=correlation_id,
-            model_version=int(self._location.version),
-            flags=flags,
+            outputs=outputs or self._outputs,
+            parameters=parameters or "{}",
             timeout=timeout_us,
+            flags=flags,
+            model_name=self._location.name,
+            model_version=int(self._location.version),
             trace=InferenceTrace(*traced) if traced and traced[0] else None,
         )
-        request.has_parameters(parameters or "{}")
-        return request
 
     @staticmethod
     def _attach(requests: list[InferenceRequest], content: list[Any], data: memoryview) -> None:
@@ -377,7 +378,7 @@ def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceRespon
             continue
         if request.sender is not None:
             request.sender.close()
-        reply, encoded = described(request.requested_output_names(), answer)
+        reply, encoded = described(request.outputs, answer)
         replies.append([*reply, True] if request.is_rescheduled() else reply)
         data += encoded
     return Reply(replies, data)
