@@ -162,8 +162,6 @@ def _batching(config: pb.ModelConfig) -> None:
         block = config.sequence_batching
         if block.max_sequence_idle_microseconds == 0:
             block.max_sequence_idle_microseconds = _DEFAULT_SEQUENCE_IDLE_US
-        if block.WhichOneof("strategy_choice") is None:
-            block.direct.SetInParent()
         if block.HasField("oldest") and not block.oldest.preferred_batch_size and size > 0:
             block.oldest.preferred_batch_size.append(size)
 

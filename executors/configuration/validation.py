@@ -166,18 +166,22 @@ def check_instance_groups(config: pb.ModelConfig, gpus: int) -> None:
             kind = kinds.Kind.Name(group.kind)
             raise InstanceError(f"{subject} has kind {kind} but specifies one or more GPUs")
         if group.kind == kinds.KIND_GPU:
-            if gpus == 0:
-                raise InstanceError(f"{subject} has kind KIND_GPU but no GPUs are available")
             if not group.gpus:
+                if gpus == 0:
+                    raise InstanceError(f"{subject} has kind KIND_GPU but no GPUs are available")
                 raise InstanceError(f"{subject} has kind KIND_GPU but specifies no GPUs")
             for gpu in group.gpus:
                 if not 0 <= gpu < gpus:
                     known = ", ".join(map(str, range(gpus)))
                     raise InstanceError(
-                        f"{subject} specifies invalid or unsupported gpu id {gpu}. The available GPUs are: {known}"
+                        f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum "
+                        f"required CUDA compute compatibility of 6.000000 are: {known}"
                     )
         if group.profile and config.platform != _TENSORRT:
-            raise InstanceError(f"{subject} specifies profile field which is only supported for TensorRT models")
+            raise InstanceError(
+                f"{subject} and platform {config.platform}specifies profile field which is only supported for "
+                "TensorRT models"
+            )
 
 
 def check_dynamic_batching(config: pb.ModelConfig, name: str) -> None:

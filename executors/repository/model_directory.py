@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from charonia.errors import CharoniaError, Unsupported
+from charonia.errors import CharoniaError, InternalError, Unsupported
 from charonia.models.config_errors import InstanceError, StructureError
 from charonia.models.names import model_key
 from executors.configuration import autofill
@@ -154,7 +154,9 @@ def load_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ..
             )
         try:
             text = read_file(path).decode().replace("\r\n", "\n").replace("\r", "\n")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
             raise InstanceError(
                 f"unable to read label file '{output.label_filename}' for output '{output.name}' in model "
                 f"'{config.name}': {error}"

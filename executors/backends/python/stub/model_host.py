@@ -29,7 +29,12 @@ from executors.backends.python.protocol.shared_slots import ModelSlots
 from .channel import Execution
 from .host_columns import columns_of, in_frame, inputs_of, sizes_of
 
-_OWN_FILES = (os.path.dirname(os.path.dirname(api.__file__)) + os.sep, importlib.__file__)
+_BACKEND = os.path.dirname(os.path.dirname(api.__file__))
+_OWN_FILES = (
+    _BACKEND + os.sep,
+    os.path.join(os.path.dirname(os.path.dirname(_BACKEND)), "configuration") + os.sep,
+    importlib.__file__,
+)
 """Files that are left out of tracebacks: in Triton they are not Python."""
 
 
