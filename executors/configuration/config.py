@@ -135,7 +135,7 @@ def normalise(config: pb.ModelConfig, *, gpus: int = 0, backend_prefers_gpu: boo
     done = pb.ModelConfig()
     done.CopyFrom(config)
     policy = done.version_policy
-    if policy.WhichOneof("policy_choice") in (None, "latest") and policy.latest.num_versions == 0:
+    if policy.WhichOneof("policy_choice") is None:
         policy.latest.num_versions = 1
     if not done.backend and (done.platform or done.HasField("ensemble_scheduling")):
         done.backend, done.platform = detect_backend(done, done.name, ())

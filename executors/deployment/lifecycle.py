@@ -275,10 +275,10 @@ def poll_failure(model: str) -> InternalError:
 def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidArgument:
     """Triton's error for a failed load: one part for each version that failed, ascending (R21).
 
-    What an ensemble cannot be composed of is told once, and of no version.
+    What an ensemble cannot be composed of, and that there is no version, is told once, without them.
     """
-    for error in failures.values():
-        if isinstance(error, CompositionError):
+    for version, error in failures.items():
+        if isinstance(error, CompositionError) or version == NO_VERSION:
             return InvalidArgument(f"load failed for model '{model}': {error.message}\n")
     parts = "".join(
         f"version {version} is at UNAVAILABLE state: {error.code.title}: {error.message};\n"

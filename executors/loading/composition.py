@@ -41,7 +41,7 @@ def completed_ensemble(written: ModelConfig, name: str, find: Find) -> ModelConf
         raise Unsupported("; ".join(unsupported))
     try:
         graph = compose(config, find)
-    except CharoniaError as error:
+    except InvalidArgument as error:
         raise CompositionError(error.message) from error
     config.model_transaction_policy.decoupled = graph.decoupled
     if graph.decoupled:

@@ -310,7 +310,8 @@ def select(policy: ModelVersionPolicy, available: Iterable[int], model_name: str
         wanted = set(policy.specific.versions)
         chosen = [version for version in existing if version in wanted]
     else:
-        chosen = existing[-max(1, policy.latest.num_versions) :]
+        count = 1 if choice is None else policy.latest.num_versions
+        chosen = existing[-count:] if count > 0 else []
     if not chosen:
         raise InstanceError(f"at least one version must be available under the version policy of model '{model_name}'")
     return chosen

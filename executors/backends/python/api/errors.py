@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from charonia.errors import ErrorCode
 
-
 _instance = ""
 
 

@@ -73,7 +73,10 @@ def test_a_histogram_observes(board: int) -> None:
     assert series(board)["sizes"].values == (3, 1, 1, 11.5)
     assert series(board)["sizes"].bounds == (1, 2.5)
     for call in (metric.value, lambda: metric.increment(1), lambda: metric.set(1)):
-        with pytest.raises(TritonModelException, match=r"message: TRITONSERVER_METRIC_KIND_HISTOGRAM does not support (Value|Increment|Set)$"):
+        with pytest.raises(
+            TritonModelException,
+            match=r"message: TRITONSERVER_METRIC_KIND_HISTOGRAM does not support (Value|Increment|Set)$",
+        ):
             call()
 
 
@@ -102,7 +105,8 @@ def test_deleting_removes_series(board: int) -> None:
     assert series(board) == {}
     for call in (lambda: kept.increment(1), kept.value):
         with pytest.raises(
-            TritonModelException, match=r"^Failed to .* metric value: Invalid metric operation as the corresponding 'MetricFamily'"
+            TritonModelException,
+            match=r"^Failed to .* metric value: Invalid metric operation as the corresponding 'MetricFamily'",
         ):
             call()
     again = MetricFamily("hits", "another", MetricFamily.GAUGE)
@@ -112,7 +116,12 @@ def test_deleting_removes_series(board: int) -> None:
 @pytest.mark.parametrize(
     ("labels", "buckets", "kind", "text"),
     [
-        ({"a": 1}, None, MetricFamily.COUNTER, "^Error when creating Metric: .* attempt to access JSON non-string as string$"),
+        (
+            {"a": 1},
+            None,
+            MetricFamily.COUNTER,
+            "^Error when creating Metric: .* attempt to access JSON non-string as string$",
+        ),
         ({"le": "1"}, None, MetricFamily.COUNTER, "^Error when creating Metric: .* message: Invalid label name$"),
         ({1: "1"}, None, MetricFamily.COUNTER, "message: Invalid label name$"),
         ([], None, MetricFamily.COUNTER, r"^Failed to create metric\. Labels must be a dictionary\.$"),
@@ -131,7 +140,9 @@ def test_metrics_that_cannot_be(labels: Any, buckets: Any, kind: int, text: str)
 
 @pytest.mark.parametrize("name", ["nv_inference_count", "1st", ""])
 def test_families_that_cannot_be(name: str) -> None:
-    with pytest.raises(TritonModelException, match=r"^Error when creating MetricFamily: .* message: Invalid metric name$"):
+    with pytest.raises(
+        TritonModelException, match=r"^Error when creating MetricFamily: .* message: Invalid metric name$"
+    ):
         MetricFamily(name, "d", MetricFamily.COUNTER)
 
 
