@@ -40,7 +40,8 @@ MAX_OPEN = 4096
 NOT_READY = "Failed for execute the inference request. Model '{model}' is not ready."
 DECOUPLED = (
     "Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled "
-    "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models.'"
+    "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
+    "models.'"
 )
 REFUSED = "Model {model} - Error when running inference: {why}"
 

@@ -135,9 +135,7 @@ class ModelHost:
         try:
             answer = self._model.is_ready()
             if hasattr(answer, "__await__"):
-                import asyncio
-
-                answer = asyncio.run(_result_of(answer))
+                answer = self._awaited(answer)
         except BaseException as error:
             raise ModelFailure(exception_text(error)) from error
         return answer is True
@@ -220,9 +218,7 @@ class ModelHost:
                 if self.decoupled:
                     self._begin(execution, requests, answers)
                     return Reply(None)
-                import asyncio  # imported late: it is large, and most models never need it
-
-                answers = asyncio.run(_result_of(answers))
+                answers = self._awaited(answers)
             if self.decoupled:
                 self._expect_none(answers)
                 _reschedule(execution, requests)
@@ -239,10 +235,25 @@ class ModelHost:
         """Run a coroutine of a decoupled model in the background, concurrently with the next batches."""
         import asyncio
 
+        asyncio.run_coroutine_threadsafe(self._carry(execution, requests, answers), self._coroutines())
+
+    def _awaited(self, answers: Any) -> Any:
+        """The result of a coroutine. What the model keeps of the event loop, as a lock, a session or a task, lasts."""
+        import asyncio  # imported late: it is large, and most models never need it
+
+        result, ending = asyncio.run_coroutine_threadsafe(_outcome_of(answers), self._coroutines()).result()
+        if ending is not None:
+            raise ending
+        return result
+
+    def _coroutines(self) -> Any:
+        """The event loop of the model's coroutines, which runs in a thread of its own until the process ends."""
+        import asyncio
+
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="charonia coroutines", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(self._carry(execution, requests, answers), self._loop)
+        return self._loop
 
     async def _carry(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
         try:
@@ -332,8 +343,12 @@ class _WrongAnswer(Exception):
     """`execute` is missing or what it returned is not a list of responses (P4)."""
 
 
-async def _result_of(awaitable: Any) -> Any:
-    return await awaitable
+async def _outcome_of(awaitable: Any) -> tuple[Any, BaseException | None]:
+    """The result, or what would end the event loop with the coroutine."""
+    try:
+        return await awaitable, None
+    except (SystemExit, KeyboardInterrupt) as ending:
+        return None, ending
 
 
 def _checked(

@@ -276,8 +276,8 @@ INSTANCE = [
     ),
     (
         "instance_group { name: 'g' kind: KIND_GPU gpus: 0 }",
-        "instance group g of model m specifies invalid or unsupported gpu id 0. GPUs with at least the minimum required "
-        "CUDA compute compatibility of 6.000000 are: ",
+        "instance group g of model m specifies invalid or unsupported gpu id 0. GPUs with at least the minimum "
+        "required CUDA compute compatibility of 6.000000 are: ",
     ),
     (
         "instance_group { name: 'g' kind: KIND_GPU }",
@@ -304,7 +304,8 @@ INSTANCE = [
     (
         CPU + IO + "model_warmup { name: 'w' }",
         "[request id: <id_unknown>] expected 1 inputs but got 0 "
-        "inputs for model 'm'. Got input(s) [], but missing required input(s) ['x']. Please provide all required input(s).",
+        "inputs for model 'm'. Got input(s) [], but missing required input(s) ['x']. Please provide all "
+        "required input(s).",
     ),
     (
         CPU + IO + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_FP32 dims: 3 "
@@ -312,9 +313,8 @@ INSTANCE = [
         "warmup file path '/etc/passwd' in model 'm' is outside model directory",
     ),
     (
-        CPU
-        + IO
-        + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_INT8 dims: 3 zero_data: true } } }",
+        CPU + IO + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_INT8 dims: 3 "
+        "zero_data: true } } }",
         "[request id: <id_unknown>] inference input 'x' data-type is 'INT8', but model 'm' expects 'FP32'",
     ),
     (
@@ -326,9 +326,8 @@ INSTANCE = [
         "warmup setting expects all variable-size dimensions are specified for input 'x'",
     ),
     (
-        CPU
-        + IO
-        + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_FP32 dims: 4 zero_data: true } } }",
+        CPU + IO + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_FP32 dims: 4 "
+        "zero_data: true } } }",
         "[request id: <id_unknown>] unexpected shape for input 'x' for model 'm'. Expected [3], got [4]. ",
     ),
     (
@@ -364,7 +363,11 @@ STATES = [
     ),
     (
         STATE % INITIAL.replace("[2, 3]", "[3, 3]"),
-        "'initial_state' dim for input name 'i' doesn't match 'state' dim. [3, 3] != [2, -1]",
+        "'initial_state' dim for input name 'i' doesn't match 'state' dim description. 3 != 2",
+    ),
+    (
+        STATE % INITIAL.replace("zero_data: true", ""),
+        "initial_state setting expects state'i' to have state_data set",
     ),
 ]
 INSTANCE += [(CPU + "sequence_batching {" + states + "}", message) for states, message in STATES]

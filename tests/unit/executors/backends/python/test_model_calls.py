@@ -204,7 +204,8 @@ async def test_what_goes_wrong_is_an_answer(world: World) -> None:
     await world.ask(call_frame(3))
     assert world.error(3) == (
         1,
-        "Model m - Error when running inference: Model m is using the decoupled. The current BLS request call doesn't support models using the decoupled "
+        "Model m - Error when running inference: "
+        "Model m is using the decoupled. The current BLS request call doesn't support models using the decoupled "
         "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
         "models.'",
     )

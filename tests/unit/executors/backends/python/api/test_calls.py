@@ -249,11 +249,9 @@ def test_models_are_loaded_and_asked_for(exchange: FakeExchange) -> None:
     ]
     assert exchange.data[0] == [b"code", b""]
     exchange.answers = [([[4, "not explicit"], None], memoryview(b""), True)]
-    with pytest.raises(
-        TritonModelException, match=r"^Failed to load model: Failed to process the .* model '', message: not explicit$"
-    ):
+    with pytest.raises(TritonModelException, match=r"^Failed to load model: .* model '', message: not explicit$"):
         api.load_model("other")
-    with pytest.raises(TritonModelException, match=r"^failed to load model 'other', files should be a dictionary of "):
+    with pytest.raises(TritonModelException, match=r"^failed to load model 'other', files should be a dict"):
         api.load_model("other", files=[])  # type: ignore[arg-type]
 
 
