@@ -31,6 +31,9 @@ _LARGEST_WINDOW = 2**31 - 1
 _LARGEST_FRAME = 1 << 20
 _FIRST_WINDOW = 65_535
 _FIRST_FRAME = 16_384
+_FIRST_TABLE = 4096
+_NO_TABLE = b"\x20"
+"""Begins the next header block after a server has asked for a smaller table (RFC 7541, 4.2); none is used here."""
 _LAST_STREAM = 2**31 - 1
 _TOP_UP_BYTES = 1 << 29
 _BLOCKS_KEPT = 1024
@@ -57,6 +60,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._next_stream = 1
+        self._block_start = b""
         self._buffer = b""
         self._blocks: dict[bytes, dict[str, str]] = {}
         self._headers: tuple[int, int, bytearray] | None = None
@@ -98,6 +102,8 @@ class Http2Connection(asyncio.Protocol):
         stream, self._next_stream = self._next_stream, self._next_stream + 2
         lane.stream, lane.window, lane.ends = stream, self._first_window, ends
         self._streams[stream] = lane
+        if self._block_start:
+            header_block, self._block_start = self._block_start + header_block, b""
         head = frame(_HEADERS, _END_HEADERS, stream, header_block)
         if len(message) <= min(self._max_frame, self._window, lane.window) and not self._held:
             self._window -= len(message)
@@ -250,6 +256,8 @@ class Http2Connection(asyncio.Protocol):
                 self._first_window = value
             elif name == _MAX_FRAME:
                 self._max_frame = value
+            elif name == _HEADER_TABLE and value < _FIRST_TABLE:
+                self._block_start = _NO_TABLE
         self._write(frame(_SETTINGS, _ACK, 0, b""))
         self._flush()
 

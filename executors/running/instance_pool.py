@@ -36,6 +36,7 @@ from executors.batches.batch_results import Death, Executed
 from executors.batches.execution import Batch
 from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves
+from executors.host.watchdog import LIMIT_S as STALL_LIMIT_S
 
 from .deep_workers import DeepWorker
 from .health import DEFAULT_INTERVAL_S
@@ -128,12 +129,16 @@ class InstancePool:
     _limited_queue: RateLimitedQueue | None = None
     _is_bound: bool = field(init=False)
     """Whether each batch is bound to one instance."""
+    _may_run_here: bool = field(init=False)
+    """Whether batches may run in the event loop. The ceiling is watched from there, so one that is shorter than a loop
+    may stand still is kept only in threads; the default is longer."""
     _target_count: int = 0
     """The number of instances that stay while the pool shrinks; 0 when it does not."""
 
     def __post_init__(self) -> None:
         self.planner = Planner(self.interface)
         self._is_bound = self.interface.sequence_batching is not None
+        self._may_run_here = not 0 < self.ceiling_s < STALL_LIMIT_S
         if self.resource_grants is not None:
             self._limited_queue = RateLimitedQueue(self.resource_grants, self._worker_of if self._is_bound else None)
 
@@ -243,14 +248,11 @@ class InstancePool:
             self._worker_of(batch).submit(batch)
         elif self._workers and not isinstance(self._workers[0], ThreadWorker):
             self._cooperative.put_nowait(batch)
-        elif not (batch.waves and self._pace.is_quick and not self.ceiling_s and self._run_here(batch)):
+        elif not (batch.waves and self._pace.is_quick and self._may_run_here and self._run_here(batch)):
             self._blocking.put(batch)
 
     def _run_here(self, batch: SubmittedBatch) -> bool:
-        """Run and answer a batch of waves now, if an instance is free and may run in the event loop.
-
-        Not with a ceiling, which is watched from the event loop.
-        """
+        """Run and answer a batch of waves now, if an instance is free and may run in the event loop."""
         waiting = self._blocking.borrow()
         if waiting is None:
             return False

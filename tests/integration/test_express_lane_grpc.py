@@ -76,10 +76,10 @@ def call(stream: int, message: bytes) -> bytes:
     return headers(stream) + data(stream, message)
 
 
-def opening(*values: tuple[int, int]) -> bytes:
-    """The client's first words and a call that tells the server that header blocks use no table."""
+def opening(*values: tuple[int, int], table: bytes = NO_TABLE) -> bytes:
+    """The client's first words and a call that, unless `table` is empty, tells the server that blocks use no table."""
     hello = h2.block(h2.call_fields("ServerLive"))
-    first = h2.raw(h2.HEADERS, h2.END_HEADERS, 1, NO_TABLE + hello)
+    first = h2.raw(h2.HEADERS, h2.END_HEADERS, 1, table + hello)
     return h2.PREFACE + h2.settings(*values) + first + h2.raw(h2.DATA, h2.END_STREAM, 1, h2.message())
 
 
@@ -96,7 +96,20 @@ async def learn(pair: LanePair) -> None:
                 assert (await wire.answer(stream)).status == 0
     wire.write(headers(stream + 2, ("traceparent", CONTEXT.format(0))), data(stream + 2, infer("one", 1)))
     assert (await wire.answer(stream + 2)).status == 0
+    wire.write(added(stream + 4), data(stream + 4, infer("one", 1)))
+    assert (await wire.answer(stream + 4)).status == 0
     wire.close()
+
+
+def added(stream: int) -> bytes:
+    """Headers that are added to the table, if there is one."""
+    return h2.raw(h2.HEADERS, h2.END_HEADERS, stream, h2.block(h2.call_fields("ModelInfer"), 0x40))
+
+
+def from_table(stream: int) -> bytes:
+    """The headers that `added` has put into the table."""
+    count = len(h2.call_fields("ModelInfer"))
+    return h2.raw(h2.HEADERS, h2.END_HEADERS, stream, bytes(0x80 | 61 + at for at in range(count, 0, -1)))
 
 
 async def said(
@@ -259,6 +272,19 @@ def test_a_call_whose_message_does_not_come_ends_at_its_deadline(pair: LanePair)
     assert b"Deadline Exceeded" in answers[5][0][2]
 
 
+def test_clients_that_say_nothing_of_their_table_ride_until_they_use_it(pair: LanePair, recognised: list[int]) -> None:
+    first = opening(table=b"")
+    pair.run(both(pair, [call(3, infer("one", 5))], [3], first=first))
+    assert recognised == [1]
+    segments = [
+        call(3, infer("one", 5)), added(5) + data(5, infer("one", 6)), call(7, infer("one", 7)),
+        from_table(9) + data(9, infer("one", 8)),
+    ]  # fmt: skip
+    answers = pair.run(both(pair, segments, [3, 5, 7, 9], first=first))
+    assert all([kind for kind, _, _ in answers[stream]] == [h2.HEADERS, h2.DATA, h2.HEADERS] for stream in (3, 5, 7, 9))
+    pair.run(pair.settled())
+
+
 def test_calls_in_one_segment_share_a_wave(pair: LanePair) -> None:
     counts = pair.service._dataplane.counts
     entries, before = counts.entries, pair.ridden()
@@ -342,10 +368,10 @@ def frames_of_call(stream: int, message: bytes, how: str) -> tuple[bytes, bytes]
     calls=st.lists(st.tuples(_message, _how, st.integers(0, 5)), min_size=1, max_size=6),
     places=st.lists(st.integers(0, 1 << 16), max_size=6),
     window=st.sampled_from([65_535, 65_535, 20, 8]),
-    table=st.booleans(),
+    table=st.sampled_from(["none", "given up", "empty", "used"]),
 )
 def test_any_calls_in_any_frames(
-    pair: LanePair, calls: list[tuple[bytes, str, int]], places: list[int], window: int, table: bool
+    pair: LanePair, calls: list[tuple[bytes, str, int]], places: list[int], window: int, table: str
 ) -> None:
     """Bodies come in another order than headers, answers into windows that are small."""
     heads, bodies = [], []
@@ -357,11 +383,17 @@ def test_any_calls_in_any_frames(
         stream = b"".join(heads) + b"".join(body for _, _, body in sorted(bodies))
     else:
         stream = b"".join(head + body for head, (_, _, body) in zip(heads, bodies, strict=True))
-    first = opening((h2.INITIAL_WINDOW, window))
-    if table:  # a table that is used, then given up in the middle
-        used = h2.raw(h2.HEADERS, h2.END_HEADERS, 101, b"\x20" + h2.block(h2.call_fields("ModelInfer")))
+    first = opening((h2.INITIAL_WINDOW, window), table=b"" if table in ("empty", "used") else NO_TABLE)
+    awaited = list(range(3, 3 + 2 * len(calls), 2))
+    if table == "given up":  # in the middle
+        used = h2.raw(h2.HEADERS, h2.END_HEADERS, 101, NO_TABLE + h2.block(h2.call_fields("ModelInfer")))
         stream += used + data(101, infer("one", 1))
-    awaited = [*range(3, 3 + 2 * len(calls), 2), *([101] if table else [])]
+        awaited.append(101)
+    elif table == "used":
+        stream += b"".join(
+            head(number) + data(number, infer("one", 1)) for number, head in ((101, added), (103, from_table))
+        )
+        awaited += [101, 103]
     pair.run(both(pair, cut(stream, places), awaited, first=first, grant=64 if window < 100 else 0))
 
 

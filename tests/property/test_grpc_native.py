@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 from example_counts import examples
 from grpc_frames import Written, frames_of
-from hpack import Decoder, Encoder
+from hpack import Decoder, Encoder, HPACKError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
@@ -24,6 +24,7 @@ from gateway.grpc.native.codec.call_headers import (
     percent_encoded,
     status_block,
     timeout_of,
+    uses_no_table,
 )
 from gateway.grpc.native.codec.grpc_messages import PREFIX, Assembler, Packed
 from gateway.grpc.native.codec.http2_frames import (
@@ -134,6 +135,21 @@ def test_no_block_fails_otherwise_than_as_a_fault_of_the_connection(blocks: list
                 reader.read(block)
         except ConnectionFault:
             pass
+
+
+@given(st.binary(max_size=60), st.lists(st.sampled_from([b"\x82", b"\x04\x01/", b"\x00\x01a\x01b", b"\x40\x01a\x01b"])))
+def test_a_block_that_uses_no_table_leaves_it_empty(block: bytes, fields: list[bytes]) -> None:
+    for data in (block, b"".join(fields) + block):
+        decoder = Decoder()
+        try:
+            decoder.decode(data, raw=True)
+        except HPACKError:
+            continue
+        is_as_before = not decoder.header_table.dynamic_entries and decoder.header_table_size == 4096
+        if uses_no_table(data):
+            assert is_as_before
+        elif is_as_before:  # its fields were added and removed again, or the table's size was set to what it was
+            assert any(byte & 0x60 and not byte & 0x80 for byte in data)
 
 
 values = st.binary(max_size=300)

@@ -15,7 +15,7 @@ from typing import Any, cast
 from charonia.clock import monotonic_ns
 from gateway.grpc.statuses import INTERNAL, Refusal
 
-from .codec.call_headers import MAX_HEADER_BYTES, HeaderReader, Meaning
+from .codec.call_headers import MAX_HEADER_BYTES, HeaderReader, Meaning, uses_no_table
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
 from .codec.http2_frames import (
     ACK,
@@ -240,8 +240,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def _may_ride(self) -> bool:
-        """Whether the lane may recognise frames: none is incomplete, and header blocks are independent."""
+        """Whether the lane may recognise frames: none is incomplete, and header blocks depend on no earlier ones."""
         return self._settled and self._block is None and self._reader.is_free and not self.ending.takes_no_calls
+
+    @property
+    def has_table(self) -> bool:
+        """Whether the client may use a table of headers: then a block is recognised only if it uses none."""
+        return self._reader.has_table
 
     def took(self, last_id: int, size: int, begun: int) -> None:
         """The lane has taken frames up to call `last_id`: `begun` new calls, and `size` bytes of data."""
@@ -378,7 +383,7 @@ class Connection(asyncio.Protocol):
             return
         self.last_id = number
         headers = self._reader.read(block)
-        if self._lane is not None and self._reader.is_free:
+        if self._lane is not None and self._reader.is_free and (not self.has_table or uses_no_table(block)):
             self._lane.learn_block(block, headers)
         if self._reader.decoded_fields > MANY_FIELDS:
             self._spend(self._reader.decoded_fields)

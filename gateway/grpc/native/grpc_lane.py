@@ -29,7 +29,7 @@ from gateway.lane.pending_waves import response_in
 from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
 
-from .codec.call_headers import TRACEPARENT, CallHeaders, HeaderReader
+from .codec.call_headers import TRACEPARENT, CallHeaders, HeaderReader, uses_no_table
 from .codec.grpc_messages import PREFIX, PREFIX_BYTES
 from .codec.http2_frames import DATA, END_HEADERS, END_STREAM, HEAD_BYTES, HEADERS, ConnectionFault
 from .codec.limits import MAX_BLOCKED_BYTES, MAX_HTTP2_STREAMS
@@ -51,7 +51,9 @@ _MAX_MESSAGE_BYTES = MAX_REQUEST_BYTES + 4096
 _WORDS = DELIVERY_PARAMETERS | {JOB_ID}
 
 
-_Blocks = dict[bytes, tuple[CallHeaders, Standing]]
+_Known = tuple[CallHeaders, Standing, bool]
+"""Of a header block: what it means, the same for this server, and whether it uses no table of headers."""
+_Blocks = dict[bytes, _Known]
 
 
 class Calls(Protocol):
@@ -71,6 +73,9 @@ class Connection(Protocol):
 
     @property
     def calls(self) -> Calls: ...
+
+    @property
+    def has_table(self) -> bool: ...
 
     def took(self, last_id: int, size: int, begun: int) -> None: ...
 
@@ -301,7 +306,7 @@ class GrpcLane:
         assert blocks is not None
         self._blocks += 1
         self._has_contexts = self._has_contexts or has_context
-        blocks[block] = headers, standing
+        blocks[block] = headers, standing, uses_no_table(block)
 
     def learn(self, data: bytes, message: pb.ModelInferRequest, standing: Standing) -> None:
         """Learn a message that was answered on the full way. `standing` is the meaning of its metadata."""
@@ -361,7 +366,7 @@ class GrpcLane:
 
     # -- recognising --------------------------------------------------------------------------------------------------
 
-    def _in_context(self, blocks: _Blocks, block: bytes) -> tuple[CallHeaders, Standing] | None:
+    def _in_context(self, blocks: _Blocks, block: bytes) -> _Known | None:
         """The headers in a block that is known but for its trace context."""
         at = block.find(_CONTEXT) + len(_CONTEXT)
         value = block[at : at + CONTEXT_BYTES]
@@ -370,10 +375,10 @@ class GrpcLane:
         known = blocks.get(block[:at] + NO_CONTEXT + block[at + CONTEXT_BYTES :])
         if known is None:
             return None
-        headers, standing = known
+        headers, standing, uses_none = known
         context = TRACEPARENT, value.decode()
         metadata = tuple([context if item[0] == TRACEPARENT else item for item in headers.metadata])
-        return replace(headers, metadata=metadata), standing
+        return replace(headers, metadata=metadata), standing, uses_none
 
     def read(self, connection: Connection, data: bytes, at: int) -> int:
         """Take the frames from `at` on that are recognised; returns where the first unrecognised one begins."""
@@ -390,6 +395,7 @@ class GrpcLane:
         used = now_ns = earliest_ns = 0
         timed: list[LaneCall] = []
         begun = at
+        has_table = connection.has_table
         touched = self.touched
         tracer = self._lane.tracer if self._lane.tracer.on else None
         while size - at >= HEAD_BYTES:
@@ -407,9 +413,11 @@ class GrpcLane:
                     known = self._in_context(blocks, data[at + HEAD_BYTES : end])
                 if known is None or number <= last_id or not number & 1 or number >> 31 or room <= 0:
                     break
+                headers, standing, uses_none = known
+                if has_table and not uses_none:
+                    break
                 last_id = number
                 room -= 1
-                headers, standing = known
                 begun_call = streams[number] = LaneCall(connection, number, headers, standing, initial_window)
                 if headers.timeout_ns is not None:
                     now_ns = now_ns or wall_ns()

@@ -1,7 +1,8 @@
 """The headers of a call and of its answer: gRPC over HTTP/2 (its protocol document), HPACK (RFC 7541). Pure.
 
 The server disables the client's dynamic table (SETTINGS_HEADER_TABLE_SIZE of 0). From then on equal header blocks have
-equal meaning, so decoded blocks are cached: a client's calls have the same headers.
+equal meaning, so decoded blocks are cached: a client's calls have the same headers. Some clients do not say that they
+have disabled it; as long as they never put anything into it, blocks that do not use it have equal meaning, too.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _REMEMBERED_BYTES = 1024
 _REMEMBERED_FIELDS = 40
 """One byte of a block may be a header, which takes hundreds of bytes in memory."""
 _SIZE_UPDATE = 0x20
+_CHANGES = 0x60
+"""Set in the first byte of what changes the table: a literal that is added to it, or its new size."""
+_STATIC_ENTRIES = 61
 _MAX_SIZE_UPDATES = 2
 """At the beginning of a block (RFC 7541, 4.2): the smallest and the final size since the last block."""
 
@@ -82,12 +86,15 @@ class HeaderReader:
         self._decoder = Decoder(max_header_list_size=MAX_HEADER_BYTES)
         self.decoded_fields = 0
         """Number of headers in the last block; 0 if it was cached."""
-        self.is_free = not self._decoder.header_table_size
-        """Whether blocks are independent of earlier ones: the client uses no table."""
+        self.has_table = bool(self._decoder.header_table_size)
+        """Whether the client may still use a table."""
+        self.is_free = True
+        """Whether blocks do not depend on earlier ones: the table is empty. A block may put something into it, unless
+        there is no table or the block `uses_no_table`."""
 
     def read(self, block: bytes) -> CallHeaders:
         """The headers of a call. Raises `ConnectionFault` if the block, and so any later one, cannot be decoded."""
-        is_free = self.is_free
+        is_free = self.is_free and (not self.has_table or uses_no_table(block))
         if is_free and (found := self._known.get(block)) is not None:
             self.decoded_fields = 0
             return found
@@ -119,8 +126,49 @@ class HeaderReader:
         except HPACKError:  # its text may contain a memory address
             raise ConnectionFault(ErrorCode.COMPRESSION_ERROR, "headers cannot be decoded") from None
         self.decoded_fields = len(fields)
-        self.is_free = not self._decoder.header_table_size
+        self.has_table = bool(self._decoder.header_table_size)
+        self.is_free = not (self.has_table and self._decoder.header_table.dynamic_entries)
         return fields
+
+
+def uses_no_table(block: bytes) -> bool:
+    """Whether a block neither reads nor changes the table: it has only indices of the static one, and literals that are
+    not added (RFC 7541, 6.1 to 6.3). False for a block that cannot be decoded."""
+    at, size = 0, len(block)
+    while at < size:
+        if block[at] & 0x80:
+            index, at = _integer(block, at, 0x7F)
+            strings = 0
+        elif block[at] & _CHANGES:
+            return False
+        else:
+            index, at = _integer(block, at, 0x0F)
+            strings = 1 if index else 2
+        if index > _STATIC_ENTRIES:
+            return False
+        for _ in range(strings):
+            if at >= size:
+                return False
+            length, at = _integer(block, at, 0x7F)
+            at += length
+    return at == size
+
+
+def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
+    """An integer with a prefix of these bits (RFC 7541, 5.1), and its end; one cut off ends behind the block."""
+    value = block[at] & prefix
+    at += 1
+    if value < prefix:
+        return value, at
+    shift = 0
+    while at < len(block):
+        byte = block[at]
+        at += 1
+        value += (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+    return value, len(block) + 1
 
 
 def _size_updates(block: bytes) -> int:

@@ -195,6 +195,21 @@ def test_pings_and_settings_are_answered() -> None:
     assert peer.wire.frames()[2:] == [(PING, 1, 0, b"12345678"), (SETTINGS, 1, 0, b"")]
 
 
+@pytest.mark.parametrize(
+    ("table_bytes", "first"), [(None, b"\x83"), (0, b"\x20\x83"), (4096, b"\x83"), (100, b"\x20\x83")]
+)
+def test_a_server_that_wants_a_smaller_table_is_answered_in_the_next_headers(
+    table_bytes: int | None, first: bytes
+) -> None:
+    peer = Peer()
+    wanted = b"" if table_bytes is None else b"\0\1" + table_bytes.to_bytes(4, "big")
+    peer.receive(frame(SETTINGS, 0, 0, wanted))
+    for stream in (1, 3):
+        peer.lane.send(b"message")
+        peer.receive(frame(HEADERS, 5, stream, block(*OK, ("grpc-status", "0"))))
+    assert [payload for kind, _, _, payload in peer.wire.frames() if kind == HEADERS] == [first, b"\x83"]
+
+
 @pytest.mark.parametrize("size", [10_000, 65_535, 65_536, 300_000])
 def test_no_more_is_sent_than_the_server_has_room_for(size: int) -> None:
     peer = Peer()

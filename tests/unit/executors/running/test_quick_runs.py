@@ -22,6 +22,8 @@ from charonia.wire import Wave, unpack_wave, unpack_wave_reply, wave_head
 from executors.batches.batch_payloads import BatchPayloads
 from executors.batches.batch_results import Executed, Execution
 from executors.batches.wave_execution import ExecutedWaves
+from executors.configuration.time_parameters import DEFAULT_MAX_EXECUTION_S
+from executors.host import watchdog
 from executors.running import instance_pool, quick_runs
 from executors.running.instance_pool import Pace
 from executors.running.quick_runs import Interrupter
@@ -148,11 +150,16 @@ async def test_an_instance_that_cannot_be_interrupted_runs_in_its_thread() -> No
     await quick.pool.close()
 
 
-async def test_a_model_with_a_ceiling_runs_in_its_thread() -> None:
+@pytest.mark.parametrize(
+    ("ceiling_s", "is_here"), [(60.0, False), (watchdog.LIMIT_S, True), (DEFAULT_MAX_EXECUTION_S, True), (0.0, True)]
+)
+async def test_a_model_with_a_ceiling_that_only_a_thread_keeps_runs_in_its_thread(
+    ceiling_s: float, is_here: bool
+) -> None:
     instance = Interruptible()
-    quick = Quick(instance, ceiling_s=60.0)
+    quick = Quick(instance, ceiling_s=ceiling_s)
     assert (await quick.run(4.0))[1] == 8.0
-    assert threading.get_ident() not in instance.threads
+    assert (threading.get_ident() in instance.threads) == is_here
     await quick.pool.close()
 
 

@@ -19,6 +19,7 @@ from gateway.grpc.native.codec.call_headers import (
     percent_encoded,
     status_block,
     timeout_of,
+    uses_no_table,
 )
 from gateway.grpc.native.codec.http2_frames import ConnectionFault, ErrorCode
 from gateway.grpc.statuses import Status
@@ -155,6 +156,25 @@ class TestReading:
         reader.skip(Encoder().encode([*CALL, (b"x", b"of the table")]))
         assert reader.read(indexed).malformed
 
+    def test_a_client_that_says_nothing_of_its_table_is_remembered_until_it_uses_it(self) -> None:
+        known: dict[bytes, CallHeaders] = {}
+        reader, whole = HeaderReader(known), b"".join(literal(name, value) for name, value in CALL)
+        told = reader.read(whole)
+        assert known == {whole: told}
+        assert reader.is_free
+        assert reader.has_table
+        assert HeaderReader(known).read(whole) is told
+        reader.skip(block((b"x", b"1"), table_bytes=None))
+        assert not reader.is_free
+        assert reader.read(whole) is not told
+
+    def test_a_known_block_that_is_added_to_a_table_is_read_where_there_is_one(self) -> None:
+        encoder = Encoder()
+        whole = encoder.encode([*CALL, (b"x", b"1")])
+        reader = HeaderReader({whole: CallHeaders("/wrong")})
+        assert reader.read(whole).metadata == (("x", "1"),)
+        assert reader.read(encoder.encode([*CALL, (b"x", b"1")])).metadata == (("x", "1"),)
+
     def test_a_block_that_brings_a_table_is_not_remembered(self) -> None:
         known: dict[bytes, CallHeaders] = {}
         reader = HeaderReader(known)
@@ -200,6 +220,20 @@ class TestReading:
         assert caught.value.code is ErrorCode.ENHANCE_YOUR_CALM
         with pytest.raises(ConnectionFault):  # indices are short, what they name is not
             HeaderReader({}).read(b"\x90" * 2000)
+
+
+@pytest.mark.parametrize(
+    ("data", "uses_none"),
+    [
+        (b"", True), (b"\x83\x86", True), (b"\x04\x01/\x01\x01a", True), (b"\x00\x02te\x08trailers", True),
+        (b"\x10\x01a\x01b", True), (b"\x1f\x2e\x01a", True), (b"\xbd", True), (literal(b"a", b"b" * 300), True),
+        (b"\xbe", False), (b"\x1f\x2f\x01a", False), (b"\x40\x01a\x01b", False), (b"\x44\x01/", False),
+        (b"\x20\x83", False), (b"\x83\x20", False), (b"\x3f\xe1\x1f", False), (b"\x00\x01a", False),
+        (b"\x00\x01a\x02b", False), (b"\xff", False), (b"\xff\x80", False), (b"\x00\x7f", False),
+    ],
+)  # fmt: skip
+def test_what_uses_no_table(data: bytes, uses_none: bool) -> None:
+    assert uses_no_table(data) is uses_none
 
 
 class TestAnswers:
