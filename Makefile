@@ -102,9 +102,11 @@ test: $(VENV)/.tested models  ## set everything up and run the tests
 
 OF_SERVERS := acl_rare_scripts acl_refusals blob_server cluster durability embedded log_epochs redis_jobs redis_log \
 	redis_log_limits redis_waves sentinel wave_losses
+# compiled modules are kept even where the environment says otherwise: each worker would compile all of them, for 15 s
+KEEP_COMPILED := PYTHONDONTWRITEBYTECODE=
 check: $(VENV)/.linted        ## what to run at each step: lint, types, contracts, and the tests that need no server, with a tenth of the examples
 	@$(MAKE) --no-print-directory lint types contracts
-	CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
+	$(KEEP_COMPILED) CHARONIA_TEST_EXAMPLES=0.1 $(BIN)/python -m pytest tests/unit tests/property tests/fuzz tests/replay tests/golden tests/house -n 3 $(BY_FILE)
 
 test-backends: $(VENV)/.plugins models ## install the optional backends and the plug-ins, and test them
 	$(BIN)/python -m pytest tests/backends

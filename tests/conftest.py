@@ -49,7 +49,7 @@ _LONG = [
     "integration/test_sentinel.py",
     "integration/test_tls.py",
     "integration/test_lost_streams.py",
-    "house/test_citations.py",
+    "house/test_prose.py",
     "property/test_scheduler.py",
     "integration/test_cluster.py",
     "e2e/test_drill.py",

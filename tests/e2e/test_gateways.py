@@ -10,9 +10,8 @@ import http.client
 import json
 import queue
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ import pytest
 import tritonclient.grpc as triton
 from e2e_asking import client, index, infer, inputs, post, until
 from e2e_models import WIDTH, python, scaling
-from e2e_parts import GATEWAY_FLAGS, Part, log_of
+from e2e_parts import Part, parts_over_a_log
 
 pytestmark = pytest.mark.e2e
 
@@ -91,39 +90,18 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     scaling(models, "double", 2, config=ONE_EACH)
     by_hand = 'parameters { key: "charonia.pool" value { string_value: "by-hand" } }'
     scaling(models, "triple", 3, config=f"{ONE_EACH} {by_hand}")
-    with ExitStack() as ends:
-        log_url = ends.enter_context(log_of(directory))
-        started: list[Part] = []
-
-        def stop_all() -> None:
-            codes = {part.name: part.stop() for part in started if part.process.poll() is None}
-            assert set(codes.values()) <= {0}, codes
-
-        ends.callback(stop_all)
-
-        def start(role: str, name: str, *flags: str) -> Part:
-            started.append(Part(role, name, directory, log_url, *flags))
-            return started[-1]
+    with parts_over_a_log(directory) as parts:
+        parts.start("batcher", "batcher")
+        repository = f"--model-repository={models}"
+        on_demand = parts.start("executor", "on-demand", repository, "--max-loaded-models=3")
+        told = parts.start("executor", "told", repository, "--pool=by-hand", "--model-control-mode=explicit")
+        for executor in (on_demand, told):
+            executor.until_says("executor is up")
 
         def gateway(name: str) -> Part:
-            part = start("gateway", name, *GATEWAY_FLAGS, "--strict-readiness=false")
-            part.learn_addresses()
-            part.wait_ready()
-            return part
+            return parts.gateway(name, "--strict-readiness=false")
 
-        try:
-            start("batcher", "batcher")
-            repository = f"--model-repository={models}"
-            on_demand = start("executor", "on-demand", repository, "--max-loaded-models=3")
-            told = start("executor", "told", repository, "--pool=by-hand", "--model-control-mode=explicit")
-            for executor in (on_demand, told):
-                executor.until_says("executor is up")
-            one, other = gateway("one"), gateway("other")
-            yield SimpleNamespace(one=one, other=other, gateway=gateway)
-        except BaseException:
-            for part in started:
-                sys.stderr.write(f"--- {part.name}\n{part.log()}\n")
-            raise
+        yield SimpleNamespace(one=gateway("one"), other=gateway("other"), gateway=gateway)
 
 
 def body_of(count: int, gates: Path | str = "") -> Any:

@@ -7,9 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ import e2e_models as models
 import pytest
 import redis
 from e2e_asking import until
+from e2e_load import Load
 from e2e_server import start
 
 from charonia.eventlog.embedded import PrivateServer
@@ -26,6 +25,9 @@ from charonia.eventlog.embedded import PrivateServer
 pytestmark = pytest.mark.e2e
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}).encode()
+
+JOB = {"Prefer": "respond-async", "Content-Type": "application/json"}
+CLIENTS = 8
 
 LEASES_OF_TWO_SECONDS = ("--heartbeat-ttl-secs=2", "--gateway-heartbeat-ttl-secs=2")
 
@@ -37,43 +39,36 @@ def repository(tmp_path: Path) -> Path:
     return path
 
 
-class Load:
-    """Clients that ask on and on; `answers` counts (status, text of the error) and `when` each success."""
+class Refused(Exception):
+    """Another status than the one asked for."""
 
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        self.answers: Counter[tuple[int, str]] = Counter()
-        self.successes = 0
-        self.running = True
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(status, json.loads(body)["error"])
+        self.status = status
 
-    def _ask(self) -> None:
-        while self.running:
-            status, body = self._server.request("POST", "/v2/models/doubles/infer", BODY)
-            if status == 200:
-                assert json.loads(body)["outputs"][0]["data"] == [2, 4, 6, 8]
-                self.successes += 1
-                self.answers[(200, "")] += 1
-            else:
-                self.answers[(status, json.loads(body)["error"])] += 1
+
+def load_on(server: Any, clients: int = CLIENTS) -> Load:
+    """Clients whose refusals are kept."""
 
     @contextmanager
-    def clients(self, count: int = 8) -> Iterator[None]:
-        threads = [threading.Thread(target=self._ask) for _ in range(count)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self.running = False
-            for thread in threads:
-                thread.join(60)
+    def asking(_: int) -> Iterator[Callable[[int], None]]:
+        def ask(_: int) -> None:
+            status, body = server.request("POST", "/v2/models/doubles/infer", BODY)
+            if status != 200:
+                raise Refused(status, body)
+            assert json.loads(body)["outputs"][0]["data"] == [2, 4, 6, 8]
 
-    def until_more(self, count: int = 50) -> None:
-        reached = self.successes + count
-        until("requests succeed", lambda: self.successes >= reached)
+        yield ask
 
-    def failures(self) -> list[tuple[int, str]]:
-        return [answer for answer in self.answers if answer[0] != 200]
+    return Load(asking, clients, (Refused,))
+
+
+def failures(load: Load) -> list[Refused]:
+    return [error for errors in load.errors for error in errors]
+
+
+def statuses(load: Load) -> set[int]:
+    return {error.status for error in failures(load)}
 
 
 def ready(server: Any) -> bool:
@@ -94,9 +89,8 @@ def test_serving_resumes_by_itself_on_a_flushed_log(
     assert counted(server, "charonia_log_epoch_changes_total") == 0
     lost = submit(server, "doubles", json.loads(BODY))
     until("the job ends", lambda: job_state(server, lost["id"])() == "succeeded")
-    load = Load(server)
-    with load.clients():
-        load.until_more()
+    with load_on(server) as load:
+        load.more(6)
         with redis.Redis.from_url(server.log_url) as client:
             for round_ in range(2):
                 client.flushall()
@@ -105,9 +99,9 @@ def test_serving_resumes_by_itself_on_a_flushed_log(
                     lambda round_=round_: counted(server, "charonia_log_epoch_changes_total") == parts * (round_ + 1),
                 )
                 until("readiness returns", lambda: ready(server))
-                load.until_more()
+                load.more(6)
     # typed all of them: 503 unknown outcome, or 400/404 for what nobody has said anew yet
-    assert {status for status, _ in load.failures()} <= {404, 503}, load.answers
+    assert statuses(load) <= {404, 503}, failures(load)
     assert parts_of(server) >= before, "nobody was restarted"
     status, body = server.get(f"/v2/jobs/{lost['id']}")
     assert (status, json.loads(body)["error"]) == (404, "job not found: the log epoch changed")
@@ -132,16 +126,15 @@ def test_a_stalled_log_is_waited_for_and_one_that_writes_nothing_is_said(reposit
     server = start(repository, tmp_path / "state", "--executors=2", *LEASES_OF_TWO_SECONDS)
     server.wait_ready()
     (log_pid,) = server.pids("redis")
-    load = Load(server)
-    with load.clients():
-        load.until_more()
+    with load_on(server) as load:
+        load.more(6)
         os.kill(log_pid, signal.SIGSTOP)
         time.sleep(3.0)  # the length of the stall is what is tested
-        stalled = load.successes
+        stalled = sum(load.answered)
         os.kill(log_pid, signal.SIGCONT)
-        load.until_more()
-        assert load.successes > stalled
-    assert load.failures() == [], "slow is not down"
+        load.more(6)
+        assert sum(load.answered) > stalled
+    assert failures(load) == [], "slow is not down"
     until("it is ready", lambda: ready(server))
 
     # it answers, but refuses to write: a full disk, too few replicas
@@ -176,36 +169,24 @@ def test_a_dead_log_is_said_at_once_and_accepts_nothing(repository: Path, tmp_pa
     with own_log() as log:
         server = start(repository, tmp_path / "state", f"--log-url={log.url}")
         server.wait_ready()
-        load = Load(server)
-        with load.clients(4):
-            load.until_more()
+        with load_on(server, 4) as load:
+            load.more(6)
             os.kill(log.pid, signal.SIGKILL)
             died_at = time.monotonic()
             until("readiness is false", lambda: not ready(server))
             assert time.monotonic() - died_at < 14.0, "a command that is not answered has 15 s"
-            status, _ = server.request(
-                "POST",
-                "/v2/models/doubles/infer",
-                BODY,
-                {"Prefer": "respond-async", "Content-Type": "application/json"},
-            )
-            assert status == 503
+            assert server.request("POST", "/v2/models/doubles/infer", BODY, JOB)[0] == 503
             log.start()
             log.wait_ready()
             until("readiness returns", lambda: ready(server))
             assert counted(server, "charonia_log_epoch_changes_total") == 0
-            load.until_more()
-        assert {status for status, _ in load.failures()} <= {503}, load.answers
+            load.more(6)
+        assert statuses(load) <= {503}, failures(load)
         assert server.stop() == 0, server.log()
 
 
 def submit(server: Any, model: str, body: dict[str, Any]) -> dict[str, Any]:
-    status, answer = server.request(
-        "POST",
-        f"/v2/models/{model}/infer",
-        json.dumps(body).encode(),
-        {"Prefer": "respond-async", "Content-Type": "application/json"},
-    )
+    status, answer = server.request("POST", f"/v2/models/{model}/infer", json.dumps(body).encode(), JOB)
     assert status == 202, answer
     return dict(json.loads(answer))
 
@@ -301,34 +282,25 @@ def test_no_acknowledged_job_is_lost_when_the_log_is_killed(repository: Path, tm
     server = start(repository, tmp_path / "state", "--durability=fsync")
     server.wait_ready()
     acknowledged: list[str] = []
-    refused: Counter[int] = Counter()
-    running = True
 
-    def client() -> None:
-        headers = {"Prefer": "respond-async", "Content-Type": "application/json"}
-        while running:
-            status, body = server.request("POST", "/v2/models/doubles/infer", BODY, headers)
-            if status == 202:
-                acknowledged.append(json.loads(body)["id"])
-            else:
-                refused[status] += 1
+    @contextmanager
+    def asking(_: int) -> Iterator[Callable[[int], None]]:
+        def ask(_: int) -> None:
+            status, body = server.request("POST", "/v2/models/doubles/infer", BODY, JOB)
+            if status != 202:
+                raise Refused(status, body)
+            acknowledged.append(json.loads(body)["id"])
 
-    threads = [threading.Thread(target=client) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for _ in range(2):
-        reached = len(acknowledged) + 100
-        until("jobs are taken", lambda reached=reached: len(acknowledged) >= reached)
-        (log_pid,) = server.pids("redis")
-        os.kill(log_pid, signal.SIGKILL)
-        until("the log is back", lambda pid=log_pid: server.pids("redis") not in ([], [pid]))
-    reached = len(acknowledged) + 100
-    until("jobs are taken", lambda: len(acknowledged) >= reached)
-    running = False
-    for thread in threads:
-        thread.join(60)
+        yield ask
 
-    assert set(refused) <= {503}
+    with Load(asking, CLIENTS, (Refused,)) as load:
+        for _ in range(2):
+            load.more(12)
+            (log_pid,) = server.pids("redis")
+            os.kill(log_pid, signal.SIGKILL)
+            until("the log is back", lambda pid=log_pid: server.pids("redis") not in ([], [pid]))
+        load.more(12)
+    assert statuses(load) <= {503}, failures(load)
     for job in acknowledged:
         until(f"{job} ends", lambda job=job: job_state(server, job)() == "succeeded")
     assert server.stop() == 0, server.log()

@@ -11,14 +11,13 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from e2e_asking import until
-from e2e_parts import GATEWAY_FLAGS, Part, log_of
+from e2e_parts import Part, parts_over_a_log
 from told_texts import MODEL, Gates, told_model, words
 
 from charonia import keys
@@ -37,30 +36,19 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     directory = tmp_path_factory.mktemp("openai-stored")
     models = directory / "models"
     told_model(models)
-    with ExitStack() as ends:
-        log_url = ends.enter_context(log_of(directory))
-        started: list[Part] = []
-
-        def stop_all() -> None:
-            codes = {part.name: part.stop() for part in started if part.process.poll() is None}
-            assert set(codes.values()) <= {0}, codes
-
-        ends.callback(stop_all)
-        ends.callback(close_clients)
-
-        def start(role: str, name: str, *flags: str) -> Part:
-            started.append(Part(role, name, directory, log_url, *flags))
-            return started[-1]
+    with parts_over_a_log(directory) as parts:
 
         def gateway(name: str) -> Part:
-            part = start("gateway", name, *GATEWAY_FLAGS, "--openai-on-http-port=true")
-            part.learn_addresses()
-            part.wait_ready()
-            return part
+            return parts.gateway(name, "--openai-on-http-port=true")
 
-        start("batcher", "batcher")
-        start("executor", "executor", f"--model-repository={models}").until_says("executor is up")
-        yield SimpleNamespace(gateway=gateway, first=gateway("first"), second=gateway("second"), log_url=log_url)
+        parts.start("batcher", "batcher")
+        parts.start("executor", "executor", f"--model-repository={models}").until_says("executor is up")
+        try:
+            yield SimpleNamespace(
+                gateway=gateway, first=gateway("first"), second=gateway("second"), log_url=parts.log_url
+            )
+        finally:
+            close_clients()
 
 
 _clients: list[Any] = []

@@ -10,10 +10,8 @@ import asyncio
 import re
 import signal
 import socket
-import sys
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,9 +19,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from e2e_asking import Gate, client, infer, inputs, pending, statistics, until
-from e2e_models import GATED_IO, WIDTH, python, scaling
-from e2e_parts import GATEWAY_FLAGS, Part, log_of
+from e2e_asking import Gate, client, infer, pending, statistics, until
+from e2e_load import Load, ask_scaled
+from e2e_models import GATED_IO, python, scaling
+from e2e_parts import GATEWAY_FLAGS, Part, parts_over_a_log
 
 from charonia.metrics.endpoint import scrape, unready
 
@@ -95,51 +94,26 @@ class Replica(Part):
         assert self.process.wait(60) == 0, self.log()
 
 
-class Service:
+class Service(Load):
     """Clients that ask the present gateway all the time; an error of one of them fails the test."""
 
     def __init__(self, gateway: Replica) -> None:
+        super().__init__(self._client, CLIENTS)
         self.gateway = gateway
-        self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(CLIENTS)
-        self.answered = [0] * CLIENTS
 
-    def __enter__(self) -> Service:
-        self._tasks = [self._pool.submit(self._ask, number) for number in range(CLIENTS)]
-        return self
-
-    def _ask(self, number: int) -> None:
+    @contextmanager
+    def _client(self, number: int) -> Iterator[Callable[[int], None]]:
         kind = ("http", "grpc")[number % 2]
-        asked: dict[str, Any] = {}
+        connected: dict[str, Any] = {}
         with ExitStack() as stack:
-            while not self._stop.is_set():
+
+            def ask(value: int) -> None:
                 gateway = self.gateway
-                if gateway.name not in asked:
-                    asked[gateway.name] = stack.enter_context(client(kind, gateway))
-                value = np.full((1, WIDTH), number * 100_003 + self.answered[number], np.float32)
-                answer = asked[gateway.name].infer("double", inputs(kind, INPUT0=value)).as_numpy("OUTPUT0")
-                assert (answer == 2 * value).all()
-                self.answered[number] += 1
+                if gateway.name not in connected:
+                    connected[gateway.name] = stack.enter_context(client(kind, gateway))
+                ask_scaled(connected[gateway.name], kind, "double", 2, value)
 
-    def more(self) -> None:
-        """Until each client has two answers more: the second call began after this one."""
-        wanted = [count + 2 for count in self.answered]
-
-        def came() -> bool:
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-            return all(count >= want for count, want in zip(self.answered, wanted, strict=True))
-
-        until("two more answers for each client", came)
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        try:
-            for task in self._tasks:
-                task.result(60)
-        finally:
-            self._pool.shutdown()
+            yield ask
 
 
 class Held:
@@ -183,79 +157,63 @@ def test_parts_are_replaced_in_order_and_no_call_fails(tmp_path: Path) -> None:
     parameters = f'parameters {{ key: "loads" value {{ string_value: "{loads}" }} }}'
     python(models, "held", HELD, f"max_batch_size: 1 {GATED_IO} {parameters} instance_group [ {{ kind: KIND_CPU }} ]")
     loads.touch()
-    started: list[Replica] = []
-    with ExitStack() as stack:
-        log_url = stack.enter_context(log_of(tmp_path))
-        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    with tempfile.TemporaryDirectory() as sockets, parts_over_a_log(tmp_path) as parts:
 
         def start(role: str, *flags: str) -> Replica:
-            name = f"{role}{len(started)}"
+            name = f"{role}{len(parts.started)}"
             # none of them is lost here, and one that stalls for a moment must not count as lost
             lease = "--gateway-heartbeat-ttl-secs=30" if role == "gateway" else "--heartbeat-ttl-secs=30"
-            started.append(Replica(role, name, tmp_path, sockets, log_url, "--exit-timeout-secs=100", lease, *flags))
-            return started[-1]
-
-        @stack.callback
-        def end_all() -> None:
-            for part in started:
-                part.process.kill()
-                part.process.wait()
+            flags = ("--exit-timeout-secs=100", lease, *flags)
+            return parts.add(Replica(role, name, tmp_path, Path(sockets), parts.log_url, *flags))
 
         repository = f"--model-repository={models}"
-        try:
-            batcher, executor = start("batcher"), start("executor", repository)
-            gateway = start("gateway", *GATEWAY_FLAGS)
-            for part in (batcher, executor, gateway):
-                part.until_ready()
-            with Service(gateway) as service:
-                service.more()
+        batcher, executor = start("batcher"), start("executor", repository)
+        gateway = start("gateway", *GATEWAY_FLAGS)
+        for part in (batcher, executor, gateway):
+            part.until_ready()
+        with Service(gateway) as service:
+            service.more(2)
 
-                # the executor: its successor is not ready before its loads are over
-                with held(gateway, batcher, tmp_path) as calls:
-                    loads.unlink()
-                    successor = start("executor", repository)
-                    until("it loads", lambda: successor.unready() == "its first loads are not over")
-                    service.more()
-                    loads.touch()
-                    successor.until_ready()
-                    executor.terminate()
-                    until("it drains", lambda: executor.unready() == "it drains")
-                    # what it had not begun goes to the successor while it executes the rest
-                    for call in calls.waiting:
-                        assert call.result(60) is not None
-                    service.more()
-                    calls.end()
-                executor.ends()
-
-                # the batcher: accepted calls wait in the log for the successor
-                successor = start("batcher")
+            # the executor: its successor is not ready before its loads are over
+            with held(gateway, batcher, tmp_path) as calls:
+                loads.unlink()
+                successor = start("executor", repository)
+                until("it loads", lambda: successor.unready() == "its first loads are not over")
+                service.more(2)
+                loads.touch()
                 successor.until_ready()
-                with held(gateway, batcher, tmp_path) as calls:
-                    batcher.terminate()
-                    batcher.ends()
-                    service.more()
-                    calls.end()
-                batcher = successor
+                executor.terminate()
+                until("it drains", lambda: executor.unready() == "it drains")
+                # what it had not begun goes to the successor while it executes the rest
+                for call in calls.waiting:
+                    assert call.result(60) is not None
+                service.more(2)
+                calls.end()
+            executor.ends()
 
-                # the gateway: it leaves the Service, then finishes what it has and accepts nothing more
-                successor = start("gateway", *GATEWAY_FLAGS)
-                successor.until_ready()
-                service.gateway = successor
-                service.more()
-                accepted = gateway.accepted()
-                with held(gateway, batcher, tmp_path, first=successor) as calls:
-                    until("it has accepted all of them", lambda: gateway.accepted() == accepted + WAITING)
-                    gateway.terminate()
-                    until("it drains", lambda: gateway.unready())
-                    until("it takes no connection", lambda: is_closed(gateway.http))
-                    calls.end()
-                gateway.ends()
-                service.more()
-            for model in ("double", "held"):
-                assert statistics(successor, model)["inference_stats"]["fail"]["count"] == 0
-            for part in started:
-                assert part.stop() == 0, part.log()
-        except BaseException:
-            for part in started:
-                sys.stderr.write(f"--- {part.name}\n{part.log()}\n")
-            raise
+            # the batcher: accepted calls wait in the log for the successor
+            successor = start("batcher")
+            successor.until_ready()
+            with held(gateway, batcher, tmp_path) as calls:
+                batcher.terminate()
+                batcher.ends()
+                service.more(2)
+                calls.end()
+            batcher = successor
+
+            # the gateway: it leaves the Service, then finishes what it has and accepts nothing more
+            successor = start("gateway", *GATEWAY_FLAGS)
+            successor.until_ready()
+            service.gateway = successor
+            service.more(2)
+            accepted = gateway.accepted()
+            with held(gateway, batcher, tmp_path, first=successor) as calls:
+                until("it has accepted all of them", lambda: gateway.accepted() == accepted + WAITING)
+                gateway.terminate()
+                until("it drains", lambda: gateway.unready())
+                until("it takes no connection", lambda: is_closed(gateway.http))
+                calls.end()
+            gateway.ends()
+            service.more(2)
+        for model in ("double", "held"):
+            assert statistics(successor, model)["inference_stats"]["fail"]["count"] == 0

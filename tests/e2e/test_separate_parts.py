@@ -7,9 +7,10 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 from e2e_asking import client, index, infer, inputs, post, statistics, until
+from e2e_load import Load, ask_scaled
 from e2e_models import WIDTH, scaling
-from e2e_parts import GATEWAY_FLAGS, Part, log_of
+from e2e_parts import GATEWAY_FLAGS, Part, parts_over_a_log
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -35,78 +37,29 @@ def parts(tmp_path: Path) -> Iterator[Any]:
     for name, factor in (("double", 2), ("triple", 3)):
         scaling(models, name, factor, config="dynamic_batching { }")
     build(models, batch=16, candidates=64, every=5)
-    with ExitStack() as stack:
-        log_url = stack.enter_context(log_of(tmp_path))
-        started: list[Part] = []
-
-        def stop_all() -> None:
-            codes = {part.name: part.stop() for part in started if part.process.poll() is None}
-            assert set(codes.values()) <= {0}, codes
-
-        stack.callback(stop_all)
-
-        def start(role: str, name: str, *flags: str) -> Part:
-            started.append(Part(role, name, tmp_path, log_url, *flags))
-            return started[-1]
-
+    with parts_over_a_log(tmp_path) as started:
+        start = started.start
         gateways = [start("gateway", f"gateway{n}", *GATEWAY_FLAGS) for n in range(2)]
         batchers = [start("batcher", f"batcher{n}") for n in range(2)]
         repository = f"--model-repository={models}"
         executors = [start("executor", f"executor{n}", repository, *EXPLICIT) for n in range(2)]
-        try:
-            for gateway in gateways:
-                gateway.learn_addresses()
-                gateway.wait_ready()
-            yield SimpleNamespace(gateways=gateways, batchers=batchers, executors=executors, models=models, start=start)
-        except BaseException:
-            for part in started:
-                sys.stderr.write(f"--- {part.name}\n{part.log()}\n")
-            raise
+        for gateway in gateways:
+            gateway.learn_addresses()
+            gateway.wait_ready()
+        yield SimpleNamespace(gateways=gateways, batchers=batchers, executors=executors, models=models, start=start)
 
 
-class Load:
-    """Clients on both gateways, by both protocols, each checking its own answers."""
+def load_on(gateways: list[Part]) -> Load:
+    """Clients on all gateways, by both protocols."""
 
-    def __init__(self, gateways: list[Part]) -> None:
-        self._gateways = gateways
-        self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(CLIENTS)
-        self.answered = [0] * CLIENTS
-
-    def __enter__(self) -> Load:
-        self._tasks = [self._pool.submit(self._ask, number) for number in range(CLIENTS)]
-        return self
-
-    def _ask(self, number: int) -> None:
-        gateway = self._gateways[number % len(self._gateways)]
+    @contextmanager
+    def asking(number: int) -> Iterator[Callable[[int], None]]:
         kind = ["http", "grpc"][number // 2 % 2]
         model, factor = [("double", 2), ("triple", 3)][number // 4 % 2]
-        with client(kind, gateway) as asking:
-            while not self._stop.is_set():
-                value = np.full((1, WIDTH), number * 100_003 + self.answered[number], np.float32)
-                answer = asking.infer(model, inputs(kind, INPUT0=value)).as_numpy("OUTPUT0")
-                assert (answer == factor * value).all()
-                self.answered[number] += 1
+        with client(kind, gateways[number % len(gateways)]) as made:
+            yield partial(ask_scaled, made, kind, model, factor)
 
-    def more(self, answers: int) -> None:
-        """Until each client has this many answers more."""
-        wanted = [count + answers for count in self.answered]
-
-        def came() -> bool:
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-            return all(count >= want for count, want in zip(self.answered, wanted, strict=True))
-
-        until(f"{answers} more answers for each client", came)
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        try:
-            for task in self._tasks:
-                task.result(60)
-        finally:
-            self._pool.shutdown()
+    return Load(asking, CLIENTS)
 
 
 def owned(batcher: Part) -> set[str]:
@@ -163,7 +116,7 @@ def test_every_request_is_answered_though_parts_die(parts: Any) -> None:
     until("each model has an owner", lambda: set().union(*map(owned, batchers)) == MODELS)
     victim, heir = sorted(batchers, key=lambda b: -len(owned(b)))
     lost = owned(victim)
-    with Load(gateways) as load:
+    with load_on(gateways) as load:
         load.more(5)
         victim.process.send_signal(signal.SIGKILL)
         until("the other batcher owns all", lambda: owned(heir) == MODELS)
@@ -249,7 +202,7 @@ def test_parts_that_stop_in_order_take_nothing_with_them(parts: Any) -> None:
         expected.append((expected[-1] * FACTOR + 1) % MODULUS)
     assert said == expected
     one, other = parts.gateways
-    with Load([other]) as load:
+    with load_on([other]) as load:
         load.more(2)
         assert one.stop() == 0, one.log()
         load.more(2)

@@ -11,10 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from e2e_asking import Gate, inputs, pending, until
+from e2e_load import Load, ask_scaled
 from e2e_models import WIDTH, gated, scaling
 from e2e_server import serving
 from tritonclient.utils import InferenceServerException
@@ -60,18 +61,12 @@ def connect(kind: str, server: Any) -> Any:
     return grpcclient.InferenceServerClient(server.grpc, channel_args=[("grpc.use_local_subchannel_pool", 1)])
 
 
-def ask(asking: Any, kind: str, number: float) -> None:
-    value = np.full((1, WIDTH), number, np.float32)
-    answer = asking.infer("double", inputs(kind, INPUT0=value)).as_numpy("OUTPUT0")
-    assert (answer == 2 * value).all()
-
-
 def ask_over_many_connections(server: Any) -> int:
     """How many requests were asked, half of them by each protocol, each over a connection of its own."""
     for number in range(CONNECTIONS):
         for kind in ("http", "grpc"):
             with connect(kind, server) as asking:
-                ask(asking, kind, number)
+                ask_scaled(asking, kind, "double", 2, number)
     return 2 * CONNECTIONS
 
 
@@ -216,50 +211,16 @@ def _fails(models: Path, directory: Path, *flags: str) -> str:
     return result.stderr
 
 
-class Load:
-    """Stock clients that ask all the time, each over a connection of its own. Each checks its answers."""
+def load_on(server: Any) -> Load:
+    """Stock clients, each over a connection of its own; their errors are kept."""
 
-    def __init__(self, server: Any, clients: int = 16) -> None:
-        self._server = server
-        self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(clients)
-        self.answers = [0] * clients
-        self.errors: list[list[Exception]] = [[] for _ in range(clients)]
-
-    def __enter__(self) -> Load:
-        self._tasks = [self._pool.submit(self._ask, number) for number in range(len(self.answers))]
-        return self
-
-    def _ask(self, number: int) -> None:
+    @contextmanager
+    def asking(number: int) -> Iterator[Callable[[int], None]]:
         kind = ("http", "grpc")[number % 2]
-        with connect(kind, self._server) as asking:
-            while not self._stop.is_set():
-                try:
-                    ask(asking, kind, number * 100_003 + self.answers[number])
-                except (InferenceServerException, OSError, http.client.HTTPException) as error:
-                    self.errors[number].append(error)
-                else:
-                    self.answers[number] += 1
+        with connect(kind, server) as made:
+            yield partial(ask_scaled, made, kind, "double", 2)
 
-    def more(self, answers: int) -> None:
-        """Until each client has so many answers more."""
-        wanted = [count + answers for count in self.answers]
-
-        def came() -> bool:
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-            return all(count >= want for count, want in zip(self.answers, wanted, strict=True))
-
-        until(f"{answers} more answers for each client", came)
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        try:
-            for task in self._tasks:
-                task.result(60)
-        finally:
-            self._pool.shutdown()
+    return Load(asking, 16, (InferenceServerException, OSError, http.client.HTTPException))
 
 
 @pytest.mark.parametrize("front", ["native", "grpcio"])
@@ -268,10 +229,10 @@ def test_a_gateway_that_is_killed_disturbs_its_own_clients_alone(
 ) -> None:
     server = serve(models, "--gateways=2", f"--grpc-front={front}")
     others = {role: server.pids(role) for role in ("redis", "executor+batcher")}
-    with Load(server) as load:
+    with load_on(server) as load:
         load.more(5)
         shares = {pid: connections_of(pid, server) for pid in server.pids("gateway")}
-        assert sum(shares.values()) == len(load.answers)
+        assert sum(shares.values()) == len(load.answered)
         victim, survivor = sorted(shares, key=lambda pid: -shares[pid])
         counted = successes(server.scrape())
         os.kill(victim, signal.SIGKILL)
@@ -289,7 +250,7 @@ def test_a_gateway_that_is_killed_disturbs_its_own_clients_alone(
             with ExitStack() as stack:
                 for _ in range(CONNECTIONS):
                     asking = stack.enter_context(connect("http", server))
-                    ask(asking, "http", 1)
+                    ask_scaled(asking, "http", "double", 2, 1)
                 return all(connections_of(pid, server) > shares.get(pid, 0) for pid in (survivor, successor))
 
         until("new connections go to both", reaches_both)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from e2e_asking import client, inputs, post, statistics, until
+from e2e_load import Load
 from e2e_models import python
-from e2e_parts import GATEWAY_FLAGS, Part, log_of
+from e2e_parts import GATEWAY_FLAGS, Part, parts_over_a_log
 from e2e_server import Server, serving
 from wave_load import DIES, ECHO, ECHO_CONFIG, HANGS, PATIENCE_S, BinaryClient, WaveLoad, is_riding, until_nothing_left
 
@@ -89,27 +88,23 @@ def test_a_reload_under_load_fails_nobody(server: Server) -> None:
 
 def test_calls_that_wait_for_their_wave_at_a_reload_are_served_all_the_same(server: Server) -> None:
     """Their doors close, and each goes the full way as the message that it was."""
-    stop = threading.Event()
 
-    def ask(index: int) -> int:
-        count = 0
+    @contextmanager
+    def asking(_: int) -> Iterator[Callable[[int], None]]:
         with client("grpc", server) as caller:
-            while not stop.is_set():
-                values = np.full((1, 16), index * 65_536 + count, np.float32)
+
+            def ask(number: int) -> None:
+                values = np.full((1, 16), number, np.float32)
                 answer = caller.infer("echo", inputs("grpc", INPUT0=values))
                 assert (answer.as_numpy("OUTPUT0") == values).all()
-                count += 1
-        return count
 
-    with ThreadPoolExecutor(12) as pool:
-        asking = [pool.submit(ask, index) for index in range(12)]
-        try:
-            riding(server)
-            for _ in range(10):
-                assert post(server, "/v2/repository/models/echo/load")[0] == 200
-        finally:
-            stop.set()
-        assert all(one.result() for one in asking)
+            yield ask
+
+    with Load(asking, 12) as load:
+        riding(server)
+        for _ in range(10):
+            assert post(server, "/v2/repository/models/echo/load")[0] == 200
+    assert all(load.answered)
 
 
 def test_each_request_keeps_its_parameters_in_whatever_batch(server: Server) -> None:
@@ -160,47 +155,31 @@ def test_a_log_that_is_emptied_costs_outcomes_but_keeps_nobody_waiting(server: S
 
 
 def test_parts_of_their_own_take_over_waves_of_those_that_are_killed(models: Path, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        log_url = stack.enter_context(log_of(tmp_path))
-        started: list[Part] = []
-
-        def stop_all() -> None:
-            for part in started:
-                if part.process.poll() is None:
-                    part.stop()
-
-        stack.callback(stop_all)
+    shared = f"--shm-dir={tmp_path / 'shm'}"
+    repository = f"--model-repository={models}"
+    with parts_over_a_log(tmp_path) as parts:
 
         def start(role: str, *flags: str) -> Part:
-            started.append(Part(role, f"{role}{len(started)}", tmp_path, log_url, *flags))
-            return started[-1]
+            return parts.start(role, f"{role}{len(parts.started)}", *flags)
 
-        shared = f"--shm-dir={tmp_path / 'shm'}"
-        repository = f"--model-repository={models}"
         gateway = start("gateway", *GATEWAY_FLAGS, shared)
         batchers = [start("batcher") for _ in range(2)]
         executors = [start("executor", repository, shared), start("executor", repository)]
-        gateway.log_url = log_url
-        try:
-            gateway.learn_addresses()
-            gateway.wait_ready()
-            for executor in executors:
-                executor.until_says("executor is up")
-            with WaveLoad(gateway, "echo").running() as load:
-                _ride_on(gateway, load)
-                executors.append(start("executor", repository))  # one more, under load
-                executors[-1].until_says("executor is up")
-                load.until_more()
-                for victim in (executors[0], batchers[0], executors[1]):
-                    victim.process.kill()
-                    victim.process.wait()
-                    load.until_more(300)
-            assert load.failures == []
-            until_nothing_left(lambda: log_url)
-        except BaseException:
-            for part in started:
-                sys.stderr.write(f"--- {part.name}\n{part.log()[-4000:]}\n")
-            raise
+        gateway.learn_addresses()
+        gateway.wait_ready()
+        for executor in executors:
+            executor.until_says("executor is up")
+        with WaveLoad(gateway, "echo").running() as load:
+            _ride_on(gateway, load)
+            executors.append(start("executor", repository))  # one more, under load
+            executors[-1].until_says("executor is up")
+            load.until_more()
+            for victim in (executors[0], batchers[0], executors[1]):
+                victim.process.kill()
+                victim.process.wait()
+                load.until_more(300)
+        assert load.failures == []
+        until_nothing_left(lambda: parts.log_url)
 
 
 def _ride_on(gateway: Part, load: Any) -> None:

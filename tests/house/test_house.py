@@ -1,13 +1,10 @@
-"""The house rules that no linter knows: what a wheel holds, where tests lie, what no module may do."""
+"""The house rules that no linter knows: where tests lie, what folders hold, what no module may do."""
 
 from __future__ import annotations
 
 import ast
 import re
-import shutil
-import subprocess
-import sys
-import zipfile
+import tokenize
 from functools import cache
 from pathlib import Path
 
@@ -51,39 +48,29 @@ def _imports(path: Path) -> set[str]:
     return found
 
 
-def test_a_wheel_holds_exactly_the_five_packages(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # a build writes into its source tree
-    for name in (*PACKAGES, "loadtest", "tests", "examples"):
-        shutil.copytree(
-            ROOT / name,
-            source / name,
-            ignore=shutil.ignore_patterns("__pycache__", "models", ".cache") if name == "examples" else None,
-        )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(source)]
-    subprocess.run(command, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
-    console = ("charonia/console/templates/parts/tiles.html", "charonia/console/static/vendored/uplot/LICENSE")
-    for needed in ("charonia/eventlog/scripts/settle.lua", "charonia/py.typed", "protos/grpc_service.proto", *console):
-        assert needed in names
-    assert not [name for name in names if "test" in name.split("/")[0]]
+def test_no_module_can_unpickle() -> None:
+    names = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+    pattern = re.compile(rf"\b(?:{'|'.join(names)})\b")
+    suspects = [path for path in _modules() if pattern.search(path.read_text())]
+    assert not [str(path.relative_to(ROOT)) for path in suspects if _imports(path) & names]
 
 
-@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_can_unpickle(path: Path) -> None:
-    if re.search(r"\b(?:pickle|cPickle|dill|cloudpickle|shelve|marshal)\b", path.read_text()):
-        assert not _imports(path) & {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+def _docstring(path: Path) -> str:
+    """What a module says of itself. Only its first tokens are read: to parse all modules takes seconds."""
+    aside = (tokenize.COMMENT, tokenize.NL)
+    with tokenize.open(path) as file:
+        tokens = (token for token in tokenize.generate_tokens(file.readline) if token.type not in aside)
+        first, second = next(tokens), next(tokens, None)
+        if first.type != tokenize.STRING or second is None or second.type != tokenize.NEWLINE:
+            return ""
+    said = ast.literal_eval(first.string)
+    return said.strip() if isinstance(said, str) else ""
 
 
-@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_module_says_its_job(path: Path) -> None:
-    if path.name.endswith(("_pb2.py", "_pb2_grpc.py")) or not path.read_text().strip():
-        pytest.skip("generated or empty")
-    assert ast.get_docstring(_parsed(path)), f"{path} has no docstring"
+def test_every_module_says_its_job() -> None:
+    written = [path for path in _modules() if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))]
+    assert len(written) > 500
+    assert not [str(path.relative_to(ROOT)) for path in written if path.read_text().strip() and not _docstring(path)]
 
 
 def _folders() -> dict[Path, list[Path]]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from e2e_asking import until
 from e2e_server import LEASES, REPOSITORY, Server
@@ -37,6 +38,9 @@ def log_of(directory: Path) -> Iterator[str]:
         log.stop()
 
 
+P = TypeVar("P", bound="Part")
+
+
 class Part(Server):
     """One role's process; gateways have their addresses once they say that they are up."""
 
@@ -53,6 +57,7 @@ class Part(Server):
                 env={**LEASES, **os.environ},
             )
         super().__init__(process, directory, log_file)
+        self.log_url = log_url
 
     def until_says(self, pattern: str) -> re.Match[str]:
         def look() -> re.Match[str] | None:
@@ -70,3 +75,51 @@ class Part(Server):
 
     def read_endpoints(self) -> None:
         pass
+
+
+class Parts:
+    """The parts that a test starts over one log; `parts_over_a_log` makes it and stops them."""
+
+    def __init__(self, directory: Path, log_url: str) -> None:
+        self.directory = directory
+        self.log_url = log_url
+        self.started: list[Part] = []
+
+    def start(self, role: str, name: str, *flags: str) -> Part:
+        return self.add(Part(role, name, self.directory, self.log_url, *flags))
+
+    def add(self, part: P) -> P:
+        self.started.append(part)
+        return part
+
+    def gateway(self, name: str, *flags: str) -> Part:
+        """A gateway that is ready."""
+        part = self.start("gateway", name, *GATEWAY_FLAGS, *flags)
+        part.learn_addresses()
+        part.wait_ready()
+        return part
+
+    def running(self) -> list[Part]:
+        return [part for part in self.started if part.process.poll() is None]
+
+
+@contextmanager
+def parts_over_a_log(directory: Path) -> Iterator[Parts]:
+    """Parts over a log of their own. Those that still run after the block are stopped, and have to end with 0.
+
+    If anything fails, their logs are printed and they are killed.
+    """
+    with log_of(directory) as log_url:
+        parts = Parts(directory, log_url)
+        try:
+            yield parts
+            codes = {part.name: part.stop() for part in parts.running()}
+            assert set(codes.values()) <= {0}, codes
+        except BaseException:
+            for part in parts.started:
+                sys.stderr.write(f"--- {part.name}\n{part.log()}\n")
+            raise
+        finally:
+            for part in parts.running():
+                part.process.kill()
+                part.process.wait()

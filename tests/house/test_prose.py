@@ -1,4 +1,8 @@
-"""References lead somewhere: items of the interface, records of decisions, sections, pages, modules and names."""
+"""What docstrings, comments and pages may not say (`docs/style.md`), and what their references have to lead to.
+
+References are items of the interface, records of decisions, sections, pages, modules and names. One file, because to
+read all prose takes seconds, and another file may be run by another process.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
 from prose import BUILT, CODE, ITEM, PRODUCT, ROOT, files, items, prose, read, where
 
 NO_ITEM = re.compile(r"gRPC proposals? A\d(?:(?:, | and )A\d)*|Amazon S3")
@@ -20,6 +25,16 @@ ELSEWHERE = {
 """Names of others' code that docstrings speak of."""
 PAGES_ABOUT_CODE = ("architecture.md", "glossary.md", "CONTRIBUTING.md")
 NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+
+BANNED = re.compile(
+    r"\b(whoever|whomever|nobody|somebody|anew|lent|stumbled|hereby|thereof|aboard|(?:is|are|was|were|be|been) told of"
+    r"|held for lost|(?:gave|handed) out|look(?:s|ed) after|newest word)\b",
+    re.IGNORECASE,
+)
+QUOTED = re.compile(r"`[^`]*`|\"[^\"]*\"")
+"""Names, and what others say in their words."""
+EXAMPLES = ("docs/style.md",)
+"""Pages that show what not to write."""
 
 
 @cache
@@ -60,6 +75,7 @@ def _names() -> set[str]:
     return found
 
 
+@cache
 def _is_there(name: str) -> bool:
     """Whether a dotted name that begins with a package is a module, a name in one, or a parameter of models."""
     parts = name.split(".")
@@ -189,3 +205,15 @@ def test_names_in_docstrings_are_names_of_the_code() -> None:
             if NAME.match(name) and not set(name.split(".")) <= _names():
                 missing.append(f"{where(path, line)} {name}")
     assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("place", [*PRODUCT, "loadtest", "docs", ""])
+def test_words_that_are_not_used(place: str) -> None:
+    """`place` "" stands for the pages beside the folders."""
+    found = []
+    for path, line, text in prose():
+        relative = path.relative_to(ROOT)
+        top = relative.parts[0] if len(relative.parts) > 1 else ""
+        if top == place and str(relative) not in EXAMPLES:
+            found += [f"{where(path, line)} {word}" for word in BANNED.findall(QUOTED.sub("", text))]
+    assert not found, "\n".join(found)
