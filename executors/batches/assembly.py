@@ -347,7 +347,7 @@ def are_many_strings(records: Iterable[RequestRecord]) -> bool:
 def run_apart(interface: ModelInterface, plans: Iterable[RequestPlan]) -> bool:
     """Whether requests of a model have so many strings that no object of the executor's process should stand for each.
 
-    Never true where the executor itself reads the elements: inputs that are joined flat, outputs that are cut by shapes.
+    Never true where the executor itself reads the elements: inputs joined flat, outputs that are cut by shapes.
     """
     if interface.has_ragged_input or interface.batch_inputs or interface.scattered_outputs:
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -71,5 +72,5 @@ def encoded(array: npt.NDArray[np.object_], rows: Sequence[int]) -> EncodedStrin
 
 
 def _parts(array: npt.NDArray[np.object_], rows: Sequence[int]) -> Iterator[npt.NDArray[np.object_]]:
-    for start, end in zip(rows, rows[1:], strict=False):
+    for start, end in pairwise(rows):
         yield array[start:end]
