@@ -48,6 +48,13 @@ class EncodedStrings:
             return self.data
         return self.data[self.ends[self.rows.index(start)] : self.ends[self.rows.index(end)]]
 
+    def only(self, requests: Sequence[tuple[int, int]]) -> EncodedStrings:
+        """Those of some requests of the batch, each given by its first row and the row after its last."""
+        parts = [self.between(start, end) for start, end in requests]
+        counts = [end - start for start, end in requests]
+        rows, ends = row_bounds(counts), row_bounds([len(part) for part in parts])
+        return EncodedStrings((sum(counts), *self.shape[1:]), joined(parts), rows, ends)
+
 
 def row_bounds(rows: Sequence[int]) -> tuple[int, ...]:
     """The rows at which requests of so many rows each begin, and the end of the last one; () for a single request."""

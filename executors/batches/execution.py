@@ -42,6 +42,7 @@ from .assembly import (
     wanted_outputs,
 )
 from .batch_results import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
+from .encoded_strings import EncodedStrings
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
 from .sized_batches import execute_sized
@@ -266,7 +267,7 @@ class Batch:
         if not all(0 <= row < total for row in failures):
             raise InternalError(f"model '{self._model}' failed rows {sorted(failures)} of a batch of {total}")
         kept: list[Planned] = []
-        rows: list[int] = []
+        bounds: list[tuple[int, int]] = []
         start = 0
         for index, plan in run:
             end = start + plan.rows
@@ -275,9 +276,16 @@ class Batch:
                 self.fail([index], self._error_of(failed[0]), BACKEND)
             else:
                 kept.append((index, plan))
-                rows.extend(range(start, end))
+                bounds.append((start, end))
             start = end
-        return kept, {name: array[rows] if len(array) == total else array for name, array in arrays.items()}
+        rows = [row for start, end in bounds for row in range(start, end)]
+
+        def rest(array: Array | EncodedStrings) -> Any:
+            if not array.shape or array.shape[0] != total:
+                return array
+            return array.only(bounds) if isinstance(array, EncodedStrings) else array[rows]
+
+        return kept, {name: rest(array) for name, array in arrays.items()}
 
     def _run_empty_slots(
         self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]

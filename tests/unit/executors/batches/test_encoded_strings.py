@@ -7,14 +7,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from charonia.backend import Outcome
 from charonia.datatypes import DataType
-from charonia.errors import InternalError
+from charonia.errors import InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.answers import pack_answers
 from executors.batches.assembly import Planner, Workspace, join, run_apart
 from executors.batches.encoded_strings import MANY_BYTES, MANY_STRINGS, EncodedStrings, encoded, row_bounds
+from executors.batches.execution import Batch
 
 STRINGS = TensorSpec("s", DataType.BYTES, (-1,))
 NUMBERS = TensorSpec("n", DataType.INT32, (1,))
@@ -89,6 +91,34 @@ def test_results_are_encoded_for_their_requests() -> None:
     assert bytes(found.between(0, 3)) == bytes(found.data) == join_bytes_elements(array)
     assert found.dtype == array.dtype
     assert bytes(encoded(array, ()).data) == join_bytes_elements(array)
+
+
+def test_requests_whose_rows_failed_are_left_out() -> None:
+    model = interface([STRINGS], [OUT])
+    parts = [PARTS[0], PARTS[1], PARTS[0]]
+    whole = encoded(np.concatenate(parts), (0, 2, 3, 5))
+    rest = whole.only([(0, 2), (3, 5)])
+    assert (rest.shape, rest.rows) == ((4, 2), (0, 2, 4))
+    answers = cut(model, [one for one in planned(model, parts) if one[0].rows == 2], {"t": cast("Any", rest)})
+    assert [answer[0].array().tolist() for answer in answers] == [PARTS[0].tolist()] * 2
+    assert bytes(whole.only([(2, 3)]).data) == join_bytes_elements(PARTS[1])
+    assert whole.only([]).shape == (0, 2)
+
+    class Failing:
+        takes_encoded_strings = True
+
+        def execute(self, inputs: Any, outputs: Any) -> Outcome:
+            return Outcome({"t": inputs["s"]}, failures={2: InvalidArgument("bad")})
+
+        def close(self) -> None: ...
+
+    many = [np.full((rows, MANY_STRINGS), b"a", np.object_) for rows in (2, 1, 2)]
+    planner = Planner(model)
+    batch = Batch(planner, 1, [record(Tensor.of("s", part), rows=len(part)) for part in many])
+    executed = batch.run_on(Failing(), Workspace())
+    found = [unpack_response(answer) for answer in executed.answers]
+    assert [None if one.error is None else one.error.message for one in found] == [None, "bad", None]
+    assert [one.outputs[0].shape for one in (found[0], found[2])] == [(2, MANY_STRINGS)] * 2
 
 
 def test_bounds_are_those_of_several_requests() -> None:
