@@ -1,7 +1,7 @@
 """Runs batches with many strings in a process of their model's own, started for the first and ended some time after the
 last, while all others run in the executor.
 
-It is for libraries that keep the interpreter's lock while they copy strings: nobody in the executor waits for that
+It is for libraries that keep the interpreter's lock while they copy strings: no part of the executor waits for that
 then. The strings of such a batch stay encoded here (`executors.batches.encoded_strings`).
 """
 
