@@ -229,6 +229,14 @@ def check_bytes_elements(data: Buffer, expected: int, *, name: str, model: str) 
     if expected > _MANY_ELEMENTS and _have_one_length(data, expected):
         return
     where = f"for inference input '{name}' for model '{model}'"
+    if len(data) <= _SMALL_BYTES:
+        _follow_lengths(data, expected, name, model, where)
+        return
+    with _short_turns():
+        _follow_lengths(data, expected, name, model, where)
+
+
+def _follow_lengths(data: Buffer, expected: int, name: str, model: str, where: str) -> None:
     view = memoryview(data)
     at, end, count = 0, len(view), 0
     while at < end:

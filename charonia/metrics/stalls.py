@@ -30,13 +30,14 @@ _IDLE_FILES = ("asyncio/runners.py", "asyncio/base_events.py", "selectors.py")
 class Stall:
     """An interval in which the loop did not run.
 
-    `on_processor_ms` is the processor time of the loop's thread in it, `in_collector_ms` that of Python's garbage
-    collector. `stack` is the most frequent sample, the innermost call last; `others` are the other threads' positions
-    at its end.
+    `on_processor_ms` is the processor time of the loop's thread in it, `in_threads_ms` that of the process's other
+    threads, `in_collector_ms` that of Python's garbage collector. `stack` is the most frequent sample, the innermost
+    call last; `others` are the other threads' positions at its end.
     """
 
     length_ms: int
     on_processor_ms: int
+    in_threads_ms: int
     in_collector_ms: int
     stack: tuple[str, ...]
     others: tuple[str, ...]
@@ -45,7 +46,7 @@ class Stall:
         """The log text, one line for each frame."""
         head = (
             f"the event loop stood still for {self.length_ms} ms ({self.on_processor_ms} ms of it on a processor, "
-            f"{self.in_collector_ms} ms collecting garbage) in"
+            f"{self.in_threads_ms} ms other threads, {self.in_collector_ms} ms collecting garbage) in"
         )
         own = self.stack or ("the loop itself: no callback was running",)
         return "\n".join([head, *(f"    {line}" for line in own), *(f"    beside: {line}" for line in self.others)])
@@ -61,11 +62,11 @@ class StallWatch:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread_id = 0
         self._clock = 0
-        self._beat_ns = self._cpu_ns = 0
+        self._beat_ns = self._cpu_ns = self._process_ns = 0
         self._collecting_ns = self._collected_ns = 0
         self._samples: deque[tuple[str, ...]] = deque(maxlen=2000)
-        self._ended: deque[tuple[int, int, int]] = deque()
-        """Length, processor time and collector time of stalls that the thread has not reported yet."""
+        self._ended: deque[tuple[int, int, int, int]] = deque()
+        """Length, processor time, that of other threads, and collector time of stalls that are not reported yet."""
         self._stopping = threading.Event()
         self._handle: asyncio.TimerHandle | None = None
         self.count = 0
@@ -79,7 +80,7 @@ class StallWatch:
         self._clock = time.pthread_getcpuclockid(self._thread_id)
         gc.callbacks.append(self._on_collector)
         self._beat_ns = time.monotonic_ns()
-        self._cpu_ns = time.clock_gettime_ns(self._clock)
+        self._cpu_ns, self._process_ns = time.clock_gettime_ns(self._clock), time.process_time_ns()
         self._handle = self._loop.call_later(self._beat_s, self._beat)
         threading.Thread(target=self._watch, name="stall watch", daemon=True).start()
 
@@ -100,14 +101,16 @@ class StallWatch:
             self._collecting_ns = 0
 
     def _beat(self) -> None:
-        now_ns, cpu_ns = time.monotonic_ns(), time.clock_gettime_ns(self._clock)
+        now_ns, cpu_ns, process_ns = time.monotonic_ns(), time.clock_gettime_ns(self._clock), time.process_time_ns()
         late_ns = now_ns - self._beat_ns - int(self._beat_s * 1e9)
         if late_ns > self._limit_ns:
             self.count += 1
             self.total_ns += late_ns
             self.longest_ns = max(self.longest_ns, late_ns)
-            self._ended.append((late_ns, cpu_ns - self._cpu_ns, self._collected_ns))
-        self._beat_ns, self._cpu_ns, self._collected_ns = now_ns, cpu_ns, 0
+            own_ns = cpu_ns - self._cpu_ns
+            others_ns = max(0, process_ns - self._process_ns - own_ns)
+            self._ended.append((late_ns, own_ns, others_ns, self._collected_ns))
+        self._beat_ns, self._cpu_ns, self._process_ns, self._collected_ns = now_ns, cpu_ns, process_ns, 0
         assert self._loop is not None
         self._handle = self._loop.call_later(self._beat_s, self._beat)
 
@@ -132,8 +135,8 @@ class StallWatch:
         common = Counter(sample for sample in self._samples if sample).most_common(1)
         stack = common[0][0] if common else ()
         while self._ended:
-            late_ns, cpu_ns, collected_ns = self._ended.popleft()
-            stall = Stall(late_ns // 1_000_000, cpu_ns // 1_000_000, collected_ns // 1_000_000, stack, others)
+            late_ms, own_ms, threads_ms, collected_ms = (time_ns // 1_000_000 for time_ns in self._ended.popleft())
+            stall = Stall(late_ms, own_ms, threads_ms, collected_ms, stack, others)
             self.recent.append(stall)
             _log.warning("%s", stall.text())
 

@@ -35,6 +35,43 @@ class ReclaimedMap(mmap.mmap):
             _dropped.put(self)
 
 
+class ReclaimedBytes:
+    """Bytes that are put together, as in a `bytearray`; large ones lie in a `ReclaimedMap`."""
+
+    __slots__ = ("_map", "_most_bytes", "_size", "_small")
+
+    def __init__(self, most_bytes: int = 0) -> None:
+        """`most_bytes` is what is expected, 0 if that is not known. It takes memory as it comes, not before."""
+        self._most_bytes = most_bytes
+        self._small = bytearray()
+        self._map: ReclaimedMap | None = None
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, part: bytes) -> None:
+        """Add some. Raises `BufferError` after `view`, `OSError` where there is no memory."""
+        end = self._size + len(part)
+        if self._map is None and end < _MIN_BYTES:
+            self._small += part
+        else:
+            if self._map is None:
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                size = max(self._most_bytes, 2 * end)
+                self._map = ReclaimedMap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+                self._map[: self._size] = bytes(self._small)
+                self._small = bytearray()
+            elif end > len(self._map):
+                self._map.resize(end + end // 2)  # the pages move, their content is not copied
+            self._map[self._size : end] = part
+        self._size = end
+
+    def view(self) -> memoryview:
+        """All of them."""
+        return memoryview(self._small if self._map is None else self._map)[: self._size]
+
+
 def _start() -> None:
     global _started
     with _lock:

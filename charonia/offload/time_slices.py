@@ -7,6 +7,7 @@ of the processor and needs no right. Elsewhere, and on older kernels, it has no 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from struct import Struct
@@ -16,6 +17,10 @@ LOOP_SLICE_NS = 100_000
 WORK_SLICE_NS = 100_000_000
 """Of work in bulk: the longest that the kernel knows."""
 
+_NICE = 5
+"""Small calls of others go first where processors are short."""
+_FIRST_TO_END = b"600"
+"""Where memory is short the system ends a worker, whose task then fails, before it ends its owner."""
 _SCHED_ATTR = Struct("<IIQiIQQQ")
 """The structure sched_attr, first version: size, policy, flags, nice, priority, runtime, deadline, period."""
 _RESET_ON_FORK = 1
@@ -44,3 +49,12 @@ def set_time_slice(slice_ns: int, *, inherited: bool, thread: int = 0) -> bool:
         return bool(ctypes.CDLL(None).syscall(number, thread, attributes, 0) == 0)
     except (OSError, AttributeError):
         return False
+
+
+def work_in_bulk() -> None:
+    """Give this process the priority and the slice of work that others do not wait for."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+        set_time_slice(WORK_SLICE_NS, inherited=True)
+        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
+            file.write(_FIRST_TO_END)

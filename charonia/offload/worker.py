@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import signal
 import socket
 import sys
@@ -18,25 +17,16 @@ from typing import Any
 from charonia.errors import CharoniaError, InternalError
 
 from .handover import Buffer, receive, send
-from .time_slices import WORK_SLICE_NS, set_time_slice
+from .time_slices import work_in_bulk
 
 Function = Callable[[Any, list[memoryview]], tuple[Any, Sequence[Buffer]]]
-
-_NICE = 5
-"""Small calls of others go first where processors are short."""
-_FIRST_TO_END = b"600"
-"""Where memory is short the system ends a worker, whose task then fails, before it ends its owner."""
 
 
 def main(descriptor: int) -> None:
     """Serve the socket with this descriptor until its other end is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of the whole process group: the owner still has tasks
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
-        set_time_slice(WORK_SLICE_NS, inherited=True)
-        with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-            file.write(_FIRST_TO_END)
+    work_in_bulk()
     gc.disable()  # tasks make millions of objects and no cycles
     known: dict[str, Function] = {}
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(EOFError, OSError):

@@ -20,6 +20,7 @@ from charonia.tensors import Buffer, Tensor, join_bytes_elements, shape_text
 from charonia.wire import RequestRecord, pack_response, response_template
 
 from .assembly import RequestPlan, Shape, fits, have_one_plan, rows_of
+from .encoded_strings import EncodedStrings
 from .ragged import scatter
 
 _SMALL_BYTES = 65_536
@@ -161,7 +162,7 @@ class OutputPart:
     tail: Shape
     raw: Buffer
     row_bytes: int
-    elements: Array | None
+    elements: Array | EncodedStrings | None
 
     @staticmethod
     def of(interface: ModelInterface, name: str, results: Mapping[str, Array], rows: int) -> OutputPart:
@@ -184,6 +185,9 @@ class OutputPart:
 
     def tensor(self, start: int, end: int) -> Tensor:
         shape = (end - start, *self.tail) if self.batching else self.tail
+        if isinstance(self.elements, EncodedStrings):
+            data = self.elements.between(start, end) if self.batching else self.elements.data
+            return Tensor(self.name, self.datatype, shape, data)
         if self.elements is not None:
             chosen = self.elements[start:end] if self.batching else self.elements
             return Tensor(self.name, self.datatype, shape, join_bytes_elements(chosen))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -24,11 +24,14 @@ from charonia.tensors import (
     Tensor,
     check_bytes_elements,
     expected_size_bytes,
+    joined,
     object_array,
     shape_text,
     split_bytes_elements,
 )
 from charonia.wire import RequestMeta, RequestRecord, TensorPlace, Wave
+
+from .encoded_strings import MANY_BYTES, MANY_STRINGS, EncodedStrings, row_bounds
 
 _PLAN_LIMIT = 4096
 """Signatures that a planner caches. The cache is cleared when it is full, so hostile variety costs only time."""
@@ -263,25 +266,41 @@ def rows_of(run: Sequence[tuple[RequestPlan, RequestRecord]]) -> int:
 
 
 def join(
-    interface: ModelInterface, run: Sequence[tuple[RequestPlan, RequestRecord]], workspace: Workspace
+    interface: ModelInterface,
+    run: Sequence[tuple[RequestPlan, RequestRecord]],
+    workspace: Workspace,
+    *,
+    encoded: bool = False,
 ) -> dict[str, Array]:
     """Return the batch arrays of requests of one group: [rows, ...], or the exact shape without batching; ragged: flat.
 
     A single request's arrays are views of its record where they are aligned. Raises `InvalidArgument` when a BYTES
-    tensor is malformed; then call it for each request alone.
+    tensor is malformed; then call it for each request alone. With `encoded`, BYTES are `EncodedStrings`, not checked.
     """
     first = run[0][0]
     arrays: dict[str, Array] = {}
+    bounds = row_bounds([plan.rows for plan, _ in run]) if encoded else ()
     if len(run) == 1:
         data = run[0][1].data
         for place in first.inputs:
             raw = data[place.offset : place.offset + place.size_bytes]
+            if encoded and place.datatype is DataType.BYTES:
+                arrays[place.name] = cast("Array", EncodedStrings(place.shape, raw))
+                continue
             array = _single(interface, place, raw)
             arrays[place.name] = array.reshape(-1) if place.ragged else array
         return arrays
     rows = rows_of(run)
     for index, place in enumerate(first.inputs):
         shape: Shape = (-1,) if place.ragged else (rows, *place.tail)
+        if place.datatype is DataType.BYTES and encoded:
+            parts = [
+                record.data[own.offset : own.offset + own.size_bytes]
+                for own, record in ((plan.inputs[index], record) for plan, record in run)
+            ]
+            ends = row_bounds([len(part) for part in parts])
+            arrays[place.name] = cast("Array", EncodedStrings(shape, joined(parts), bounds, ends))
+            continue
         if place.datatype is DataType.BYTES:
             elements = []
             for plan, record in run:
@@ -323,6 +342,22 @@ def wanted_outputs(interface: ModelInterface, run: Sequence[tuple[RequestPlan, R
 def are_many_strings(records: Iterable[RequestRecord]) -> bool:
     """Whether to follow the strings of these requests, whose model takes some, away from the event loop."""
     return sum([record.meta.size_bytes for record in records]) > _MANY_STRINGS_BYTES
+
+
+def run_apart(interface: ModelInterface, plans: Iterable[RequestPlan]) -> bool:
+    """Whether requests of a model have so many strings that no object of the executor's process should stand for each.
+
+    Never true where the executor itself reads the elements: inputs joined flat, outputs that are cut by shapes.
+    """
+    if interface.has_ragged_input or interface.batch_inputs or interface.scattered_outputs:
+        return False
+    count = size_bytes = 0
+    for plan in plans:
+        for place in plan.inputs:
+            if place.datatype is DataType.BYTES:
+                count += prod(place.shape)
+                size_bytes += place.size_bytes
+    return count > MANY_STRINGS or size_bytes > MANY_BYTES
 
 
 def request_inputs(interface: ModelInterface, plan: RequestPlan, record: RequestRecord) -> list[Tensor]:

@@ -30,8 +30,19 @@ from charonia.tensors import Tensor
 from charonia.wire import RECEIPT, RequestRecord, pack_failure, pack_response, response_template
 
 from .answers import Put, pack_answers, request_outputs
-from .assembly import Planner, RequestPlan, Workspace, are_many_strings, groups, join, request_inputs, wanted_outputs
+from .assembly import (
+    Planner,
+    RequestPlan,
+    Workspace,
+    are_many_strings,
+    groups,
+    join,
+    request_inputs,
+    run_apart,
+    wanted_outputs,
+)
 from .batch_results import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
+from .encoded_strings import EncodedStrings
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
 from .sized_batches import execute_sized
@@ -166,6 +177,13 @@ class Batch:
             self._run_arrays(instance, workspace, run)
         return self.executed
 
+    @property
+    def has_many_strings(self) -> bool:
+        """Whether it is to run where its strings keep no lock of this process. Never with a sequence batcher."""
+        if not self._takes_strings or self.steps is not None:
+            return False
+        return run_apart(self.interface, [plan for _, plan in self.planned])
+
     def runs(self) -> Iterator[list[Planned]]:
         """Yield the parts of the batch that fit one execution each, in order."""
         if self.steps is None:
@@ -176,8 +194,9 @@ class Batch:
         records, interface = self.records, self.interface
         start_wall, started = wall_ns(), monotonic_ns()
         pairs = [(plan, records[index]) for index, plan in run]
+        encoded = self._takes_strings and getattr(instance, "takes_encoded_strings", False) and self.has_many_strings
         try:
-            arrays = join(interface, pairs, workspace)
+            arrays = join(interface, pairs, workspace, encoded=encoded)
             if interface.batch_inputs:
                 arrays |= batch_inputs(interface, [plan for _, plan in run])
         except CharoniaError as error:
@@ -212,7 +231,8 @@ class Batch:
         except InstanceDied:
             raise
         except Exception as error:
-            if len(run) > 1 and self.steps is None and getattr(instance, "rows_fail_alone", False):
+            alone = encoded or getattr(instance, "rows_fail_alone", False)
+            if len(run) > 1 and self.steps is None and alone:
                 for single in run:
                     self._run_arrays(instance, workspace, [single])
             else:
@@ -247,7 +267,7 @@ class Batch:
         if not all(0 <= row < total for row in failures):
             raise InternalError(f"model '{self._model}' failed rows {sorted(failures)} of a batch of {total}")
         kept: list[Planned] = []
-        rows: list[int] = []
+        bounds: list[tuple[int, int]] = []
         start = 0
         for index, plan in run:
             end = start + plan.rows
@@ -256,9 +276,16 @@ class Batch:
                 self.fail([index], self._error_of(failed[0]), BACKEND)
             else:
                 kept.append((index, plan))
-                rows.extend(range(start, end))
+                bounds.append((start, end))
             start = end
-        return kept, {name: array[rows] if len(array) == total else array for name, array in arrays.items()}
+        rows = [row for start, end in bounds for row in range(start, end)]
+
+        def rest(array: Array | EncodedStrings) -> Any:
+            if not array.shape or array.shape[0] != total:
+                return array
+            return array.only(bounds) if isinstance(array, EncodedStrings) else array[rows]
+
+        return kept, {name: rest(array) for name, array in arrays.items()}
 
     def _run_empty_slots(
         self, instance: BatchInstance, steps: BatchSteps, arrays: Mapping[str, Array], outputs: Sequence[str]

@@ -11,9 +11,11 @@
     TEXT_ASSETS    nil                                 DONE  the assets of a `TextModel`, empty without
     HEALTH         number of an instance over arrays   DONE  whether it is ready
     FINALIZE       nil                                 DONE  nil
-    EXECUTE        of a `BatchInstance`, over its own socket: [outputs, tensors, slot, output slot]
+    EXECUTE        of a `BatchInstance`, over its own socket: [outputs, tensors, slot, output slot], and for
+                   `EncodedStrings` the rows at which requests begin and end
                                                        DONE  [tensors, whether they lie in the output slot, times in
-                                                       ns or nil, [[row, code, message], ...] of rows that failed]
+                                                       ns or nil, [[row, code, message], ...] of rows that failed],
+                                                       and for `EncodedStrings` {output: the bytes at those rows}
     EXECUTE_STREAM an EXECUTE of the python backend for a `StreamingInstance`
                                                        DONE  nil, and RESPONSEs
     SLOT           [slot, generation] that the process may fill once        no reply
@@ -30,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,6 +52,7 @@ from charonia.errors import CharoniaError, InvalidArgument
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Buffer, Tensor, check_bytes_elements
 from executors.backends.python.protocol.frames import UNREADABLE, Frame, FrameError, tensor_offsets
+from executors.batches.encoded_strings import EncodedStrings, encoded
 from protos.model_config_pb2 import ModelConfig
 
 MAX_FRAME_BYTES = 4 << 30
@@ -150,8 +153,23 @@ def memory_of(content: Any) -> list[MemoryUse]:
 
 def described(arrays: Mapping[str, Array]) -> tuple[list[Any], list[Buffer]]:
     """Arrays as content, and their bytes."""
-    tensors = [Tensor.of(name, array) for name, array in arrays.items()]
+    tensors = [
+        Tensor(name, DataType.BYTES, array.shape, array.data)
+        if isinstance(array, EncodedStrings)
+        else Tensor.of(name, array)
+        for name, array in arrays.items()
+    ]
     return [[t.name, t.datatype.number, t.shape, len(t.data)] for t in tensors], [t.data for t in tensors]
+
+
+def encoded_outputs(arrays: Mapping[str, Array], rows: Sequence[int]) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Outputs with their strings encoded for requests that begin and end at these rows, and the bytes at those rows."""
+    found = {
+        name: encoded(array, rows) if DataType.of_numpy(array.dtype) is DataType.BYTES else array
+        for name, array in arrays.items()
+    }
+    ends = {name: list(array.ends) for name, array in found.items() if isinstance(array, EncodedStrings)}
+    return cast("dict[str, Array]", found), ends
 
 
 def outcome_content(found: Mapping[str, Array] | Outcome) -> tuple[Mapping[str, Array], list[Any]]:
@@ -163,18 +181,43 @@ def outcome_content(found: Mapping[str, Array] | Outcome) -> tuple[Mapping[str, 
     return found.arrays, [spent, [[row, int(error.code), error.message] for row, error in found.failures.items()]]
 
 
-def outcome_of(frame: Frame, in_slot: Callable[[Sequence[int]], Sequence[memoryview]]) -> Mapping[str, Array] | Outcome:
-    """What the DONE of an EXECUTE says; arrays are views of the frame or of `in_slot(sizes)`. Raises `FrameError`."""
+def outcome_of(
+    frame: Frame, in_slot: Callable[[Sequence[int]], Sequence[memoryview]], rows: Sequence[int] | None = None
+) -> Mapping[str, Array] | Outcome:
+    """What the DONE of an EXECUTE says; arrays are views of the frame or of `in_slot(sizes)`. Raises `FrameError`.
+
+    With `rows`, strings are `EncodedStrings` for requests that begin and end there. Their lengths are not followed: it
+    is for processes of models that could as well run in this one.
+    """
     try:
-        tensors, shared, spent, failures = frame.content()
+        tensors, shared, spent, failures, *ends = frame.content()
         sizes = [size for *_, size in tensors]
-        arrays = arrays_of(tensors, in_slot(sizes) if shared else in_frame(frame, sizes))
+        parts = in_slot(sizes) if shared else in_frame(frame, sizes)
+        strings = {} if rows is None or not ends else _encoded_of(tensors, parts, rows, ends[0])
+        others = [(tensor, part) for tensor, part in zip(tensors, parts, strict=True) if tensor[0] not in strings]
+        arrays = arrays_of([tensor for tensor, _ in others], [part for _, part in others]) | strings
         if spent is None and not failures:
             return arrays
         failed = {int(row): CharoniaError.of(code, message) for row, code, message in failures}
         return Outcome(arrays, None if spent is None else Timings(*map(int, spent)), failed)
     except (*UNREADABLE, CharoniaError) as error:
         raise FrameError(f"the answer to a batch cannot be read: {error}") from None
+
+
+def _encoded_of(
+    tensors: Sequence[Any], parts: Sequence[memoryview], rows: Sequence[int], ends: Mapping[str, Sequence[int]]
+) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    for (name, _, shape, size), data in zip(tensors, parts, strict=True):
+        if name not in ends:
+            continue
+        at = tuple(map(int, ends[name]))
+        if min(shape, default=0) < 0 or len(data) != size or (at and (at[0], at[-1]) != (0, size)):
+            raise FrameError(f"tensor '{name}' is not of the size that it is described with")
+        if sorted(at) != list(at) or (at and len(at) != len(rows)):
+            raise FrameError(f"tensor '{name}' is not cut as it was asked for")
+        found[name] = cast("Array", EncodedStrings(tuple(shape), data, tuple(rows) if at else (), at))
+    return found
 
 
 def in_frame(frame: Frame, sizes: Sequence[int]) -> list[memoryview]:

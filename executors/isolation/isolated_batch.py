@@ -18,6 +18,7 @@ from executors.backends.python.frame_content import failure_of
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from executors.backends.python.protocol.shared_slots import ExecutorSlots
 from executors.backends.python.python_instance import outputs_in
+from executors.batches.encoded_strings import EncodedStrings
 from executors.configuration.time_parameters import MAX_EXECUTION
 
 from .forms import MAX_FRAME_BYTES, Made, described, outcome_of
@@ -67,11 +68,16 @@ class IsolatedBatches:
         slots: ExecutorSlots | None,
         made: Made,
         ceiling_s: float,
+        *,
+        trusted: bool = False,
     ) -> None:
+        """`trusted`: the process is not there to keep a model from doing harm."""
         self.stateless = made.stateless
         self.checks_health = made.checks_health
         self.rows_fail_alone = made.rows_fail_alone
         self.batch_sizes = tuple(made.batch_sizes)
+        self.takes_encoded_strings = trusted and not self.batch_sizes
+        """Whether BYTES may be `EncodedStrings`."""
         self.number = made.number
         self._others: list[IsolatedBatches] = []
         self._runs: set[_Run] = set()
@@ -88,6 +94,11 @@ class IsolatedBatches:
         self._reader = FrameReader(MAX_FRAME_BYTES)
         self._loop = asyncio.get_running_loop()
         process.on_end.add(self._interrupt)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process has ended."""
+        return self._process.ended.is_set()
 
     @property
     def pid(self) -> int:
@@ -117,18 +128,21 @@ class IsolatedBatches:
         after `cancel`.
         """
         tensors, data = described(inputs)
+        rows = next((list(array.rows) for array in inputs.values() if isinstance(array, EncodedStrings)), None)
         slots = self._slots
         taken = expected = None
         if slots is not None:
             taken, expected = slots.put(data), slots.expect()
         try:
             content = [list(outputs), tensors, taken, expected]
+            if rows is not None:
+                content.append(rows)
             frame = self._execute(content, data if taken is None else ())
             if frame.kind is Kind.FAILED:
                 raise failure_of(frame)
             if frame.kind is Kind.CANCEL and frame.call == self._cancelled:
                 raise Interrupted("a batch was cancelled", blameless=True)
-            return outcome_of(frame, partial(outputs_in, slots, expected))
+            return outcome_of(frame, partial(outputs_in, slots, expected), rows)
         except FrameError as error:
             raise self._killed(f"it does not keep to the protocol: {error}") from None
         finally:

@@ -68,8 +68,12 @@ class IsolatedModel:
     ends its process.
     """
 
-    def __init__(self, source: ModelSource, *, ceiling_s: float, metrics: CustomMetrics | None = None) -> None:
+    def __init__(
+        self, source: ModelSource, *, ceiling_s: float, metrics: CustomMetrics | None = None, in_bulk: bool = False
+    ) -> None:
+        """`in_bulk`: what runs in its processes leaves the processors to others, as workers of gateways do."""
         self._source = source
+        self._in_bulk = in_bulk
         self._ceiling_s = ceiling_s
         self._metrics = metrics
         self._processes: dict[int, ModelProcess] = {}
@@ -106,12 +110,14 @@ class IsolatedModel:
                 ours.close()
                 raise
         if slots is not None:
-            slots.keeps_pages = made.pins
-        instance = IsolatedBatches(process, ours, slots, made, self._ceiling_s)
+            # in bulk the memory is kept until the process ends: giving parts of it back keeps the interpreter's lock
+            slots.keeps_pages = made.pins or self._in_bulk
+        trusted = self._source.isolation != SANDBOX
+        instance = IsolatedBatches(process, ours, slots, made, self._ceiling_s, trusted=trusted)
         try:
             for _ in range(1, made.depth):
                 beside = await self._connected(process, spec, {"beside": made.number})
-                instance.add_part(IsolatedBatches(process, *beside, self._ceiling_s))
+                instance.add_part(IsolatedBatches(process, *beside, self._ceiling_s, trusted=trusted))
         except BaseException:
             await asyncio.to_thread(instance.close)
             raise
@@ -210,7 +216,9 @@ class IsolatedModel:
 
     async def _started(self) -> ModelProcess:
         board = None if self._metrics is None else self._metrics.open(self._source)
-        return await ModelProcess.start(self._source, sandboxed=self._source.isolation == SANDBOX, board=board)
+        return await ModelProcess.start(
+            self._source, sandboxed=self._source.isolation == SANDBOX, board=board, in_bulk=self._in_bulk
+        )
 
 
 def _slots(spec: InstanceSpec) -> ExecutorSlots | None:

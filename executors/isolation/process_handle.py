@@ -69,15 +69,20 @@ class ModelProcess(ChildProcess):
         self._temporary = ""
 
     @staticmethod
-    async def start(source: ModelSource, *, sandboxed: bool, board: Board | None = None) -> ModelProcess:
+    async def start(
+        source: ModelSource, *, sandboxed: bool, board: Board | None = None, in_bulk: bool = False
+    ) -> ModelProcess:
         """Start a process and load a model in it. It writes its metrics to `board`, which is closed when it ends.
+
+        `in_bulk`: it has a lower priority and long time slices (docs/adr/0048), and ends first where memory is short.
 
         Raises a `CharoniaError` with the reason.
         """
         # made here: the process could not write elsewhere
         temporary = await asyncio.to_thread(tempfile.mkdtemp, prefix="charonia-model-")
         readable = [str(source.directory.resolve())]
-        policy = json.dumps({"sandboxed": sandboxed, "readable": readable, "temporary": temporary})
+        told = {"sandboxed": sandboxed, "readable": readable, "temporary": temporary, "in_bulk": in_bulk}
+        policy = json.dumps(told)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:

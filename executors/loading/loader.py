@@ -48,6 +48,7 @@ from executors.configuration.validation import check_reshapes
 from executors.host.host_policy import HostPolicies
 from executors.isolation.isolated_model import IsolatedModel, IsolatingBackend
 from executors.isolation.isolation_choice import ISOLATION, NONE, isolation_of
+from executors.isolation.strings_apart import StringsApart
 from executors.outgoing_calls import NearCalls, ResolvingCalls
 from executors.repository.model_directory import ModelDirectory, content_hash, load_labels
 from executors.repository.repository_agents import RepositoryAgents
@@ -212,6 +213,8 @@ class Loader:
         )
         try:
             await self._instances(source, pool, self._calls_of(directory))
+            if self._isolates and self._runs_strings_apart(opened.backend, model, pool):
+                pool.apart = StringsApart(source, ceiling_s)
             if interface.sequence_batching is not None:
                 pool.sequences = await asyncio.to_thread(_sequences, interface, source, pool)
             batches = await asyncio.to_thread(_warmups, interface, source)
@@ -317,6 +320,17 @@ class Loader:
         for model in list(self._open):
             await self.release(model)
         await self._backends.close()
+
+    def _runs_strings_apart(self, backend: Backend, model: Model, pool: InstancePool) -> bool:
+        """Whether batches of many strings get a process of their own, see `Backend.strings_apart`."""
+        return (
+            bool(getattr(backend, "strings_apart", False))
+            and self._registry.is_movable(backend)
+            and not isinstance(model, IsolatedModel)
+            and pool.planner.takes_strings
+            and pool.is_stateless
+            and all(spec.kind == "CPU" for spec in pool.specs)
+        )
 
     def _calls_of(self, directory: ModelDirectory) -> ModelCalls | None:
         """How the model calls others: those of its own namespace first."""

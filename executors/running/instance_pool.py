@@ -37,6 +37,7 @@ from executors.batches.execution import Batch
 from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves
 from executors.host.watchdog import LIMIT_S as STALL_LIMIT_S
+from executors.isolation.strings_apart import StringsApart
 
 from .deep_workers import DeepWorker
 from .health import DEFAULT_INTERVAL_S
@@ -112,6 +113,8 @@ class InstancePool:
     sequences: Sequences | None = None
     close_model: Callable[[], Awaitable[None]] | None = None
     """Called once its instances are closed."""
+    apart: StringsApart | None = None
+    """Where batches with many strings run, if not on its instances."""
     planner: Planner = field(init=False)
     unfinished: int = 0
     used_ns: int = 0
@@ -323,6 +326,8 @@ class InstancePool:
                 self._watch.cancel()
             if self._limited_queue is not None:
                 self._limited_queue.close()
+            if self.apart is not None:
+                await self.apart.close()
             if self.close_model is not None:
                 await self.close_model()
 
@@ -479,7 +484,7 @@ class InstancePool:
                 continue
             for turn in worker.turns:
                 running = turn.running
-                if running is None or running[0].abandoned:
+                if running is None or running[0].abandoned or turn.is_apart:
                     continue
                 batch, since_ns = running
                 left_s = self.ceiling_s - (now_ns - since_ns) / 1e9

@@ -40,6 +40,7 @@ from executors.batches.execution import Batch
 from executors.batches.sequences import Sequences
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.host.host_policy import restrict_thread
+from executors.isolation.strings_apart import StringsApart
 
 from .quick_runs import INTERRUPTER
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
@@ -62,6 +63,7 @@ class Pool(Protocol):
     ceiling_s: float
     sequences: Sequences | None
     planner: Planner
+    apart: StringsApart | None
 
     @property
     def create(self) -> Callable[[InstanceSpec], Awaitable[Instance]]: ...
@@ -84,10 +86,12 @@ class Pool(Protocol):
 class Turn:
     """A batch that an instance over arrays runs in a thread: the instance, its input buffers, and what runs now."""
 
-    __slots__ = ("instance", "running", "thread", "workspace")
+    __slots__ = ("instance", "is_apart", "running", "thread", "workspace")
 
     def __init__(self) -> None:
         self.instance: BatchInstance | None = None
+        self.is_apart = False
+        """Whether the current batch runs in another process, which has a time limit of its own."""
         self.running: tuple[SubmittedBatch, int] | None = None
         """The current batch and its start (monotonic ns)."""
         self.thread: threading.Thread | None = None
@@ -365,7 +369,24 @@ class ThreadWorker(Worker):
     def _execute(self, execution: Batch | WaveBatch, turn: Turn) -> Executed:
         if turn.instance is None:
             raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
+        apart = self._pool.apart
+        if apart is not None and isinstance(execution, Batch) and execution.has_many_strings:
+            return self._execute_apart(execution, turn, turn.instance, apart)
         return execution.run_on(turn.instance, turn.workspace)
+
+    def _execute_apart(self, execution: Batch, turn: Turn, instance: BatchInstance, apart: StringsApart) -> Executed:
+        """Execute where the strings of this batch keep no lock of this process; here where that cannot be had."""
+        turn.is_apart = True
+        try:
+            other = apart.take(self.spec)
+            if other is not None:
+                try:
+                    return execution.run_on(other, turn.workspace)
+                finally:
+                    apart.give_back(other)
+        finally:
+            turn.is_apart = False
+        return execution.run_on(instance, turn.workspace)
 
     def _started(self) -> None:
         """Notify a new instance that this thread executes it from now on."""

@@ -12,6 +12,7 @@ from charonia.catalog.served import ServedVersion
 from charonia.errors import CharoniaError, InvalidArgument
 from charonia.inference import InferenceResponse
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload
+from charonia.offload.reclaimed import ReclaimedBytes
 from charonia.tensors import Buffer
 from gateway.requests.decompression import GZIP, DecompressionFault, inflate
 
@@ -96,20 +97,24 @@ async def read_body(
 
     Raises a 400 `HttpRefusal` with this text past the limit, `ClientGone` if the client leaves first.
     """
-    whole: bytes | bytearray = b""
+    whole: ReclaimedBytes | None = None
+    come_bytes = 0
     while True:
         if message["type"] == "http.disconnect":
             raise ClientGone
         part: bytes = message.get("body", b"")
-        if len(whole) + len(part) > limit_bytes:
-            raise HttpRefusal(400, text(headers, len(whole) + len(part), limit_bytes), close=True)
-        if not message.get("more_body", False) and not whole:
+        come_bytes += len(part)
+        if come_bytes > limit_bytes:
+            raise HttpRefusal(400, text(headers, come_bytes, limit_bytes), close=True)
+        if not message.get("more_body", False) and come_bytes == len(part):
             return part
-        if not isinstance(whole, bytearray):
-            whole = bytearray()
-        whole += part  # grows in place: joining all parts at the end would stall the loop
+        if whole is None:
+            declared = headers.get(b"content-length", b"")
+            size = int(declared[:20]) if declared.isdigit() else 0
+            whole = ReclaimedBytes(min(size, limit_bytes))
+        whole.append(part)  # grows in place: joining all parts at the end would stall the loop
         if not message.get("more_body", False):
-            return memoryview(whole) if len(whole) > OFF_LOOP_BYTES else bytes(whole)
+            return whole.view() if come_bytes > OFF_LOOP_BYTES else bytes(whole.view())
         message = await receive()
 
 

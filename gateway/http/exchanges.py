@@ -26,10 +26,12 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_BYTES = 65_536
 """Up to this size copying a body behind its head is cheaper than a second write."""
 
-_SLICE_BYTES = 1 << 20
-"""Encrypting this much takes 3 ms, copying it to the socket 0.3; of larger bodies slices are written, and other
-connections are served between."""
+_SLICE_BYTES = 1 << 18
+"""Encrypting this much takes 0.8 ms, copying it to a socket 0.2; of larger bodies slices are
+written, and other connections are served between. A small call waits for some of them, one each time that its gateway
+reads or writes."""
 
+_MAX_ENCRYPTED_BYTES = 1 << 20
 _MAX_WHOLE_BYTES = 4 << 20
 """A socket takes up to 4 MB at once, and the transport writes on for as long as the client reads as fast."""
 
@@ -78,7 +80,7 @@ class FlowControl:
 
     async def write(self, data: Buffer) -> None:
         """Write data of any size, as fast as the client reads it."""
-        if len(data) <= (_SLICE_BYTES if self.encrypts else _MAX_WHOLE_BYTES):
+        if len(data) <= (_MAX_ENCRYPTED_BYTES if self.encrypts else _MAX_WHOLE_BYTES):
             self._transport.write(data)
             return
         view = memoryview(data)
@@ -217,7 +219,7 @@ class Exchange:
         flow = connection.flow
         if flow.write_paused or self.response_started or not self.keep_alive:
             return False
-        if len(body) > _SLICE_BYTES and (flow.encrypts or len(body) > _MAX_WHOLE_BYTES):
+        if len(body) > _MAX_ENCRYPTED_BYTES and (flow.encrypts or len(body) > _MAX_WHOLE_BYTES):
             return False
         if self.disconnected:
             return True

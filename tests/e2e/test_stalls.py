@@ -523,7 +523,8 @@ def test_reports_are_read(server: Any) -> None:
     line = (
         "W2026-01-01 00:00:00,000 7 charonia.stalls] the event loop stood still for 80 ms (70 ms of it on a processor, "
     )
-    log = line + "0 ms collecting garbage) in\n    a.py:1 f\n    b.py:2 g\n    beside: c.py:3 h\nI2026 next\n"
+    times = "5 ms other threads, 0 ms collecting garbage"
+    log = f"{line}{times}) in\n    a.py:1 f\n    b.py:2 g\n    beside: c.py:3 h\nI2026 next\n"
     (one,) = reports(log)
     assert (one.pid, one.length_ms, one.on_processor_ms, one.stack) == (7, 80, 70, ("a.py:1 f", "b.py:2 g"))
     assert own_work(log, 70) == [one]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 _REPORT = re.compile(
     r"^W\S+ \S+ (\d+) charonia\.stalls\] the event loop stood still for (\d+) ms \((\d+) ms of it on a processor, "
-    r"(\d+) ms collecting garbage\) in\n((?:    .*\n)*)",
+    r"\d+ ms other threads, (\d+) ms collecting garbage\) in\n((?:    .*\n)*)",
     re.MULTILINE,
 )
 

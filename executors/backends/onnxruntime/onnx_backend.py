@@ -94,6 +94,8 @@ class OnnxRuntimeBackend(Backend):
     # runs release the interpreter's lock, so that a second instance is a gain
     formats = (Format("onnxruntime_onnx", (_DEFAULT_FILENAME,), cpu_instances=2),)
     supports = frozenset(("execution_accelerators", "op_libraries"))
+    # the Python interface copies them one by one into the library's own, and back
+    strings_apart = True
     requires = (("onnxruntime", "charonia[cpu], or charonia[gpu] for NVIDIA devices"),)
 
     def prefers_gpu(self) -> bool:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from charonia.backend import BatchInstance, Interrupted
-from charonia.errors import CharoniaError, InternalError
-from executors.backends.python.protocol.frames import Buffer, Frame, FrameReader, Kind, pack
+from charonia.backend import Array, BatchInstance, Interrupted
+from charonia.errors import CharoniaError, InternalError, InvalidArgument
+from executors.backends.python.protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.submissions import CancellablePart
 from executors.host.host_policy import restrict_thread
-from executors.isolation.forms import arrays_of, described, in_frame, outcome_content
+from executors.isolation.forms import arrays_of, described, encoded_outputs, in_frame, outcome_content
 
 
 class BatchServer:
@@ -97,7 +97,7 @@ class BatchServer:
             self._connection.sendall(buffer)
 
     def _execute(self, frame: Frame) -> tuple[list[Any], Sequence[Buffer]]:
-        outputs, tensors, taken, expected = frame.content()
+        outputs, tensors, taken, expected, *rows = frame.content()
         sizes = [size for *_, size in tensors]
         if taken is not None and self._slots is not None:
             parts = self._slots.columns(taken[0], taken[1], sizes)
@@ -105,10 +105,13 @@ class BatchServer:
             parts = in_frame(frame, sizes)
         self._call = frame.call
         try:
-            found = self._part.execute(arrays_of(tensors, parts), outputs)
+            found = self._part.execute(_arrays(tensors, parts, checked=not rows), outputs)
         finally:
             self._call = 0
         arrays, rest = outcome_content(found)
+        if rows:
+            arrays, ends = encoded_outputs(arrays, rows[0])
+            rest.append(ends)
         answers, data = described(arrays)
         if expected is None or self._slots is None:
             return [answers, False, *rest], data
@@ -118,3 +121,13 @@ class BatchServer:
             view[:] = buffer
         self._slots.done(index, generation)
         return [answers, views is not None, *rest], () if views is not None else data
+
+
+def _arrays(tensors: Sequence[Any], parts: Sequence[memoryview], *, checked: bool) -> dict[str, Array]:
+    """The inputs of a batch. Raises `InvalidArgument` for malformed strings that the executor has not `checked`."""
+    try:
+        return arrays_of(tensors, parts)
+    except FrameError as error:
+        if checked:
+            raise
+        raise InvalidArgument(str(error)) from None

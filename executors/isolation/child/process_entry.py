@@ -1,7 +1,8 @@
 """The process of isolated models: enters its sandbox, then runs `process_host`. Nothing large is imported before.
 
 Started as `python -m executors.isolation.child.process_entry POLICY DESCRIPTOR` and `StartupArguments`. POLICY is JSON:
-`{"sandboxed": bool, "readable": [path, ...], "temporary": path}`; DESCRIPTOR is the socket that descriptors come over.
+`{"sandboxed": bool, "readable": [path, ...], "temporary": path, "in_bulk": bool}`; DESCRIPTOR is the socket that
+descriptors come over.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import sys
 
+from charonia.offload.time_slices import work_in_bulk
 from executors.isolation import sandbox
 
 MORE_TASKS = 4096
@@ -21,6 +23,8 @@ def main() -> None:
     told = json.loads(policy)
     os.setpgid(0, 0)  # processes that its model starts end with it
     sandbox.limit_processes(MORE_TASKS)
+    if told.get("in_bulk"):
+        work_in_bulk()
     if told["sandboxed"]:
         # before anything is imported that starts threads: those that run already would not be restricted
         sandbox.enter(told["readable"], told["temporary"])

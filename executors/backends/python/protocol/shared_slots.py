@@ -36,6 +36,7 @@ SHARED_BYTES = 32 << 10
 ALIGNMENT = 64
 _HEADER = struct.Struct("<Q")
 _SIZE_BYTES = SLOT_BYTES * (INPUT_SLOTS + OUTPUT_SLOTS)
+_LONG_COPY_BYTES = 1 << 20
 _KEPT_BYTES = 4 << 20
 """The memory that a slot keeps when a batch is much smaller than an earlier one."""
 
@@ -105,7 +106,10 @@ class ExecutorSlots:
             return None
         for column, offset, size in zip(columns, offsets, sizes, strict=True):
             at = slot.begin + offset
-            self._memory[at : at + size] = column
+            if size < _LONG_COPY_BYTES:
+                self._memory[at : at + size] = column
+            else:  # this lets go of the interpreter's lock
+                np.copyto(np.frombuffer(self._memory[at : at + size], np.uint8), np.frombuffer(column, np.uint8))
         return slot.index, slot.generation
 
     def expect(self) -> tuple[int, int] | None:

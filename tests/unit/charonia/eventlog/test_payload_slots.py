@@ -150,7 +150,7 @@ def test_a_large_slot_is_made_in_a_thread_for_the_next_payload(
 ) -> None:
     monkeypatch.setattr(slots, "_POPULATED_BYTES", 0)
     first = pool.receive(50_000, skew=7)
-    _wait_for_slots()
+    _wait_for_slots(pool)
     second = pool.receive(50_000, skew=7)
     for view, name in ((first, None), (second, "s1-1-1039")):
         assert view is not None
@@ -168,7 +168,7 @@ def test_a_large_slot_that_cannot_be_made(pool: SlotPool, tmp_path: Path, monkey
     monkeypatch.setattr(os, "posix_fallocate", _full)
     for _ in range(2):
         assert pool.receive(200 * KB) is not None
-        _wait_for_slots()
+        _wait_for_slots(pool)
         assert (pool.size_bytes, files(tmp_path)) == (0, [])
 
 
@@ -187,7 +187,7 @@ def test_a_slot_that_is_made_while_the_pool_closes_is_removed(
     assert None not in received
     pool.close()
     may_make.set()
-    _wait_for_slots()
+    _wait_for_slots(pool)
     assert (pool.size_bytes, files(tmp_path)) == (0, [])
 
 
@@ -195,10 +195,13 @@ def _full(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def _wait_for_slots() -> None:
-    for thread in threading.enumerate():
-        if thread.name == slots.PREPARING:
-            thread.join()
+def _wait_for_slots(pool: SlotPool) -> None:
+    """Until no thread makes a slot."""
+    while True:
+        with pool._lock:
+            if not pool._preparing:
+                return
+        threading.Event().wait(0.001)
 
 
 def test_a_given_payload_is_held_until_it_was_taken(pool: SlotPool, reader: SlotReader, tmp_path: Path) -> None:

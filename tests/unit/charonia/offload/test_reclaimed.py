@@ -9,7 +9,7 @@ from queue import Queue
 
 import pytest
 
-from charonia.offload.reclaimed import ReclaimedMap
+from charonia.offload.reclaimed import ReclaimedBytes, ReclaimedMap
 
 WITHIN_S = 30.0
 
@@ -71,3 +71,27 @@ def test_a_map_that_still_has_views_does_not_end_the_thread(closings: Queue[tupl
     mapped(4 << 20)
     assert closings.get(timeout=WITHIN_S) == ("charonia-reclaim", 4 << 20)
     assert bytes(view[:5]) == b"begin"
+
+
+@pytest.mark.parametrize("expected", [0, 3 << 20, 8 << 20])
+def test_bytes_are_put_together_whatever_their_size(expected: int, closings: Queue[tuple[str, int]]) -> None:
+    whole, plain = ReclaimedBytes(expected), b""
+    for number in range(40):
+        part = bytes([number]) * (1 << 17)
+        whole.append(part)
+        plain += part
+        if number in (0, 6, 7, 39):
+            view = whole.view()
+            assert (len(whole), view == plain) == (len(plain), True)
+            view.release()
+    del view, whole
+    assert closings.get(timeout=WITHIN_S)[0] == "charonia-reclaim"
+
+
+def test_few_bytes_need_no_map(closings: Queue[tuple[str, int]]) -> None:
+    whole = ReclaimedBytes(64 << 20)
+    whole.append(b"ab")
+    whole.append(b"")
+    assert bytes(whole.view()) == b"ab"
+    del whole
+    assert closings.empty()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
+import msgpack
 import numpy as np
 import pytest
 
 from charonia.backend import GraphSignature, InstanceSpec, ModelSource, TensorSignature
 from charonia.datatypes import DataType
 from charonia.models.interface import ModelInterface
-from executors.backends.python.protocol.frames import FrameError
+from executors.backends.python.protocol.frames import Frame, FrameError, Kind
+from executors.batches.encoded_strings import EncodedStrings
 from executors.isolation.forms import (
     arrays_of,
     described,
+    encoded_outputs,
+    outcome_of,
     signature_content,
     signature_of,
     source_content,
@@ -58,6 +62,34 @@ def test_arrays_come_back() -> None:
 def test_a_description_that_does_not_fit_its_bytes_is_refused(tensor: list[Any], data: bytes) -> None:
     with pytest.raises(FrameError):
         arrays_of([tensor], [memoryview(data)])
+
+
+def done(content: list[Any], data: bytes) -> Frame:
+    return Frame(Kind.DONE, 1, msgpack.packb(content), memoryview(bytearray(data)))
+
+
+def no_slot(_: Any) -> Never:
+    raise AssertionError("nothing lies in a slot")
+
+
+def test_strings_come_back_encoded_for_their_requests() -> None:
+    arrays: dict[str, Any] = {"s": np.array([[b"a"], [b""], [b"bcd"]], object), "n": np.arange(3)}
+    sent, ends = encoded_outputs(arrays, [0, 1, 3])
+    tensors, data = described(sent)
+    frame = done([tensors, False, None, [], ends], b"".join(bytes(part) + bytes(-len(part) % 16) for part in data))
+    found: Any = outcome_of(frame, no_slot, [0, 1, 3])
+    assert isinstance(found["s"], EncodedStrings)
+    assert bytes(found["s"].between(1, 3)) == b"\0\0\0\0\3\0\0\0bcd"
+    assert found["n"].tolist() == [0, 1, 2]
+    without: Any = outcome_of(done([tensors, False, None, []], bytes(frame.data)), no_slot, [0, 1, 3])
+    assert without["s"].tolist() == arrays["s"].tolist(), "from another release"
+
+
+@pytest.mark.parametrize("ends", [[0, 9], [0, 5, 8], [1, 5, 9], [0, 10, 9], [0, "x", 9], 7])
+def test_strings_that_are_cut_otherwise_are_refused(ends: Any) -> None:
+    frame = done([[["s", BYTES, [2], 9]], False, None, [], {"s": ends}], b"\1\0\0\0a\0\0\0\0")
+    with pytest.raises(FrameError):
+        outcome_of(frame, no_slot, [0, 1, 2])
 
 
 def test_sources_specs_and_signatures_come_back() -> None:

@@ -1,0 +1,146 @@
+"""Batches with many strings in a process of their model's own, beside small ones in the executor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import executor_bench as bench_
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, save
+
+from charonia.backend import InstanceSpec, ModelSource
+from charonia.errors import InternalError
+from charonia.facts.events import BatchDied, BatchFinished
+from charonia.models.interface import ModelInterface
+from charonia.tensors import Tensor
+from executors.batches.encoded_strings import MANY_STRINGS
+from executors.configuration.config import normalise
+from executors.isolation import strings_apart
+from executors.isolation.isolated_batch import IsolatedBatches
+from executors.isolation.isolated_model import IsolatedModel
+from executors.isolation.strings_apart import StringsApart
+from executors.repository.pbtxt import parse
+
+CONFIG = """
+backend: "onnxruntime" max_batch_size: 4 instance_group { count: 1 kind: KIND_CPU }
+input { name: "s" data_type: TYPE_STRING dims: -1 } output { name: "t" data_type: TYPE_STRING dims: -1 }
+"""
+
+
+def write_model(directory: Path) -> None:
+    """t = s, [n, m]."""
+    ends = [helper.make_tensor_value_info(name, TensorProto.STRING, ["n", "m"]) for name in ("s", "t")]
+    graph = helper.make_graph([helper.make_node("Identity", ["s"], ["t"])], "g", ends[:1], ends[1:])
+    (directory / "1").mkdir(parents=True)
+    save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10),
+        directory / "1" / "model.onnx",
+    )
+    (directory / "config.pbtxt").write_text(CONFIG)
+
+
+def strings(rows: int, count: int, prefix: str = "w") -> np.ndarray:
+    words = [f"{prefix}{number}".encode() for number in range(rows * count)]
+    return np.array(words, np.object_).reshape(rows, count)
+
+
+async def test_a_batch_with_many_strings_runs_elsewhere_and_a_small_one_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent: list[int] = []
+    take = StringsApart.take
+
+    def noted(apart: StringsApart, spec: InstanceSpec) -> IsolatedBatches | None:
+        found = take(apart, spec)
+        lent.append(found.pid if found is not None else 0)
+        return found
+
+    monkeypatch.setattr(StringsApart, "take", noted)
+    write_model(tmp_path / "m")
+    async with bench_.running(tmp_path) as bench:
+
+        async def answered(endpoint: str, *tensors: Tensor) -> list[Any]:
+            accepted = [await bench.accept("m", [tensor], endpoint=endpoint) for tensor in tensors]
+            batch_id = await bench.dispatch("m", [record for _, record in accepted])
+            await bench.finished("m", batch_id, BatchFinished)
+            replies = await bench.replies(endpoint, len(tensors))
+            return [replies[request_id] for request_id, _ in accepted]
+
+        small = strings(1, 4)
+        (reply,) = await answered("small", Tensor.of("s", small))
+        assert reply.outputs[0].array().tolist() == small.tolist()
+        assert lent == []
+
+        parts = [strings(rows, MANY_STRINGS // 2 + 1, prefix) for rows, prefix in ((2, "a"), (1, "ü"))]
+        replies = await answered("many", *(Tensor.of("s", part) for part in parts))
+        assert [reply.outputs[0].array().tolist() for reply in replies] == [part.tolist() for part in parts]
+        assert len(lent) == 1
+        assert lent[0] not in (0, os.getpid())
+
+        good, bad = Tensor.of("s", parts[0]), Tensor.of("s", parts[1])
+        bad.data = bytes(bad.data[:-1]) + b"\xff"
+        replies = await answered("mixed", good, bad)
+        assert replies[0].error is None
+        assert "must be UTF-8 text" in replies[1].error.message
+        cut_short = Tensor("s", good.datatype, good.shape, bytes(good.data[:-1]))
+        (reply,) = await answered("short", cut_short)
+        assert reply.error is not None
+        assert "incomplete string" in reply.error.message
+        assert set(lent) == {lent[0]}, "errors are no reason to end the process"
+
+        os.kill(lent[0], signal.SIGSTOP)
+        _, record = await bench.accept("m", [Tensor.of("s", parts[0])], endpoint="dying")
+        batch_id = await bench.dispatch("m", [record])
+        os.kill(lent[0], signal.SIGKILL)  # also before it has the batch: then another process runs that
+        await bench.finished("m", batch_id, (BatchDied, BatchFinished))
+        (reply,) = await answered("again", good)
+        assert reply.outputs[0].array().tolist() == parts[0].tolist()
+        assert lent[-1] != lent[0]
+
+
+async def test_the_process_ends_some_time_after_its_last_batch(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    config = normalise(parse(f'name: "m" {CONFIG}'))
+    source = ModelSource("m", 1, tmp_path, config)
+    spec = InstanceSpec("m_0", "CPU", -1, source, ModelInterface.of(config))
+    apart = StringsApart(source, 60, idle_s=0)
+    try:
+        first = await asyncio.to_thread(apart.take, spec)
+        second = await asyncio.to_thread(apart.take, spec)
+        assert first is not None
+        assert second is not None
+        assert first.pid == second.pid, "one process for the instances of a model"
+        apart.give_back(first)
+        assert await asyncio.to_thread(apart.take, spec) is first, "as long as one is lent"
+        apart.give_back(first)
+        apart.give_back(second)
+        async with asyncio.timeout(60):
+            while not first.is_dead:
+                await asyncio.sleep(0.001)
+        later = await asyncio.to_thread(apart.take, spec)
+        assert later is not None
+        assert later.pid != first.pid
+        apart.give_back(later)
+    finally:
+        await apart.close()
+    assert later.is_dead
+
+
+async def test_without_a_process_batches_run_in_the_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failing(*_: Any) -> None:
+        raise InternalError("no memory")
+
+    monkeypatch.setattr(IsolatedModel, "create_instance", failing)
+    write_model(tmp_path / "m")
+    async with bench_.running(tmp_path) as bench:
+        given = strings(1, MANY_STRINGS + 1)
+        request_id, record = await bench.accept("m", [Tensor.of("s", given)])
+        await bench.finished("m", await bench.dispatch("m", [record]), BatchFinished)
+        reply = (await bench.replies("gw", 1))[request_id]
+        assert reply.outputs[0].array().tolist() == given.tolist()
+    assert strings_apart.IDLE_S > 0
