@@ -20,7 +20,7 @@ from charonia.facts.events import ModelRequested, VersionHealthChanged, VersionL
 from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
 from executors.announcing import Announcer
-from executors.loading.composition import Composition, is_ensemble, refuse_all
+from executors.loading.composition import Composition, UnfitEnsemble, is_ensemble, refuse_all
 from executors.loading.loader import Loader
 from executors.loading.placement_rules import NotPlacedHere, PlacementRules
 from executors.metrics import ExecutorMetrics
@@ -33,7 +33,7 @@ from executors.settling.settlement import increments
 from protos.model_config_pb2 import ModelConfig
 
 from .directories import Directories, Selection
-from .lifecycle import Lifecycle, LoadModel, load_failure
+from .lifecycle import NO_VERSION, Lifecycle, LoadModel, load_failure
 from .retirement import Retirement
 
 _log = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class Deployment:
     # -- loading of versions ------------------------------------------------------------------------------------------
 
     async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
-        """Load the versions that differ from the served ones; False when none did (R22)."""
+        """Load the versions that differ from the served ones, all or none; False when none did (R21, R22)."""
         model = directory.key
         directory, selected = await self._selection.select(directory)
         plan = self._lifecycle.plan(directory, selected)
@@ -263,22 +263,35 @@ class Deployment:
         model = directory.key
         failures: dict[int, CharoniaError] = {}
         config = await self._directories.complete(directory, selected, planned, find)
+        if isinstance(config, UnfitEnsemble):
+            return {NO_VERSION: config}
         if isinstance(config, CharoniaError):
             return dict.fromkeys(planned, config)
-        for version in planned:
-            try:
-                if await self._resize(directory, version, config):
-                    continue
-                loaded = await self._loader.load(directory, version, config)
-            except CharoniaError as error:
-                failures[version] = error
-                _log.error("failed to load %s version %d: %s", model, version, error)
-                await self._announcer.announce(self._lifecycle.failed(model, version, error))
-            else:
-                if (before := self.serving.get((model, version))) is not None:
+        made: list[LoadedVersion] = []
+        try:
+            for version in planned:
+                try:
+                    if not await self._resize(directory, version, config):
+                        made.append(await self._loader.load(directory, version, config))
+                except CharoniaError as error:
+                    failures[version] = error
+                    _log.error("failed to load %s version %d: %s", model, version, error)
+                    await self._announcer.announce(self._lifecycle.failed(model, version, error))
+            while made and not failures:
+                loaded = made.pop(0)
+                if (before := self.serving.get((model, loaded.version))) is not None:
                     await self.before_leaving(before)
                 await self._announce_loaded(loaded, await self.install(loaded), directory)
+        finally:
+            for loaded in made:
+                await self._abandon(loaded)
         return failures
+
+    async def _abandon(self, loaded: LoadedVersion) -> None:
+        """Give up a loaded version because another one of its load failed (R21)."""
+        await loaded.pool.close()
+        if fact := self._lifecycle.abandoned(loaded.model, loaded.version):
+            await self._announcer.announce(fact)
 
     async def prepare(self, model: str) -> tuple[ModelDirectory, ModelConfig, list[int]] | None:
         """Return directory, final configuration and versions of a model without making instances; None for an ensemble.

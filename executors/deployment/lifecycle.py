@@ -19,7 +19,7 @@ from charonia.facts.events import ModelRequested, VersionFailed, VersionLoaded, 
 from charonia.models.names import name_of
 
 NO_VERSION = -1
-"""The version in the index and in errors of a model that has no version to load."""
+"""The version in facts and in errors of a model that has no version to load; the index shows none."""
 
 EXPLICIT = "explicit"
 POLL = "poll"
@@ -231,6 +231,14 @@ class Lifecycle:
         """A model's configuration cannot be used; polling tries again when its files change."""
         self._model(directory.key).seen = directory.fingerprint
 
+    def abandoned(self, model: str, version: int) -> VersionUnloaded | None:
+        """A loaded version is given up, as another one of its load failed. None when it is served from before."""
+        known = self._model(model).versions.get(version)
+        if known is None or known.state != LOADING:
+            return None
+        known.state, known.reason = UNAVAILABLE, UNLOADED
+        return VersionUnloaded(self._executor, model, version, UNLOADED)
+
     def unloading(self, model: str, version: int) -> VersionStateChanged:
         """A version takes no new work (R27)."""
         self._model(model).versions[version] = _Version(UNLOADING)
@@ -272,12 +280,17 @@ def poll_failure(model: str) -> InternalError:
 
 
 def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidArgument:
-    """Triton's error for a failed load: one part for each version that failed, ascending (R21)."""
+    """Triton's error for a failed load: one part for each version that failed, ascending (R21).
+
+    With `NO_VERSION` it is the error alone: the load ended before there were versions.
+    """
     parts = "".join(
-        f"version {version} is at UNAVAILABLE state: {error.code.title}: {error.message};\n"
+        error.message
+        if version == NO_VERSION
+        else f"version {version} is at UNAVAILABLE state: {error.code.title}: {error.message};"
         for version, error in sorted(failures.items())
     )
-    return InvalidArgument(f"load failed for model '{model}': {parts}")
+    return InvalidArgument(f"load failed for model '{model}': {parts}\n")
 
 
 def _stamp(fingerprint: FileStamps, version: int) -> tuple[str, str, str]:

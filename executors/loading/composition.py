@@ -38,13 +38,21 @@ def completed_ensemble(written: ModelConfig, name: str, find: Find) -> ModelConf
     unsupported = unsupported_features(config)
     if unsupported:
         raise Unsupported("; ".join(unsupported))
-    if compose(config, find).decoupled:
+    try:
+        composed = compose(config, find)
+    except InvalidArgument as error:
+        raise UnfitEnsemble(error.message) from error
+    if composed.decoupled:
         config.model_transaction_policy.decoupled = True
         validate(config, name)
         unsupported = unsupported_features(config)
         if unsupported:
             raise Unsupported("; ".join(unsupported))
     return config
+
+
+class UnfitEnsemble(InvalidArgument):
+    """Composing models are missing, have failed, or do not fit. It ends a load before any version's (R21)."""
 
 
 class ModelLoads(Protocol):
@@ -236,7 +244,8 @@ class _Members:
             failure = self._loads.failure(model)
             why = ""
             if failure is not None:
-                why = f" Model '{model}' loading failed with error: {failure.message.rstrip()}"
+                reason = failure.message.removeprefix(f"load failed for model '{model}': ").rstrip()
+                why = f" Model '{model}' loading failed with error: {reason}"
             raise InvalidArgument(f"ensemble '{ensemble}' depends on '{model}' which has no loaded version.{why}")
         if version < 0:
             return served[max(served)]

@@ -404,7 +404,7 @@ def test_what_cannot_be_loaded_says_why(server: Server) -> None:
         assert status == 400, answer
         return str(answer["error"])
 
-    head = "load failed for model '{0}': version 1 is at UNAVAILABLE state: Invalid argument: {1};\n"
+    head = "load failed for model '{0}': {1}\n"
     assert refused("lacking") == head.format(
         "lacking", "ensemble lacking contains models that are not available or ambiguous: nobody"
     )

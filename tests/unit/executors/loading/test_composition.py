@@ -116,7 +116,7 @@ async def test_what_is_missing_is_told() -> None:
         plain("bad"),
         ensemble("x", "y"),
         ensemble("y", "x"),
-        broken={"bad": InternalError("it broke;\n")},
+        broken={"bad": InvalidArgument("load failed for model 'bad': it broke;\n")},
     )
     expected = {
         "lacks": "ensemble lacks contains models that are not available or ambiguous: nobody",
