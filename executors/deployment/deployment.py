@@ -142,6 +142,8 @@ class Deployment:
                 cause = error.__cause__
                 failures[model] = f"{error.message} ({cause})" if cause is not None else error.message.rstrip("\n")
 
+        for decision in decisions:
+            self._composition.chosen(decision.model)
         tasks = {d.model: asyncio.create_task(one(d.model), name=f"load {d.model}") for d in decisions}
         self._starting |= tasks
         try:
@@ -155,6 +157,8 @@ class Deployment:
 
     async def load(self, model: str, request: ModelRequested | None) -> None:
         """Load the new and changed versions of a model. Raises the error for the caller (R20, R21, C62)."""
+        if request is not None:
+            self._composition.chosen(model)
         try:
             loaded = await self._load(model, request)
         except CharoniaError as error:
@@ -417,18 +421,19 @@ class Deployment:
     async def unload(self, model: str, *, dependents: bool = False) -> None:
         """Stop serving a model; returns when it takes no new work. Its instances end later (R27).
 
-        Ensembles that contain it are unloaded first. `dependents`: unload an ensemble's composing models too, unless
-        other ensembles contain them (R26).
+        Ensembles that contain it are unloaded first; they come back when it does. `dependents`: unload an ensemble's
+        composing models too, unless other ensembles contain them or they were asked for by name (R26).
         """
         for ensemble in self._composition.dependents(model):
             await self.unload(ensemble)
+            self._composition.failed(ensemble)
         parts = self._composition.parts(model) if dependents else []
         await self._unload(model)
         for part in parts:
             await self.unload(part, dependents=True)
 
     async def _unload(self, model: str) -> None:
-        self._composition.forget(model)
+        self._composition.unloaded(model)
         async with self._lock(model):
             for version in self._lifecycle.ready_versions(model):
                 await self._unload_version(model, version)

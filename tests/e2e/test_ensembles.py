@@ -523,3 +523,13 @@ def test_unloading_goes_up_and_down_the_graph(server: Server) -> None:
     assert status == 200
     assert {"chain", "batched"} <= ready()
     np.testing.assert_array_equal(ask(server, "chain").as_numpy("OUTPUT0"), rows() * 42)
+    unload("batched")
+    until("chain is unloaded", lambda: not ready() & {"chain", "batched"})
+    status, _ = post(server, "/v2/repository/models/batched/load")  # its ensemble comes with it
+    assert status == 200
+    until("chain is back", lambda: {"chain", "batched"} <= ready())
+    unload("chain", unload_dependents=True)
+    until("chain is unloaded again", lambda: "chain" not in ready())
+    assert "batched" in ready(), "it was asked for by its name"
+    status, _ = post(server, "/v2/repository/models/chain/load")
+    assert status == 200

@@ -73,7 +73,9 @@ def read_load_request(body: bytes) -> tuple[str | None, dict[str, bytes]]:
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in _parameters(body).items():
-        if not isinstance(value, str) or (key != "config" and not key.startswith(_FILE_PREFIX)):
+        if not isinstance(value, str):
+            raise InternalError(NOT_STRING)
+        if key != "config" and not key.startswith(_FILE_PREFIX):
             raise InternalError("unexpected error on creating Triton parameter")
         if key == "config":
             config = value
@@ -87,7 +89,8 @@ def read_load_request(body: bytes) -> tuple[str | None, dict[str, bytes]]:
 
 def read_unload_request(body: bytes) -> bool:
     """`unload_dependents` of an unload request (H42). Raises `InternalError` for a value that is no boolean."""
-    value = _parameters(body).get("unload_dependents", False)
+    parameters = _optional_object(body).get("parameters")
+    value = parameters.get("unload_dependents", False) if isinstance(parameters, dict) else False
     if not isinstance(value, bool):
         raise InternalError(f"Unable to parse 'unload_dependents': {NOT_BOOLEAN}")
     return value
@@ -211,7 +214,7 @@ def _member(members: Any, name: str) -> Any:
 def _parameters(body: bytes) -> dict[str, Any]:
     parameters = _optional_object(body).get("parameters", {})
     if not isinstance(parameters, dict):
-        raise InternalError("Unable to parse 'parameters': attempt to get members for non-object")
+        raise InternalError("attempt to get members for non-object")
     return parameters
 
 

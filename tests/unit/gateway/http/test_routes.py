@@ -122,8 +122,8 @@ class TestRepository:
         ("content", "status", "error"),
         [
             (b'{"parameters":{"other":"x"}}', 500, "unexpected error on creating Triton parameter"),
-            (b'{"parameters":{"config":5}}', 500, "unexpected error on creating Triton parameter"),
-            (b'{"parameters":[]}', 500, "Unable to parse 'parameters': attempt to get members for non-object"),
+            (b'{"parameters":{"config":5}}', 500, "attempt to access JSON non-string as string"),
+            (b'{"parameters":[]}', 500, "attempt to get members for non-object"),
             (b'{"parameters":{"file:1/m":"%%%"}}', 400, "load parameter 'file:1/m' is not valid base64"),
             (b"x", 500, "failed to parse the request JSON buffer: Invalid value. at 0"),
         ],
@@ -148,7 +148,9 @@ class TestRepository:
     async def test_unload(self, client: httpx2.AsyncClient, handler: Any) -> None:
         await client.post("/v2/repository/models/m/unload")
         await client.post("/v2/repository/models/m/unload", json={"parameters": {"unload_dependents": True}})
-        assert handler.unloads == [("m", False), ("m", True)]
+        for other in (b"[]", b'{"parameters":3}', b'{"parameters":null}'):
+            assert (await client.post("/v2/repository/models/m/unload", content=other)).status_code == 200
+        assert handler.unloads == [("m", False), ("m", True), *[("m", False)] * 3]
 
 
 class TestSettings:
