@@ -11,9 +11,36 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 DEFAULT, ISO8601 = "default", "ISO8601"
 FORMATS = (DEFAULT, ISO8601)
+
+
+@dataclass(frozen=True, slots=True)
+class Severities:
+    """Which lines are written (L1): each switch hides its own severity alone, `verbose` above 0 adds details."""
+
+    info: bool = True
+    warning: bool = True
+    error: bool = True
+    verbose: int = 0
+
+    @property
+    def level(self) -> int:
+        """The lowest level of logging that is written."""
+        if self.verbose > 0:
+            return logging.DEBUG
+        if self.info:
+            return logging.INFO
+        if self.warning:
+            return logging.WARNING
+        return logging.ERROR if self.error else logging.CRITICAL
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written; the interface of filters of logging."""
+        shown = {logging.INFO: self.info, logging.WARNING: self.warning, logging.ERROR: self.error}
+        return shown.get(record.levelno, True)
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -76,6 +103,28 @@ def change_format(name: str) -> None:
     """Write all later lines of this process in a format. Handlers of a program that we run in stay as they are."""
     for handler, _ in _own_handlers():
         handler.setFormatter(LineFormatter(name))
+
+
+def current_severities() -> Severities:
+    """Those that were chosen last, or those that correspond to the root logger's level where a program has set it."""
+    level = logging.getLogger().getEffectiveLevel()
+    chosen = (filter_ for handler, _ in _own_handlers() for filter_ in handler.filters)
+    for severities in chosen:
+        if isinstance(severities, Severities) and severities.level == level:
+            return severities
+    return Severities(
+        info=level <= logging.INFO,
+        warning=level <= logging.WARNING,
+        error=level <= logging.ERROR,
+        verbose=1 if level <= logging.DEBUG else 0,
+    )
+
+
+def change_severities(severities: Severities) -> None:
+    """Write later lines of these severities alone. Handlers of a program that we run in get them by the level."""
+    logging.getLogger().setLevel(severities.level)
+    for handler, _ in _own_handlers():
+        handler.filters = [other for other in handler.filters if not isinstance(other, Severities)] + [severities]
 
 
 def _files() -> Iterator[logging.FileHandler]:

@@ -550,7 +550,7 @@ class GatewayService:
 
     def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]:
         return [
-            ModelIndexEntry(name_of(row.model), str(row.version) if row.version else "", row.state, row.reason)
+            ModelIndexEntry(name_of(row.model), str(row.version) if row.version > 0 else "", row.state, row.reason)
             for row in self._catalog.index()
             if not ready or row.state == "READY"
         ]

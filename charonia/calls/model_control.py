@@ -51,6 +51,8 @@ class ModelControl:
         """
         self.check_mode()
         check_model_name(name)
+        if config_json == "":
+            raise InternalError(f"failed to load '{name}', failed to poll from model repository")
         if files and not config_json:
             raise InvalidArgument("Load parameter 'config' must be specified for model file override")
         blobs = {path: os.urandom(16).hex() for path in files}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from charonia.errors import StartupError
-from charonia.log_lines import FORMATS, open_handler
+from charonia.log_lines import FORMATS, Severities, change_severities, open_handler
 from charonia.options.values import Values
 
 
@@ -16,19 +16,12 @@ def configure_logging(values: Values) -> None:
     """
     if values["log_format"] not in FORMATS:
         raise StartupError(f"--log-format must be one of {', '.join(FORMATS)}, got '{values['log_format']}'")
-    level = logging.CRITICAL
-    if values["log_error"]:
-        level = logging.ERROR
-    if values["log_warning"]:
-        level = logging.WARNING
-    if values["log_info"]:
-        level = logging.INFO
-    if values["log_verbose"] > 0:
-        level = logging.DEBUG
+    severities = Severities(values["log_info"], values["log_warning"], values["log_error"], values["log_verbose"])
     try:
         handler = open_handler(values["log_file"], values["log_format"])
     except OSError as error:
         raise StartupError(f"--log-file '{values['log_file']}' cannot be written: {error.strerror or error}") from None
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.basicConfig(handlers=[handler], force=True)
+    change_severities(severities)
     for noisy in ("asyncio", "uvicorn", "uvicorn.error", "hpack"):  # the last tells of all headers, secrets as well
-        logging.getLogger(noisy).setLevel(max(level, logging.WARNING))
+        logging.getLogger(noisy).setLevel(max(severities.level, logging.WARNING))

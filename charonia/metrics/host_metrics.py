@@ -20,9 +20,10 @@ _GAUGES = (
     ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes"),
 )
 _PINNED = (
-    ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes: pools are of processes, 0"),
-    ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes: pools are of processes, 0"),
+    ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes"),
+    ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes"),
 )
+"""Always 0: pools are of processes."""
 
 
 def busy_and_total(stat: str) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from charonia.models.metric_control import FIRST_RESPONSE, first_response_buckets
+from charonia.models.metric_control import FIRST_RESPONSE, first_response_buckets, tag_labels
 from charonia.models.names import is_namespaced, name_of, namespace_of
 from charonia.options.settings import MetricsSettings
 from protos.model_config_pb2 import ModelConfig
@@ -25,14 +25,36 @@ _SLICES = 5
 _SLICE_NS = WINDOW_NS // _SLICES
 
 _SUMMARIES = {
-    "request": ("nv_inference_request_summary_us", "Summary of inference request duration in microseconds"),
-    "queue": ("nv_inference_queue_summary_us", "Summary of inference queuing duration in microseconds"),
-    "compute_input": ("nv_inference_compute_input_summary_us", "Summary of compute input duration in microseconds"),
-    "compute_infer": ("nv_inference_compute_infer_summary_us", "Summary of compute inference duration in microseconds"),
-    "compute_output": ("nv_inference_compute_output_summary_us", "Summary of compute output duration in microseconds"),
-    "cache_hit": ("nv_cache_hit_summary_per_model", "Summary of cache hit duration per model, in microseconds"),
-    "cache_miss": ("nv_cache_miss_summary_per_model", "Summary of cache miss duration per model, in microseconds"),
+    "request": (
+        "nv_inference_request_summary_us",
+        "Summary of inference request duration in microseconds (includes cached requests)",
+    ),
+    "queue": (
+        "nv_inference_queue_summary_us",
+        "Summary of inference queuing duration in microseconds (includes cached requests)",
+    ),
+    "compute_input": (
+        "nv_inference_compute_input_summary_us",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
+    ),
+    "compute_infer": (
+        "nv_inference_compute_infer_summary_us",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
+    ),
+    "compute_output": (
+        "nv_inference_compute_output_summary_us",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
+    ),
+    "cache_hit": (
+        "nv_cache_hit_summary_per_model",
+        "Summary of cache hit counts/durations per model, in microseconds.",
+    ),
+    "cache_miss": (
+        "nv_cache_miss_summary_per_model",
+        "Summary of cache miss counts/durations per model, in microseconds.",
+    ),
 }
+"""Names and texts are Triton's."""
 _OF_THE_CACHE = {"cache_hit", "cache_miss"}
 
 
@@ -190,7 +212,7 @@ class Latencies:
 
 
 def _labels(model: str, version: int, config: ModelConfig) -> str:
-    labels = {**config.metric_tags, "model": name_of(model), "version": str(version)}
+    labels = {**tag_labels(config), "model": name_of(model), "version": str(version)}
     if is_namespaced(model):
         labels["namespace"] = namespace_of(model)
     return ",".join(f'{name}="{_escaped(labels[name])}"' for name in sorted(labels))

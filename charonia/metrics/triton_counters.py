@@ -36,29 +36,38 @@ FAILURE = TritonCounter(
     "Number of failed inference requests, all batch sizes",
     labels=("model", "version", "reason"),
 )
-DURATION = TritonCounter("nv_inference_request_duration_us", "Cumulative inference request duration in microseconds")
+DURATION = TritonCounter(
+    "nv_inference_request_duration_us",
+    "Cumulative inference request duration in microseconds (includes cached requests)",
+)
 
 EXECUTED = (
     TritonCounter(
         "nv_inference_count", "Number of inferences performed (does not include cached requests)", "inference_count"
     ),
-    TritonCounter("nv_inference_exec_count", "Number of model executions performed", "execution_count"),
     TritonCounter(
-        "nv_inference_queue_duration_us", "Cumulative inference queuing duration in microseconds", "queue_ns"
+        "nv_inference_exec_count",
+        "Number of model executions performed (does not include cached requests)",
+        "execution_count",
+    ),
+    TritonCounter(
+        "nv_inference_queue_duration_us",
+        "Cumulative inference queuing duration in microseconds (includes cached requests)",
+        "queue_ns",
     ),
     TritonCounter(
         "nv_inference_compute_input_duration_us",
-        "Cumulative compute input duration in microseconds",
+        "Cumulative compute input duration in microseconds (does not include cached requests)",
         "compute_input_ns",
     ),
     TritonCounter(
         "nv_inference_compute_infer_duration_us",
-        "Cumulative compute inference duration in microseconds",
+        "Cumulative compute inference duration in microseconds (does not include cached requests)",
         "compute_infer_ns",
     ),
     TritonCounter(
         "nv_inference_compute_output_duration_us",
-        "Cumulative compute output duration in microseconds",
+        "Cumulative inference compute output duration in microseconds (does not include cached requests)",
         "compute_output_ns",
     ),
 )
@@ -69,5 +78,5 @@ CACHE_HIT_DURATION = TritonCounter(
     "nv_cache_hit_duration_per_model", "Total cache hit duration per model, in microseconds"
 )
 CACHE_MISS_DURATION = TritonCounter(
-    "nv_cache_miss_duration_per_model", "Total cache miss duration per model, in microseconds"
+    "nv_cache_miss_duration_per_model", "Total cache miss (insert+lookup) duration per model, in microseconds"
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from charonia.datatypes import DataType
 from protos import model_config_pb2 as pb
 
+from .metric_control import tag_labels
 from .repeatable import is_repeatable, is_resumable
 from .scheduling import DynamicBatching
 from .sequence_batcher import SequenceBatching
@@ -187,7 +188,7 @@ class ModelInterface:
             default_model_filename=config.default_model_filename,
             parameters={key: value.string_value for key, value in sorted(config.parameters.items())},
             warmups=tuple(_warmup(item) for item in config.model_warmup),
-            metric_tags=dict(sorted(config.metric_tags.items())),
+            metric_tags=tag_labels(config),
             required_inputs=frozenset(name for name, spec in inputs.items() if not spec.optional),
             batch_inputs=tuple(_batch_input(item) for item in config.batch_input),
             scattered_outputs={name: item.source_input[0] for item in config.batch_output for name in item.target_name},

@@ -13,8 +13,7 @@ FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 """The only family whose buckets a model can choose."""
 
 _DEFAULT_BUCKETS = (100.0, 500.0, 2000.0, 5000.0)
-_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_OWN_LABELS = {"model", "version", "reason", "le", "quantile", "namespace"}
+_LABEL = re.compile(r"[a-zA-Z0-9_]+")
 
 
 def check_metrics(config: ModelConfig, name: str) -> None:
@@ -32,8 +31,13 @@ def check_metrics(config: ModelConfig, name: str) -> None:
         if not all(low < high for low, high in pairwise(buckets)):
             raise StructureError(f"histogram options must specify 'buckets' in increasing order for {name}")
     for tag in config.metric_tags:
-        if not _LABEL.fullmatch(tag) or tag.startswith("__") or tag in _OWN_LABELS:
+        if not _LABEL.fullmatch(tag):
             raise StructureError(f"metric tag '{tag}' cannot be a label of the metrics of {name}")
+
+
+def tag_labels(config: ModelConfig) -> dict[str, str]:
+    """The labels of a model's series for its tags, sorted. As in Triton each begins with "_": none is one of ours."""
+    return {f"_{tag}": value for tag, value in sorted(config.metric_tags.items())}
 
 
 def first_response_buckets(config: ModelConfig) -> tuple[float, ...]:

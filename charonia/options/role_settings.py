@@ -143,7 +143,7 @@ def gateway_settings(values: Values) -> GatewaySettings:
         openai=_openai(values),
         http_tls=_tls("http", values),
         grpc_tls=_tls("grpc", values),
-        grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"],
+        grpc_infer_response_compression_level=values["grpc_infer_response_compression_level"].lower(),
         grpc_keepalive=keepalive,
         grpc_delays=grpc_delays(os.environ),
         strict_readiness=values["strict_readiness"],
@@ -182,7 +182,7 @@ def restricted_groups(option: str, entries: tuple[str, ...]) -> tuple[tuple[tupl
     for entry in entries:
         groups, colon, rest = entry.partition(":")
         header, equals, value = rest.partition("=")
-        if not colon or not equals or not header:
+        if not colon or not equals or not header or not value:
             raise StartupError(f"--{option} must be <group>[,<group>]:<header>=<value>, got '{entry}'")
         parsed.append((tuple(groups.split(",")), header, value))
     return tuple(parsed)
@@ -230,9 +230,9 @@ def _below_state(values: Values, name: str) -> str:
 
 def executor_settings(values: Values) -> ExecutorSettings:
     """`ExecutorSettings` from option values. Raises `StartupError` for invalid values."""
-    mode = values["model_control_mode"]
+    mode = values["model_control_mode"].lower()
     if mode not in ("none", "poll", "explicit"):
-        raise StartupError(f"--model-control-mode must be none, poll or explicit, got '{mode}'")
+        raise StartupError(f"--model-control-mode must be none, poll or explicit, got '{values['model_control_mode']}'")
     if mode == "poll" and values["repository_poll_secs"] <= 0:
         raise StartupError(f"--repository-poll-secs must be greater than 0, got {values['repository_poll_secs']:g}")
     load = values["load_model"]
@@ -242,10 +242,11 @@ def executor_settings(values: Values) -> ExecutorSettings:
         raise StartupError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     backend_config: dict[str, dict[str, str]] = {}
     for entry in values["backend_config"]:
-        backend, comma, setting = entry.partition(",")
-        key, equals, value = setting.partition("=")
-        if not comma or not equals:
-            raise StartupError(f"--backend-config must be <backend>,<key>=<value>, got '{entry}'")
+        head, _, value = entry.partition("=")
+        backend, _, key = head.rpartition(",")
+        if not key or not value:
+            text = "--backend-config must be <backend>,<key>=<value>, or <key>=<value> for all backends"
+            raise StartupError(f"{text}, got '{entry}'")
         backend_config.setdefault(backend, {})[key] = value
     if values["backend_directory"]:
         backend_config.setdefault("", {})["backend-directory"] = values["backend_directory"]
@@ -289,7 +290,7 @@ def executor_settings(values: Values) -> ExecutorSettings:
         metrics=metrics_settings(values),
         response_cache_size_bytes=cache_options(values, os.environ).size_bytes,
         hosts_batcher=values["with_batcher"],
-        rate_limit=rate_limited(values["rate_limit"]),
+        rate_limit=rate_limited(values["rate_limit"].lower()),
         rate_limit_resources=rate_limits(values["rate_limit_resource"]),
         host_policies=host_policies(values["host_policy"]),
     )

@@ -163,7 +163,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("model-load-thread-count", "int", 4, _E, "models loaded at once"),
     Option("model-load-retry-count", "int", 0, _E, "tries again after a failed load"),
     Option("model-config-name", "str", "", _E, "use configs/<name>.pbtxt where a model has it"),
-    Option("backend-config", "str", (), _E, "<backend>,<key>=<value> or ,<key>=<value>; repeatable", repeat=True),
+    Option(
+        "backend-config", "str", (), _E, "<backend>,<key>=<value>, or <key>=<value> for all; repeatable", repeat=True
+    ),
     Option("require-sandbox", "bool", False, _E, "refuse models that want a sandbox where the kernel offers none"),
     Option(
         "allow-native-models",
@@ -407,6 +409,8 @@ RANGES = {
     "metrics-interval-ms": (0, ANY[1]),
     "repository-poll-secs": (0, ANY[1]),
     "model-load-thread-count": (1, 1024),
+    "grpc-infer-thread-count": (2, 128),
+    "grpc-max-response-pool-size": (1, ANY[1]),
     "pinned-memory-pool-byte-size": (0, ANY[1]),
     "buffer-manager-thread-count": (0, ANY[1]),
     "model-load-retry-count": (0, ANY[1]),

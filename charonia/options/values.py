@@ -118,6 +118,8 @@ def _repeated(option: Option, raw: Sequence[str], where: str) -> Any:
 
 def _value(option: Option, text: str, where: str) -> Any:
     if option.kind in ("int", "float"):
+        if option.name == "log-verbose" and text.lower() in ("true", "false"):
+            text = "1" if text.lower() == "true" else "0"  # as in Triton
         try:
             number = int(text) if option.kind == "int" else float(text)
         except ValueError:

@@ -122,6 +122,16 @@ def applied(settings: TraceSettings, said: Mapping[str, int]) -> TraceSettings:
     return replace(settings, **{field: value for field, value in said.items() if field in _FIELDS})
 
 
+def check(options: TraceOptions, settings: TraceSettings) -> None:
+    """Raises `InvalidArgument` for changed settings of which nothing could be traced, unless their level is OFF (H44)."""
+    if not settings.level:
+        return
+    if not settings.rate:
+        raise InvalidArgument("Attempting to set invalid trace setting :sample rate must be non-zero")
+    if not options.leads_somewhere:
+        raise InvalidArgument("Attempting to set invalid trace setting :trace file name is not given")
+
+
 def reply(options: TraceOptions, settings: TraceSettings) -> dict[str, list[str]]:
     """The full setting, as values by name, in the order of H44's reply."""
     levels = [name for name, bit in LEVELS.items() if settings.level & bit]

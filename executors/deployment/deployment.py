@@ -17,6 +17,7 @@ from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, LogUnavailable
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import ModelRequested, VersionHealthChanged, VersionLoaded
+from charonia.models.config_errors import CompositionError
 from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
 from executors.announcing import Announcer
@@ -33,7 +34,7 @@ from executors.settling.settlement import increments
 from protos.model_config_pb2 import ModelConfig
 
 from .directories import Directories, Selection
-from .lifecycle import Lifecycle, LoadModel, load_failure
+from .lifecycle import NO_VERSION, Lifecycle, LoadModel, load_failure
 from .retirement import Retirement
 
 _log = logging.getLogger(__name__)
@@ -142,6 +143,8 @@ class Deployment:
                 cause = error.__cause__
                 failures[model] = f"{error.message} ({cause})" if cause is not None else error.message.rstrip("\n")
 
+        for decision in decisions:
+            self._composition.chosen(decision.model)
         tasks = {d.model: asyncio.create_task(one(d.model), name=f"load {d.model}") for d in decisions}
         self._starting |= tasks
         try:
@@ -155,6 +158,8 @@ class Deployment:
 
     async def load(self, model: str, request: ModelRequested | None) -> None:
         """Load the new and changed versions of a model. Raises the error for the caller (R20, R21, C62)."""
+        if request is not None:
+            self._composition.chosen(model)
         try:
             loaded = await self._load(model, request)
         except CharoniaError as error:
@@ -237,7 +242,7 @@ class Deployment:
     # -- loading of versions ------------------------------------------------------------------------------------------
 
     async def _load_versions(self, directory: ModelDirectory, find: Find) -> bool:
-        """Load the versions that differ from the served ones; False when none did (R22)."""
+        """Load the versions that differ from the served ones, all or none; False when none did (R21, R22)."""
         model = directory.key
         directory, selected = await self._selection.select(directory)
         plan = self._lifecycle.plan(directory, selected)
@@ -263,22 +268,35 @@ class Deployment:
         model = directory.key
         failures: dict[int, CharoniaError] = {}
         config = await self._directories.complete(directory, selected, planned, find)
+        if isinstance(config, CompositionError):
+            return {NO_VERSION: config}
         if isinstance(config, CharoniaError):
             return dict.fromkeys(planned, config)
-        for version in planned:
-            try:
-                if await self._resize(directory, version, config):
-                    continue
-                loaded = await self._loader.load(directory, version, config)
-            except CharoniaError as error:
-                failures[version] = error
-                _log.error("failed to load %s version %d: %s", model, version, error)
-                await self._announcer.announce(self._lifecycle.failed(model, version, error))
-            else:
-                if (before := self.serving.get((model, version))) is not None:
+        made: list[LoadedVersion] = []
+        try:
+            for version in planned:
+                try:
+                    if not await self._resize(directory, version, config):
+                        made.append(await self._loader.load(directory, version, config))
+                except CharoniaError as error:
+                    failures[version] = error
+                    _log.error("failed to load %s version %d: %s", model, version, error)
+                    await self._announcer.announce(self._lifecycle.failed(model, version, error))
+            while made and not failures:
+                loaded = made.pop(0)
+                if (before := self.serving.get((model, loaded.version))) is not None:
                     await self.before_leaving(before)
                 await self._announce_loaded(loaded, await self.install(loaded), directory)
+        finally:
+            for loaded in made:
+                await self._abandon(loaded)
         return failures
+
+    async def _abandon(self, loaded: LoadedVersion) -> None:
+        """Give up a loaded version because another one of its load failed (R21)."""
+        await loaded.pool.close()
+        if fact := self._lifecycle.abandoned(loaded.model, loaded.version):
+            await self._announcer.announce(fact)
 
     async def prepare(self, model: str) -> tuple[ModelDirectory, ModelConfig, list[int]] | None:
         """Return directory, final configuration and versions of a model without making instances; None for an ensemble.
@@ -404,18 +422,19 @@ class Deployment:
     async def unload(self, model: str, *, dependents: bool = False) -> None:
         """Stop serving a model; returns when it takes no new work. Its instances end later (R27).
 
-        Ensembles that contain it are unloaded first. `dependents`: unload an ensemble's composing models too, unless
-        other ensembles contain them (R26).
+        Ensembles that contain it are unloaded first; they come back when it does. `dependents`: unload an ensemble's
+        composing models too, unless other ensembles contain them or they were asked for by name (R26).
         """
         for ensemble in self._composition.dependents(model):
             await self.unload(ensemble)
+            self._composition.failed(ensemble)
         parts = self._composition.parts(model) if dependents else []
         await self._unload(model)
         for part in parts:
             await self.unload(part, dependents=True)
 
     async def _unload(self, model: str) -> None:
-        self._composition.forget(model)
+        self._composition.unloaded(model)
         async with self._lock(model):
             for version in self._lifecycle.ready_versions(model):
                 await self._unload_version(model, version)

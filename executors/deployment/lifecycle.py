@@ -16,11 +16,10 @@ from typing import Protocol
 from charonia.catalog.executor_views import LOADING, READY, UNAVAILABLE, UNLOADED, UNLOADING
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, StartupError, Unavailable
 from charonia.facts.events import ModelRequested, VersionFailed, VersionLoaded, VersionStateChanged, VersionUnloaded
-from charonia.models.config_errors import CompositionError
 from charonia.models.names import name_of
 
 NO_VERSION = -1
-"""The version in the index and in errors of a model that has no version to load."""
+"""The version in facts and in errors of a model that has no version to load; the index shows none."""
 
 EXPLICIT = "explicit"
 POLL = "poll"
@@ -232,6 +231,14 @@ class Lifecycle:
         """A model's configuration cannot be used; polling tries again when its files change."""
         self._model(directory.key).seen = directory.fingerprint
 
+    def abandoned(self, model: str, version: int) -> VersionUnloaded | None:
+        """A loaded version is given up, as another one of its load failed. None when it is served from before."""
+        known = self._model(model).versions.get(version)
+        if known is None or known.state != LOADING:
+            return None
+        known.state, known.reason = UNAVAILABLE, UNLOADED
+        return VersionUnloaded(self._executor, model, version, UNLOADED)
+
     def unloading(self, model: str, version: int) -> VersionStateChanged:
         """A version takes no new work (R27)."""
         self._model(model).versions[version] = _Version(UNLOADING)
@@ -275,16 +282,15 @@ def poll_failure(model: str) -> InternalError:
 def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidArgument:
     """Triton's error for a failed load: one part for each version that failed, ascending (R21).
 
-    What an ensemble cannot be composed of, and that there is no version, is told once, without them.
+    With `NO_VERSION` it is the error alone: the load ended before there were versions, or an ensemble does not fit.
     """
-    for version, error in failures.items():
-        if isinstance(error, CompositionError) or version == NO_VERSION:
-            return InvalidArgument(f"load failed for model '{model}': {error.message}\n")
     parts = "".join(
-        f"version {version} is at UNAVAILABLE state: {error.code.title}: {error.message};\n"
+        error.message
+        if version == NO_VERSION
+        else f"version {version} is at UNAVAILABLE state: {error.code.title}: {error.message};"
         for version, error in sorted(failures.items())
     )
-    return InvalidArgument(f"load failed for model '{model}': {parts}")
+    return InvalidArgument(f"load failed for model '{model}': {parts}\n")
 
 
 def _stamp(fingerprint: FileStamps, version: int) -> tuple[str, str, str]:

@@ -93,6 +93,8 @@ class Composition:
         """By ensemble: the composing models at its last load."""
         self._waiting: dict[str, frozenset[str]] = {}
         """The same for ensembles whose load failed."""
+        self._chosen: set[str] = set()
+        """Models that were asked for by name: they stay when an ensemble takes its composing models along (R26)."""
         self._catalog: Catalog | None = None
         self._tasks = Tasks()
 
@@ -191,14 +193,23 @@ class Composition:
             except CharoniaError as error:
                 _log.info("ensemble '%s' is still not complete: %s", ensemble, error.message)
 
+    def chosen(self, model: str) -> None:
+        """Note that a model was asked for by its name, not only as a part."""
+        self._chosen.add(model)
+
     def failed(self, model: str) -> None:
-        """Note a failed load. An ensemble is tried again when one of its composing models is loaded."""
+        """Note a failed load, or an unload for a composing model's sake: when one of those is loaded, it is tried again."""
         if model in self._parts:
             self._waiting[model] = self._parts[model]
 
     def forget(self, model: str) -> None:
         """Do not try a failed ensemble again."""
         self._waiting.pop(model, None)
+
+    def unloaded(self, model: str) -> None:
+        """Note that a model is unloaded as a whole."""
+        self.forget(model)
+        self._chosen.discard(model)
 
     def dependents(self, model: str) -> list[str]:
         """The served ensembles that contain a model."""
@@ -209,11 +220,15 @@ class Composition:
         ]
 
     def parts(self, model: str) -> list[str]:
-        """The composing models of an ensemble that no other ensemble contains; empty for other models."""
+        """The composing models of an ensemble that no other ensemble contains and nobody has asked for by name.
+
+        Empty for other models.
+        """
         config = self._loads.configs().get(model)
         if config is None or not is_ensemble(config):
             return []
-        return [part for part in sorted(composing_models(config)) if self.dependents(part) == [model]]
+        parts = composing_models(config).keys() - self._chosen
+        return [part for part in sorted(parts) if self.dependents(part) == [model]]
 
 
 class _Members:

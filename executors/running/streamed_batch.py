@@ -593,7 +593,7 @@ class StreamRun:
             self._start_ns,
             self._start_ns + now_ns - self._started_ns,
             self._begun_ns - self._started_ns,
-            now_ns - self._begun_ns,
-            0,
+            one.last_response_ns - self._begun_ns,
+            now_ns - one.last_response_ns,  # packing its last response
         )
         self._batch.batch.executed.executions.append(execution)

@@ -186,6 +186,7 @@ def _add_metadata(app: FastAPI, handler: Handler) -> None:
 
 def _add_repository(app: FastAPI, settings: GatewaySettings, handler: Handler) -> None:
     @app.post("/v2/repository/index")
+    @app.post("/v2/repository/{repository}/index")  # of all repositories, as in Triton: the name is not read
     async def index(request: Request) -> Response:
         ready = control_json.read_index_request(await _body(request, settings))
         return _json(control_json.repository_index(handler.repository_index(ready=ready)))
@@ -221,7 +222,6 @@ def _add_repository(app: FastAPI, settings: GatewaySettings, handler: Handler) -
     async def clear_route(model: str) -> Response:
         return _json(control_json.route(model, await handler.change_route(model, None)))
 
-    @app.post("/v2/repository/{repository}/index")
     @app.post("/v2/repository/{repository}/models/{model}/load")
     @app.post("/v2/repository/{repository}/models/{model}/unload")
     async def named_repository() -> Response:

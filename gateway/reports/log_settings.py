@@ -1,7 +1,6 @@
 """The log settings that both protocols change at run time, over Python's logging (H45, G16, L3).
 
-The severity switches select the level of the root logger, which has no gaps: with warnings off and info on, the lowest
-level that is on counts. Fronts check values, and refuse wrong ones in their own form.
+Fronts check values, and refuse wrong ones in their own form.
 """
 
 from __future__ import annotations
@@ -11,7 +10,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from charonia.errors import Unsupported
-from charonia.log_lines import DEFAULT, change_format, current_file, current_format
+from charonia.log_lines import (
+    DEFAULT,
+    Severities,
+    change_format,
+    change_severities,
+    current_file,
+    current_format,
+    current_severities,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,15 +45,9 @@ class LogSwitches:
     log_format: str = DEFAULT
 
     @property
-    def level(self) -> int:
-        """The logging level that they select."""
-        if self.log_verbose_level > 0:
-            return logging.DEBUG
-        if self.log_info:
-            return logging.INFO
-        if self.log_warning:
-            return logging.WARNING
-        return logging.ERROR if self.log_error else logging.CRITICAL
+    def severities(self) -> Severities:
+        """Which lines are written."""
+        return Severities(self.log_info, self.log_warning, self.log_error, self.log_verbose_level)
 
     def changed(self, wanted: dict[str, Any]) -> LogSwitches:
         """The settings after a partial update, all or nothing; unknown keys are ignored.
@@ -63,20 +64,20 @@ class LogSwitches:
 
 
 def current() -> LogSwitches:
-    """The settings that correspond to the root logger's level and the format of its lines."""
-    level = logging.getLogger().getEffectiveLevel()
+    """The settings of this process."""
+    severities = current_severities()
     return LogSwitches(
-        log_file=current_file(),
-        log_info=level <= logging.INFO,
-        log_warning=level <= logging.WARNING,
-        log_error=level <= logging.ERROR,
-        log_verbose_level=1 if level <= logging.DEBUG else 0,
-        log_format=current_format(),
+        current_file(),
+        severities.info,
+        severities.warning,
+        severities.error,
+        severities.verbose,
+        current_format(),
     )
 
 
 def apply(switches: LogSwitches) -> None:
     """Apply the settings in this process, at once (L3)."""
-    logging.getLogger().setLevel(switches.level)
+    change_severities(switches.severities)
     change_format(switches.log_format)
     _log.info("log settings of this process: %s", switches.reply())

@@ -26,6 +26,7 @@ from charonia.traces.trace_settings import (
     Wanted,
     applied,
     changed,
+    check,
     read_change,
     reply,
 )
@@ -124,6 +125,8 @@ class Tracer:
         if change:
             known = self._catalog.trace_settings.get(model)
             said = changed(known.settings if known is not None else {}, change)
+            of_all, _ = self._effective("")
+            check(self._options, applied(of_all if model else self._options.initial, said))
             before = known.counted if known is not None else ""
             counted = before if "count" not in change else os.urandom(8).hex() if "count" in said else ""
             fact = TraceSettingChanged(model, said, counted)
@@ -169,7 +172,8 @@ class Tracer:
             fact = self._catalog.trace_settings.get(name)
             if fact is not None:
                 settings = applied(settings, fact.settings)
-                counted = fact.counted if "count" in fact.settings else counted
+                if (count := fact.settings.get("count")) is not None:
+                    counted = fact.counted if count >= 0 else ""
         return settings, counted
 
     def _apply(self) -> None:

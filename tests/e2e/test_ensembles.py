@@ -404,7 +404,7 @@ def test_what_cannot_be_loaded_says_why(server: Server) -> None:
         assert status == 400, answer
         return str(answer["error"])
 
-    head = "load failed for model '{0}': version 1 is at UNAVAILABLE state: Invalid argument: {1};\n"
+    head = "load failed for model '{0}': {1}\n"
     assert refused("lacking") == head.format(
         "lacking", "ensemble lacking contains models that are not available or ambiguous: nobody"
     )
@@ -523,3 +523,13 @@ def test_unloading_goes_up_and_down_the_graph(server: Server) -> None:
     assert status == 200
     assert {"chain", "batched"} <= ready()
     np.testing.assert_array_equal(ask(server, "chain").as_numpy("OUTPUT0"), rows() * 42)
+    unload("batched")
+    until("chain is unloaded", lambda: not ready() & {"chain", "batched"})
+    status, _ = post(server, "/v2/repository/models/batched/load")  # its ensemble comes with it
+    assert status == 200
+    until("chain is back", lambda: {"chain", "batched"} <= ready())
+    unload("chain", unload_dependents=True)
+    until("chain is unloaded again", lambda: "chain" not in ready())
+    assert "batched" in ready(), "it was asked for by its name"
+    status, _ = post(server, "/v2/repository/models/chain/load")
+    assert status == 200

@@ -16,7 +16,6 @@ NEVER_DONE = (
     "POST /v2/systemsharedmemory/register",
     "GET /v2/cudasharedmemory/region/{region}/status",
     "GET /v2/systemsharedmemory/region/{region}/status",
-    "POST /v2/repository/{repository}/index",
     "POST /v2/repository/{repository}/models/{model}/load",
     "POST /v2/repository/{repository}/models/{model}/unload",
 )

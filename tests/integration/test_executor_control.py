@@ -67,7 +67,7 @@ async def test_a_failed_load_names_every_version_and_the_old_one_still_serves(tm
         reason = "Invalid argument: unexpected inference input 'q', allowed inputs are: x"
         assert finished.error_code == ErrorCode.INVALID_ARG
         assert finished.error == (
-            f"load failed for model 'm': version 1 is at UNAVAILABLE state: {reason};\n"
+            f"load failed for model 'm': version 1 is at UNAVAILABLE state: {reason};"
             f"version 2 is at UNAVAILABLE state: {reason};\n"
         )
         (tmp_path / "m" / "config.pbtxt").write_text("not a config {")
@@ -75,6 +75,27 @@ async def test_a_failed_load_names_every_version_and_the_old_one_still_serves(tm
         request_id, record = await bench.accept("m", [Tensor.of("x", x(1))])
         await bench.dispatch("m", [record])
         assert (await bench.replies("gw", 1))[request_id].error is None
+
+
+async def test_all_versions_of_a_load_are_served_or_none(tmp_path: Path) -> None:
+    """R21."""
+    for version in (1, 2, 3):
+        linear(tmp_path / "m" / str(version) / "model.onnx")
+    (tmp_path / "m" / "2" / "model.onnx").write_bytes(b"none")
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        'version_policy { all {} } input { name: "x" data_type: TYPE_FP32 dims: 16 } '
+        'output { name: "y" data_type: TYPE_FP32 dims: 3 } max_batch_size: 8'
+    )
+    async with running(tmp_path, model_control_mode="explicit") as bench:
+        refused = await bench.request("load", "m")
+        assert refused.error.startswith("load failed for model 'm': version 2 is at UNAVAILABLE state: ")
+        assert "version 1" not in refused.error
+        assert not any(isinstance(fact, VersionLoaded) for fact in bench.control.facts())
+        given_up = {fact.version for fact in bench.control.facts() if isinstance(fact, VersionUnloaded)}
+        assert given_up == {1, 3}
+        linear(tmp_path / "m" / "2" / "model.onnx")
+        assert (await bench.request("load", "m")).error == ""
+        assert {f.version for f in bench.control.facts() if isinstance(f, VersionLoaded)} == {1, 2, 3}
 
 
 async def test_a_reload_switches_to_the_new_files_and_one_without_change_does_nothing(tmp_path: Path) -> None:

@@ -51,11 +51,9 @@ def model_statistics(statistics: list[ModelStatistics]) -> dict[str, Any]:
 
 
 def repository_index(entries: list[ModelIndexEntry]) -> list[dict[str, str]]:
-    """H40: a model that was never loaded has only a name."""
-    return [
-        {"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} if e.state else {"name": e.name}
-        for e in entries
-    ]
+    """H40: a model that was never loaded has only a name; what is empty is left out."""
+    rows = ({"name": e.name, "version": e.version, "state": e.state, "reason": e.reason} for e in entries)
+    return [{field: text for field, text in row.items() if text} for row in rows]
 
 
 def read_index_request(body: bytes) -> bool:
@@ -75,7 +73,9 @@ def read_load_request(body: bytes) -> tuple[str | None, dict[str, bytes]]:
     config: str | None = None
     files: dict[str, bytes] = {}
     for key, value in _parameters(body).items():
-        if not isinstance(value, str) or (key != "config" and not key.startswith(_FILE_PREFIX)):
+        if not isinstance(value, str):
+            raise InternalError(NOT_STRING)
+        if key != "config" and not key.startswith(_FILE_PREFIX):
             raise InternalError("unexpected error on creating Triton parameter")
         if key == "config":
             config = value
@@ -89,7 +89,8 @@ def read_load_request(body: bytes) -> tuple[str | None, dict[str, bytes]]:
 
 def read_unload_request(body: bytes) -> bool:
     """`unload_dependents` of an unload request (H42). Raises `InternalError` for a value that is no boolean."""
-    value = _parameters(body).get("unload_dependents", False)
+    parameters = _optional_object(body).get("parameters")
+    value = parameters.get("unload_dependents", False) if isinstance(parameters, dict) else False
     if not isinstance(value, bool):
         raise InternalError(f"Unable to parse 'unload_dependents': {NOT_BOOLEAN}")
     return value
@@ -98,9 +99,9 @@ def read_unload_request(body: bytes) -> bool:
 def read_log_settings(body: bytes) -> dict[str, Any]:
     """The settings to change (H45). Unknown keys, nulls, and a document that is no object are ignored.
 
-    Raises `InternalError` (E4) for a value of the wrong type, `Unavailable` for an unknown format.
+    Raises `InternalError` (E4) for an empty body and a value of the wrong type, `Unavailable` for an unknown format.
     """
-    document = parse_json(body) if body else {}
+    document = parse_json(body)
     wanted: dict[str, Any] = {}
     for key, value in document.items() if isinstance(document, dict) else ():
         expected = TYPES.get(key)
@@ -108,7 +109,7 @@ def read_log_settings(body: bytes) -> dict[str, Any]:
             continue
         # the exact type: a boolean is an integer to Python only. log_file is refused whatever it holds
         if key != "log_file" and (type(value) is not expected or (isinstance(value, int) and value < 0)):
-            raise InternalError(f"Unable to parse '{key}': {_NO_SUCH[expected]}")
+            raise InternalError(_NO_SUCH[expected])
         if key == "log_format" and value not in FORMATS:
             raise Unavailable(f"invalid argument for --log_format, got: {value}")
         wanted[key] = value
@@ -116,16 +117,22 @@ def read_log_settings(body: bytes) -> dict[str, Any]:
 
 
 def read_trace_settings(body: bytes) -> dict[str, list[str] | None]:
-    """The settings to change (H44), values as text; None to reset. Raises `InternalError` (E4) for other types."""
+    """The settings to change (H44), values as text; None to reset. An empty list changes nothing, as in Triton.
+
+    Raises `InternalError` (E4) for an empty body and for other types.
+    """
+    document = parse_json(body)
     wanted: dict[str, list[str] | None] = {}
-    for key, value in _optional_object(body).items():
+    for key, value in document.items() if isinstance(document, dict) else ():
         values = value if isinstance(value, list) else [value]
+        if value == []:
+            continue
         if value is None or key == "trace_file":
             wanted[key] = None
         elif all(isinstance(one, (str, int)) and not isinstance(one, bool) for one in values):
             wanted[key] = [str(one) for one in values]
         else:
-            raise InternalError(f"Unable to parse '{key}': attempt to access JSON non-string as string")
+            raise InternalError(NOT_STRING)
     return wanted
 
 
@@ -207,17 +214,14 @@ def _member(members: Any, name: str) -> Any:
 def _parameters(body: bytes) -> dict[str, Any]:
     parameters = _optional_object(body).get("parameters", {})
     if not isinstance(parameters, dict):
-        raise InternalError("Unable to parse 'parameters': attempt to get members for non-object")
+        raise InternalError("attempt to get members for non-object")
     return parameters
 
 
 def _optional_object(body: bytes) -> dict[str, Any]:
-    if not body:
-        return {}
-    document = parse_json(body)
-    if not isinstance(document, dict):
-        raise InternalError("attempt to access non-object as object in the request JSON")
-    return document
+    """The body as an object; one of another type has no members, as for Triton. Raises `InternalError` for no JSON."""
+    document = parse_json(body) if body else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _tensor(tensor: TensorMetadata) -> dict[str, Any]:

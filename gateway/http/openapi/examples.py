@@ -149,7 +149,7 @@ JOB_EVENT = {
     "data": '{"number":1,"time_us":1795364921618854,"detail":{}}',
 }
 
-INDEX = [{"name": "identity", "version": "1", "state": "READY", "reason": ""}, {"name": "magika"}]
+INDEX = [{"name": "identity", "version": "1", "state": "READY"}, {"name": "magika"}]
 LOAD = {"parameters": {"config": '{"name":"identity","backend":"onnxruntime","max_batch_size":8}'}}
 ROUTE_RULE = {
     "present": 2,

@@ -476,6 +476,16 @@ _REPOSITORY = (
         (*ANY, 404),
         about="Needs `--model-control-mode=explicit`, otherwise 503.",
     ),
+    Operation(
+        "post",
+        _NAMED + "/index",
+        "namedRepositoryIndex",
+        "model-repository",
+        "Models and their states, of all repositories: the name is not read",
+        {200: _json("As without a name", "RepositoryIndex", examples.INDEX)},
+        about=_MALFORMED,
+        bodies=_body("IndexRequest", {"ready": True}),
+    ),
     *(
         Operation(
             "post",
@@ -487,7 +497,6 @@ _REPOSITORY = (
             (*ANY, 404, 501),
         )
         for tail, id_ in (
-            ("/index", "namedRepositoryIndex"),
             ("/models/{model}/load", "namedRepositoryLoad"),
             ("/models/{model}/unload", "namedRepositoryUnload"),
         )

@@ -221,7 +221,7 @@ def _control() -> dict[str, Schema]:
                     "reason": TEXT,
                 },
             ),
-            "a model that was never loaded has only a name",
+            "a model that was never loaded has only a name; without a version where none could be chosen",
         ),
         "LoadRequest": opened(
             {},

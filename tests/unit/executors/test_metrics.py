@@ -44,7 +44,7 @@ def test_batches_are_counted_by_model_and_version() -> None:
     loaded(metrics, 1_500_000_000)
     before = samples(metrics)
     assert before[("charonia_executor_executions_total", "m", "1")] == 0
-    assert before[("nv_model_load_duration_secs", "m", "t", "1")] == 1.5
+    assert before[("nv_model_load_duration_secs", "t", "m", "1")] == 1.5
     failure = Failure(1, InternalError("no"), BACKEND, 0)
     metrics.executed("m", 1, Executed([b""] * 2, [Execution((0,), 3, 0, 0, 1000, 2000, 3000)], [failure]))
     metrics.executed("m", 1, Executed([b""], [Execution((0,), 300, 0, 0, 0, 0, 0)]))
@@ -78,13 +78,13 @@ def test_what_is_triton_s_goes_with_the_version_and_carries_its_tags() -> None:
     loaded(metrics)
     metrics.settled("m", 1, {"inference_count": 3, "queue_ns": 2_999})
     page = metrics.render().decode()
-    assert 'nv_inference_count{model="m",team="t",version="1"} 3.0' in page
-    assert 'nv_inference_queue_duration_us{model="m",team="t",version="1"} 2.0' in page
+    assert 'nv_inference_count{_team="t",model="m",version="1"} 3.0' in page
+    assert 'nv_inference_queue_duration_us{_team="t",model="m",version="1"} 2.0' in page
     assert 'charonia_executor_executions_total{model="m",version="1"} 0.0' in page
     metrics.unloaded("m", 1)
     assert 'nv_inference_count{model="m"' not in metrics.render().decode()
     loaded(metrics)
-    assert 'nv_inference_count{model="m",team="t",version="1"} 0.0' in metrics.render().decode()
+    assert 'nv_inference_count{_team="t",model="m",version="1"} 0.0' in metrics.render().decode()
 
 
 def test_durations_of_each_request_that_was_won() -> None:
@@ -97,8 +97,8 @@ def test_durations_of_each_request_that_was_won() -> None:
     metrics.unawaited("m", 1, "", 40_000)
     page = metrics.render().decode()
     for name, sum_us in (("queue", 2000), ("compute_input", 10), ("compute_infer", 20), ("compute_output", 30)):
-        assert f'nv_inference_{name}_summary_us_count{{model="m",team="t",version="1"}} 1\n' in page
-        assert f'nv_inference_{name}_summary_us_sum{{model="m",team="t",version="1"}} {sum_us}\n' in page
-    assert 'nv_inference_request_summary_us_sum{model="m",team="t",version="1"} 40\n' in page
+        assert f'nv_inference_{name}_summary_us_count{{_team="t",model="m",version="1"}} 1\n' in page
+        assert f'nv_inference_{name}_summary_us_sum{{_team="t",model="m",version="1"}} {sum_us}\n' in page
+    assert 'nv_inference_request_summary_us_sum{_team="t",model="m",version="1"} 40\n' in page
     assert "duration_us" not in page
     assert "nv_inference_exec_count" in page

@@ -254,3 +254,11 @@ def test_one_that_could_not_be_loaded_still_has_its_name() -> None:
     found = catalog(joined(), scanned("e", "/a::m", "/b::m"), of("/a::m"), VersionFailed("e", "/b::m", 1, 3, "broken"))
     with pytest.raises(InvalidArgument, match="resolve ambiguity"):
         found.find("m", -1)
+
+
+def test_a_model_whose_files_have_gone_leaves_the_index_when_it_is_unloaded() -> None:
+    """As in Triton, whose index is of the directories; one that is still served stays."""
+    found = catalog(facts.joined(), facts.scanned("m"), facts.loaded(), facts.scanned())
+    assert found.index() == [IndexRow("m", 1, "READY", "")]
+    found = catalog(facts.joined(), facts.scanned("m"), facts.loaded(), facts.scanned(), facts.unloaded())
+    assert found.index() == []

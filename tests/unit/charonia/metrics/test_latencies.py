@@ -39,7 +39,7 @@ def test_a_summary() -> None:
         measured.observe("queue", duration_ns, 0)
     measured.observe("cache_hit", 1, 0)  # not of this model
     page = lines(latencies)
-    labels = 'model="m",team="a\\"b",version="1"'
+    labels = '_team="a\\"b",model="m",version="1"'
     assert "# TYPE nv_inference_queue_summary_us summary" in page
     assert f"nv_inference_queue_summary_us_count{{{labels}}} 3" in page
     assert f"nv_inference_queue_summary_us_sum{{{labels}}} 3020" in page
@@ -47,7 +47,7 @@ def test_a_summary() -> None:
     (p99,) = [line for line in page if line.startswith(f'nv_inference_queue_summary_us{{{labels},quantile="0.99"')]
     assert float(p99.rpartition(" ")[2]) == pytest.approx(3000, rel=0.011)
     assert f'nv_inference_request_summary_us{{{labels},quantile="0.5"}} NaN' in page
-    assert not any("cache" in line for line in page)
+    assert not any(line.startswith("nv_cache") for line in page)
 
 
 def test_a_model_with_the_cache_on_shows_other_summaries() -> None:
@@ -66,7 +66,7 @@ def test_a_model_with_the_cache_on_shows_other_summaries() -> None:
             "nv_cache_miss_summary_per_model",
         )
     }
-    assert 'nv_inference_request_summary_us_count{model="m"' in latencies.render(0).decode()
+    assert 'nv_inference_request_summary_us_count{_team="a\\"b",model="m"' in latencies.render(0).decode()
 
 
 def test_every_model_has_a_histogram_of_first_responses() -> None:
@@ -81,7 +81,7 @@ def test_every_model_has_a_histogram_of_first_responses() -> None:
             measured.responded(duration_ms * 1_000_000)
     page = lines(latencies)
     name = "nv_inference_first_response_histogram_ms"
-    of_m = 'model="m",team="a\\"b",version="1"'
+    of_m = '_team="a\\"b",model="m",version="1"'
     assert [line for line in page if 'model="m"' in line] == [
         f"{name}_count{{{of_m}}} 5",
         f"{name}_sum{{{of_m}}} 9202",
@@ -102,7 +102,7 @@ def test_a_version_that_is_served_anew_goes_on_and_one_that_goes_is_forgotten() 
     first.observe("request", 1000, 0)
     first.responded(0)
     assert latencies.add(1, PLAIN) is first
-    assert 'request_summary_us_count{model="m",team="a\\"b",version="1"} 1' in latencies.render(0).decode()
+    assert 'request_summary_us_count{_team="a\\"b",model="m",version="1"} 1' in latencies.render(0).decode()
     latencies.drop("m", 1)
     latencies.drop("m", 1)
     assert not any("{" in line for line in lines(latencies))

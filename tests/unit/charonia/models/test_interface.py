@@ -44,7 +44,7 @@ def test_everything_a_request_path_reads() -> None:
     assert (interface.client_shape(a), interface.backend_shape(a)) == ((-1, 1), (-1,))
     assert interface.instance_groups == (InstanceGroup("m_0", 2, "KIND_GPU", (0, 1), passive=True, host_policy="p"),)
     assert interface.parameters == {"k": "v"}
-    assert interface.metric_tags == {"team": "t"}
+    assert interface.metric_tags == {"_team": "t"}
     assert (interface.scheduling, interface.decoupled, interface.batching) == ("dynamic_batching", True, True)
     assert interface.default_model_filename == "model.onnx"
     assert interface.warmups == (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from charonia.models.config_errors import StructureError
-from charonia.models.metric_control import check_metrics, first_response_buckets, unknown_families
+from charonia.models.metric_control import check_metrics, first_response_buckets, tag_labels, unknown_families
 from executors.repository.pbtxt import parse
 
 FAMILY = 'metric_identifier { family: "nv_inference_first_response_histogram_ms" }'
@@ -30,7 +30,7 @@ OTHER = 'metric_identifier { family: "other" } histogram_options { buckets: [ 7 
             "histogram options must specify 'buckets' in increasing order for m",
         ),
         ("metric_tags { key: 'a-b' value: '' }", "metric tag 'a-b' cannot be a label of the metrics of m"),
-        ("metric_tags { key: 'version' value: '' }", "metric tag 'version' cannot be a label of the metrics of m"),
+        ("metric_tags { key: '' value: 'x' }", "metric tag '' cannot be a label of the metrics of m"),
     ],
 )
 def test_refused(text: str, message: str) -> None:
@@ -48,3 +48,10 @@ def test_buckets() -> None:
     check_metrics(chosen, "m")
     assert first_response_buckets(chosen) == (-1, 0, 2.5)
     assert unknown_families(chosen) == ["other"]
+
+
+def test_labels_of_tags_begin_with_a_line_below() -> None:
+    """As Triton's: so a tag may have the name of a label that the series have."""
+    tagged = parse("metric_tags { key: 'version' value: 'x' } metric_tags { key: '1a' value: 'y' }")
+    check_metrics(tagged, "m")
+    assert tag_labels(tagged) == {"_1a": "y", "_version": "x"}

@@ -98,3 +98,31 @@ def test_the_pinned_pool_is_a_setting_of_all_backends(flags: list[str], expected
     given = [f"--model-repository={tmp_path}", "--log-url=redis://localhost", *flags]
     settings = executor_settings(parse("executor", given, {}, {}))
     assert settings.backend_config.get("", {}).get("pinned-memory-pool-byte-size") == expected
+
+
+def test_settings_of_one_backend_and_of_all(tmp_path: Path) -> None:
+    entries = ["python,a=b=c", "python,d=1", "default-max-batch-size=5", ",e=2"]
+    flags = [f"--backend-config={entry}" for entry in entries]
+    config = executor_settings(parse("executor", [f"--model-repository={tmp_path}", *flags], {}, {})).backend_config
+    assert config["python"] == {"a": "b=c", "d": "1"}
+    assert {key: config[""][key] for key in ("default-max-batch-size", "e")} == {
+        "default-max-batch-size": "5",
+        "e": "2",
+    }
+
+
+@pytest.mark.parametrize("entry", ["python", "python,a", "python,a=", "python,=b", "=b", "a="])
+def test_other_settings_of_backends_are_refused(entry: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError) as raised:
+        executor_settings(parse("executor", [f"--model-repository={tmp_path}", f"--backend-config={entry}"], {}, {}))
+    assert str(raised.value) == (
+        f"--backend-config must be <backend>,<key>=<value>, or <key>=<value> for all backends, got '{entry}'"
+    )
+
+
+def test_modes_are_taken_in_any_case(tmp_path: Path) -> None:
+    """As Triton's parser takes them."""
+    flags = ["--model-control-mode=EXPLICIT", "--rate-limit=OFF"]
+    settings = executor_settings(parse("executor", [f"--model-repository={tmp_path}", *flags], {}, {}))
+    assert (settings.model_control_mode, settings.rate_limit) == ("explicit", False)
+    assert parse("executor", ["--log-verbose=True"], {}, {})["log_verbose"] == 1

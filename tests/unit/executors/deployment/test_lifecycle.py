@@ -8,8 +8,8 @@ import pytest
 
 from charonia.errors import InternalError, InvalidArgument, StartupError, Unavailable
 from charonia.facts.events import ModelRequested, VersionLoaded
-from charonia.models.config_errors import CompositionError
 from executors.deployment.lifecycle import (
+    NO_VERSION,
     Lifecycle,
     LoadModel,
     Override,
@@ -166,14 +166,24 @@ def test_texts_of_failed_loads() -> None:
     assert poll_failure("m").message == "failed to load 'm', failed to poll from model repository"
     error = load_failure("m", {2: Unavailable("later"), 1: InvalidArgument("bad")})
     assert error.message == (
-        "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: bad;\n"
+        "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: bad;"
         "version 2 is at UNAVAILABLE state: Unavailable: later;\n"
     )
+    assert load_failure("m", {NO_VERSION: InvalidArgument("none")}).message == "load failed for model 'm': none\n"
 
 
-def test_what_an_ensemble_lacks_is_told_once() -> None:
-    error = load_failure("e", dict.fromkeys((1, 2), CompositionError("there is no model 'a'")))
-    assert error.message == "load failed for model 'e': there is no model 'a'\n"
+def test_a_version_is_given_up_with_its_load() -> None:
+    """R21: unless it is served from before."""
+    lifecycle = Lifecycle("e", "explicit")
+    lifecycle.loading("a", 1)
+    ready(lifecycle, Model("a"), 2)
+    lifecycle.loading("a", 2)
+    given_up = lifecycle.abandoned("a", 1)
+    assert given_up is not None
+    assert (given_up.version, given_up.reason) == (1, "unloaded")
+    assert lifecycle.abandoned("a", 2) is None
+    assert lifecycle.abandoned("a", 3) is None
+    assert lifecycle.ready_versions("a") == [2]
 
 
 def test_failed_versions_are_given_up_when_nobody_wants_them() -> None:

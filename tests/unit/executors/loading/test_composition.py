@@ -107,6 +107,15 @@ async def test_what_it_is_composed_of_comes_with_it() -> None:
     assert loads.composition.parts("a") == []
 
 
+async def test_what_was_asked_for_by_name_is_no_mere_part() -> None:
+    loads = Loads(plain("a"), plain("b"), ensemble("e", "a", "b"))
+    loads.composition.chosen("a")
+    await loads.load("e")
+    assert loads.composition.parts("e") == ["b"]
+    loads.composition.unloaded("a")
+    assert loads.composition.parts("e") == ["a", "b"]
+
+
 async def test_what_is_missing_is_told() -> None:
     loads = Loads(
         plain("a"),
@@ -116,7 +125,7 @@ async def test_what_is_missing_is_told() -> None:
         plain("bad"),
         ensemble("x", "y"),
         ensemble("y", "x"),
-        broken={"bad": InternalError("it broke;\n")},
+        broken={"bad": InvalidArgument("load failed for model 'bad': it broke;\n")},
     )
     expected = {
         "lacks": "ensemble lacks contains models that are not available or ambiguous: nobody",

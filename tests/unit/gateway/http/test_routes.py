@@ -72,7 +72,6 @@ async def test_statistics(client: httpx2.AsyncClient, url: str) -> None:
         ("GET", "/v2/models/simple/versions/abc/stats", 404, "Not Found"),
         ("GET", "/v2/", 404, "Not Found"),
         ("GET", "/", 404, "Not Found"),
-        ("POST", "/v2/repository/mine/index", 501, "'repository_name' specification is not supported"),
         ("POST", "/v2/repository/mine/models/m/load", 501, "'repository_name' specification is not supported"),
         ("POST", "/v2/repository/mine/models/m/unload", 501, "'repository_name' specification is not supported"),
         ("POST", "/v2/systemsharedmemory/region/r/register", 501,
@@ -99,8 +98,12 @@ async def test_wrong_methods(client: httpx2.AsyncClient, method: str, url: str) 
 
 class TestRepository:
     async def test_index(self, client: httpx2.AsyncClient) -> None:
-        ready = {"name": "simple", "version": "1", "state": "READY", "reason": ""}
-        assert (await client.post("/v2/repository/index")).json() == [ready, {"name": "never"}]
+        ready = {"name": "simple", "version": "1", "state": "READY"}
+        every = [ready, {"name": "never"}]
+        assert (await client.post("/v2/repository/index")).json() == every
+        assert (await client.post("/v2/repository/mine/index")).json() == every, "the name is not read"
+        for other in (b"[]", b"null", b"3", b'{"other": 1}'):
+            assert (await client.post("/v2/repository/index", content=other)).json() == every
         assert (await client.post("/v2/repository/index", json={"ready": True})).json() == [ready]
         deep = b'{"ready": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
         reply = await client.post("/v2/repository/index", content=deep)
@@ -119,8 +122,8 @@ class TestRepository:
         ("content", "status", "error"),
         [
             (b'{"parameters":{"other":"x"}}', 500, "unexpected error on creating Triton parameter"),
-            (b'{"parameters":{"config":5}}', 500, "unexpected error on creating Triton parameter"),
-            (b'{"parameters":[]}', 500, "Unable to parse 'parameters': attempt to get members for non-object"),
+            (b'{"parameters":{"config":5}}', 500, "attempt to access JSON non-string as string"),
+            (b'{"parameters":[]}', 500, "attempt to get members for non-object"),
             (b'{"parameters":{"file:1/m":"%%%"}}', 400, "load parameter 'file:1/m' is not valid base64"),
             (b"x", 500, "failed to parse the request JSON buffer: Invalid value. at 0"),
         ],
@@ -145,7 +148,9 @@ class TestRepository:
     async def test_unload(self, client: httpx2.AsyncClient, handler: Any) -> None:
         await client.post("/v2/repository/models/m/unload")
         await client.post("/v2/repository/models/m/unload", json={"parameters": {"unload_dependents": True}})
-        assert handler.unloads == [("m", False), ("m", True)]
+        for other in (b"[]", b'{"parameters":3}', b'{"parameters":null}'):
+            assert (await client.post("/v2/repository/models/m/unload", content=other)).status_code == 200
+        assert handler.unloads == [("m", False), ("m", True), *[("m", False)] * 3]
 
 
 class TestSettings:
@@ -170,15 +175,14 @@ class TestSettings:
         ("wanted", "status", "error"),
         [
             ({"log_file": "x"}, 501, "log file location can not be updated through network protocol"),
-            ({"log_warning": 1}, 500, "Unable to parse 'log_warning': attempt to access JSON non-boolean as boolean"),
-            ({"log_format": 1}, 500, "Unable to parse 'log_format': attempt to access JSON non-string as string"),
+            ({"log_warning": 1}, 500, "attempt to access JSON non-boolean as boolean"),
+            ({"log_format": 1}, 500, "attempt to access JSON non-string as string"),
             ({"log_file": 5}, 501, "log file location can not be updated through network protocol"),
             *(
                 (
                     {"log_verbose_level": value},
                     500,
-                    "Unable to parse 'log_verbose_level': attempt to access JSON non-unsigned-integer as "
-                    "unsigned-integer",
+                    "attempt to access JSON non-unsigned-integer as unsigned-integer",
                 )
                 for value in (True, -1, "1")
             ),

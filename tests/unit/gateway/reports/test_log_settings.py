@@ -6,6 +6,7 @@ import io
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def _root_level() -> Iterator[None]:
 )
 def test_the_lowest_that_is_on_is_the_level(changes: dict[str, Any], level: int) -> None:
     switches = LogSwitches().changed(changes)
-    assert switches.level == level
+    assert switches.severities.level == level
     apply(switches)
     assert logging.getLogger().level == level
 
@@ -43,7 +44,7 @@ def test_the_lowest_that_is_on_is_the_level(changes: dict[str, Any], level: int)
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL])
 def test_the_present_level_reads_back(level: int) -> None:
     logging.getLogger().setLevel(level)
-    assert current().level == level
+    assert current().severities.level == level
 
 
 def test_a_reply_names_all_settings_in_order() -> None:
@@ -60,20 +61,44 @@ def test_the_place_of_the_log_cannot_be_changed() -> None:
     assert caught.value.message == "log file location can not be updated through network protocol"
 
 
-def test_the_format_of_lines_changes_at_once() -> None:
+def test_each_switch_is_kept_and_hides_its_own_lines() -> None:
+    logger = logging.getLogger("of.a.test")
+    with written() as stream:
+        for changes in ({"log_warning": False}, {"log_error": False}, {"log_verbose_level": 3}, {"log_info": False}):
+            apply(current().changed(changes))
+        assert current() == LogSwitches("", False, False, False, 3)
+        for severity in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
+            logger.log(severity, "line %d", severity)
+        apply(current().changed({"log_warning": True, "log_verbose_level": 0}))
+        assert current() == LogSwitches("", False, True, False, 0)
+        logger.warning("back")
+        logger.error("hidden")
+        apply(LogSwitches())
+    said = [line.partition("] ")[2] for line in stream.getvalue().splitlines() if "of.a.test" in line]
+    assert said == ["line 10", "line 50", "back"]
+
+
+@contextmanager
+def written() -> Iterator[io.StringIO]:
+    """What the root logger writes in our format."""
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter())
     logging.getLogger().addHandler(handler)
     try:
+        yield stream
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def test_the_format_of_lines_changes_at_once() -> None:
+    with written() as stream:
         apply(LogSwitches().changed({"log_format": "ISO8601"}))
         assert current().log_format == "ISO8601"
         logging.warning("one")
         apply(current().changed({"log_format": "default"}))
         assert current() == LogSwitches()
         logging.warning("two")
-    finally:
-        logging.getLogger().removeHandler(handler)
     lines = stream.getvalue().splitlines()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ W \d+ root\] one", lines[1])
     assert re.fullmatch(r"W\d{4}-\d\d-\d\d .* \d+ root\] two", lines[-1])

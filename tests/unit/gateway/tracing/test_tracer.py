@@ -150,6 +150,46 @@ async def test_a_bound_is_of_all_gateways_together_and_exact(gateways: Any) -> N
     assert (await one.tracer.update("", {"trace_rate": ["7"]}))["trace_count"] == ["1"]
 
 
+async def test_a_count_of_minus_one_is_no_bound(gateways: Any) -> None:
+    """Said at run time, too, after a bound."""
+    one, other = gateways
+    for count in ("5", "-1"):
+        assert (await one.tracer.update("", {"trace_count": [count]}))["trace_count"] == [count]
+    await until(lambda: other.tracer.begin("m") is not None and other.tracer._of_all.left == -1)
+    for gateway in gateways:
+        assert gateway.asked(7) == 7
+        await until(lambda: len(gateway.kept.traces) == 7)
+
+
+@pytest.mark.parametrize(
+    ("gateways", "wanted", "reason"),
+    [
+        (
+            TraceOptions(file="f", initial=TraceSettings(TIMESTAMPS)),
+            {"trace_rate": ["0"]},
+            "sample rate must be non-zero",
+        ),
+        (
+            TraceOptions(file="f", initial=TraceSettings(0, rate=0)),
+            {"trace_level": ["TENSORS"]},
+            "sample rate must be non-zero",
+        ),
+        (TraceOptions(), {"trace_level": ["TENSORS"]}, "trace file name is not given"),
+    ],
+    indirect=["gateways"],
+)
+async def test_a_setting_that_traces_nothing_is_refused(gateways: Any, wanted: Any, reason: str) -> None:
+    for model in ("", "m"):
+        before = await gateways[0].tracer.settings(model)
+        with pytest.raises(InvalidArgument) as refused:
+            await gateways[0].tracer.update(model, wanted)
+        assert refused.value.message == f"Attempting to set invalid trace setting :{reason}"
+        assert await gateways[0].tracer.settings(model) == before
+        off = await gateways[0].tracer.update(model, {**wanted, "trace_level": ["OFF"]})
+        assert off["trace_level"] == ["OFF"]
+        await gateways[0].tracer.update(model, dict.fromkeys(wanted) | {"trace_level": None})
+
+
 @pytest.mark.parametrize(
     "gateways", [TraceOptions(file="f", initial=TraceSettings(TIMESTAMPS, rate=2, count=3))], indirect=True
 )
