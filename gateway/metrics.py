@@ -134,6 +134,7 @@ class GatewayMetrics(Collector):
         self._counts: dict[tuple[str, int], RequestCounts] = {}
         self.log_epoch_changes: Callable[[], int] = lambda: 0
         self.lane_requests: Callable[[], int] = lambda: 0
+        self.lane_pending: Callable[[], int] = lambda: 0
         self.cache: CacheStore | None = None
         """Set if responses are cached."""
         self.tracer: Tracer | None = None
@@ -209,7 +210,7 @@ class GatewayMetrics(Collector):
         yield GaugeMetricFamily(
             "charonia_gateway_pending_requests",
             "Requests of this gateway that wait for their reply",
-            value=self._dataplane.pending_requests,
+            value=self._dataplane.pending_requests + self.lane_pending(),
         )
         if self.offload is not None:
             yield CounterMetricFamily(

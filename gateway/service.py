@@ -150,6 +150,7 @@ class GatewayService:
             is_on=settings.express_lane,
         )
         self.metrics.lane_requests = lambda: self.lane.waves.requests
+        self.metrics.lane_pending = lambda: self.lane.waves.pending_requests
         self._wave_statistics = WaveStatistics(log, settings.incarnation)
         self._streams = OpenStreams(log, settings.incarnation)
         requester = self._requester = self._dataplane.requester

@@ -81,6 +81,11 @@ class Waves:
         self.doors: Callable[[], Iterable[Door]] = tuple
         self.expiry = Expiry(self._outstanding, self._expire)
 
+    @property
+    def pending_requests(self) -> int:
+        """Number of requests at doors and in waves that have no answer yet."""
+        return sum(len(door.waiting) for door in self.doors()) + sum(wave.left for wave in self._under_way.values())
+
     # -- from a door into the log -------------------------------------------------------------------------------------
 
     def ready(self) -> None:

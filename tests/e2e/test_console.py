@@ -1,4 +1,4 @@
-"""The console as a user opens it: behind the metrics port of `serve`, and as a process of its own; a model unloaded."""
+"""The console as a user opens it: behind the metrics port of `serve`, as a process of its own; loading and unloading."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def read(url: str) -> str:
         return str(answer.read().decode())
 
 
-def unload(server: str) -> None:
-    """Unload the model as the forms of its page do."""
+def change(server: str, action: str) -> None:
+    """Load or unload the model as the forms of its page do."""
     with urllib.request.urlopen(f"{server}/console/models/identity", timeout=60) as page:
         cookie = page.headers["set-cookie"].partition(";")[0]
         (token,) = set(re.findall(r'name="token" value="([0-9a-f]+)"', page.read().decode()))
     fields = {"token": token, "model": "identity", "back": "model", "confirmed": "yes"}
     headers = {"Cookie": cookie, "Origin": server}
-    sent = urllib.request.Request(f"{server}/console/actions/unload", urlencode(fields).encode(), headers)
+    sent = urllib.request.Request(f"{server}/console/actions/{action}", urlencode(fields).encode(), headers)
     with urllib.request.urlopen(sent, timeout=120) as answer:  # the page that it is sent on to
         assert "/console/models/identity?notice=" in answer.url
         assert 'class="outcome"' in answer.read().decode()
@@ -52,8 +52,10 @@ def test_serve_and_a_process_of_its_own_show_the_same_server(
     with urllib.request.urlopen(f"http://{server.metrics}/console/live?page=overview", timeout=60) as live:
         assert live.readline() == b"event: update\n"
 
-    unload(f"http://{server.metrics}")
+    change(f"http://{server.metrics}", "unload")
     until("the model is unloaded", lambda: server.get("/v2/models/identity/ready")[0] != 200)
+    change(f"http://{server.metrics}", "load")
+    until("the model is loaded", lambda: server.get("/v2/models/identity/ready")[0] == 200)
 
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "charonia.cli", "console", f"--state-dir={server.state_dir}", "--console-port=0"]

@@ -378,6 +378,15 @@ class LaneBench:
         nothing = not self.waves._under_way and not pending._size_bytes and not pending._coming
         return nothing and all(lease.is_idle for lease in self.waves.leases._held.values())
 
+    def pending_metric(self) -> int:
+        """The gauge of requests without an answer, as the metrics page has it."""
+        (line,) = [
+            line
+            for line in self.service.metrics.render().decode().splitlines()
+            if line.startswith("charonia_gateway_pending_requests ")
+        ]
+        return int(float(line.split()[1]))
+
     def age(self, seconds: float) -> None:
         """Let waves have left, and doors have been used, so much earlier: they go by the clock of the machine."""
         for wave in self.waves._under_way.values():

@@ -88,8 +88,12 @@ def test_requests_gather_while_a_wave_is_under_way(bench: LaneBench) -> None:
         front.send(value)
         bench.settle()
     assert bench.values() == of(1)
+    assert bench.pending_metric() == 6
     bench.answer()
     assert bench.values() == [[1, 2, 3, 4, 5]]
+    assert bench.pending_metric() == 5
+    bench.answer()
+    assert bench.pending_metric() == 0
 
 
 def test_requests_of_all_forms_leave_together(bench: LaneBench) -> None:
