@@ -34,6 +34,8 @@ from executors.configuration.time_parameters import parameter_seconds
 from .forms import MAX_FRAME_BYTES, source_content
 
 _START_S = 60.0
+_BULK_START_S = 180.0
+"""It starts at a lower priority already."""
 _LOAD_S = 600.0
 _LOAD_PARAMETER = "charonia.max_load_s"
 _KEPT = ("PATH", "LANG", "LANGUAGE", "TZ", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
@@ -89,7 +91,8 @@ class ModelProcess(ChildProcess):
                 python, environment = await asyncio.to_thread(_python, source, temporary, sandboxed)
                 command = (*python, "-m", "executors.isolation.child.process_entry", policy, str(theirs.fileno()))
                 process = await ModelProcess.spawn(
-                    *(source.name, source.name, Interpreter(command, environment), _START_S),
+                    *(source.name, source.name, Interpreter(command, environment)),
+                    start_timeout_s=_BULK_START_S if in_bulk else _START_S,
                     board=board,
                     passed=[theirs.fileno()],
                 )
