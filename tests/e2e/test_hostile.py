@@ -105,7 +105,7 @@ def test_h3_lying_lengths_end_the_connection(headers: dict[str, str], server: An
         assert connection.is_closed()
 
 
-@pytest.mark.parametrize("length", ["-1", "9" * 30, "12x", "0x10", "1.5", "", "100000"])
+@pytest.mark.parametrize("length", ["-1", "9" * 30, "x12", "1" * 12, "-0x10", "", "100000"])
 def test_h3_lying_header_lengths_are_refused(length: str, server: Any) -> None:
     body = json.dumps(scale_body()).encode()
     headers = {"Inference-Header-Content-Length": length}

@@ -80,6 +80,7 @@ def test_a_new_version_loads_alone(polled: Any) -> None:
     assert factor(server, "versions") == 10, "the numerically highest is the default (R3)"
     assert [factor(server, "versions", "grpc", v) for v in ("1", "2", "10")] == [1, 2, 10]
     assert json.loads(server.get("/v2/models/versions")[1])["versions"] == ["1", "2", "10"]
+    assert json.loads(server.get("/v2/models/versions/versions/2")[1])["versions"] == ["2"]
     scaling(models, "versions", 0, config="version_policy: { latest { num_versions: 2 } }")
     until("the latest two", lambda: ready() == {"2", "10"})
     with pytest.raises(InferenceServerException, match="'versions' version 1 is not at ready state"):

@@ -109,7 +109,7 @@ def missing(present: list[str], absent: list[str]) -> str:
          "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
          "number of responses"),
         ("/v2/models/simple_identity/generate", {"INPUT0": "a", "parameters": 5}, 500,
-         "Expected JSON object for keyword: 'parameters'"),
+         "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object"),
         ("/v2/models/simple_identity/generate", {"INPUT0": "a", "parameters": {"mine": {"x": 1}}}, 400,
          "Converting keyword: 'parameters': parameter 'mine' has invalid type. It should be either 'int', 'bool', or "
          "'string'."),

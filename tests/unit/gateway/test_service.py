@@ -64,6 +64,14 @@ async def test_statistics_have_words_of_their_own_for_unknown_models() -> None:
     await control.close()
 
 
+async def test_metadata_name_the_version_that_was_asked_for_or_all() -> None:
+    versions = [facts.loaded(version=version) for version in (1, 3)]
+    gateway, control = await service(facts.joined(), *versions, facts.scanned())
+    assert [gateway.model_metadata("m", version).versions for version in ("", "1", "3")] == [("1", "3"), ("1",), ("3",)]
+    await gateway.close()
+    await control.close()
+
+
 async def test_a_gateway_that_leaves_is_not_ready_and_still_serves() -> None:
     gateway, control = await service(ProcessJoined("executor", "e"), RepositoryScanned("e", (), "explicit", ready=True))
     gateway.leave_rotation()
