@@ -104,7 +104,7 @@ class TritonPythonModel:
                 "timeout": request.timeout(),
                 "flags": request.flags(),
                 "correlation": request.correlation_id(),
-                "outputs": request.requested_output_names(),
+                "outputs": sorted(request.requested_output_names()),
                 "parameters": json.loads(request.parameters()),
                 "memory": request.preferred_memory().preferred_memory_type,
                 "context": request.trace().get_context(),

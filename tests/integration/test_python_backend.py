@@ -84,8 +84,8 @@ async def test_a_model_sees_the_facts_of_its_requests(load: Load) -> None:
             def execute(self, requests):
                 responses = []
                 for r in requests:
-                    facts = [r.request_id(), r.correlation_id(), r.requested_output_names(), r.flags(), r.timeout(),
-                             json.loads(r.parameters()), r.is_cancelled(), r.inputs()[0].shape(),
+                    facts = [r.request_id(), r.correlation_id(), sorted(r.requested_output_names()), r.flags(),
+                             r.timeout(), json.loads(r.parameters()), r.is_cancelled(), r.inputs()[0].shape(),
                              r.inputs()[0].triton_dtype(), r.inputs()[0].is_cpu(), r.trace().get_context()]
                     text = np.array([json.dumps(facts)], dtype=np.object_)
                     responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)], parameters={"k": 1}))
@@ -187,13 +187,18 @@ async def test_wrong_returns_fail_the_batch(load: Load, returned: str, text: str
     ("statement", "text"),
     [
         ("sys.exit(3)", "SystemExit: 3\n\nAt:"),
+        ("raise ValueError", "message: ValueError: <EMPTY MESSAGE>\n\nAt:"),
         ("pb_utils.InferenceResponse([None])", "Output tensor for inference response should not be empty."),
         ("pb_utils.Tensor('', np.ones(1))", "Tensor name cannot be an empty string."),
         (
-            "pb_utils.InferenceRequest('x', ['y'], []).get_response_sender()",
-            "Only a request that was given to 'execute' has a response sender.",
+            "pb_utils.InferenceRequest('x', 0, [], ['y'], 'm').get_response_sender()",
+            "Response sender has no reference to the decoupled state of the model.",
         ),
-        ("pb_utils.MetricFamily('a', 'b', 3)", "Failed to create the metric family 'a': unknown kind 3"),
+        ("pb_utils.InferenceRequest(inputs=[], model_name='m')", "TypeError: an InferenceRequest needs 'requested"),
+        (
+            "pb_utils.MetricFamily('a b', '', pb_utils.MetricFamily.GAUGE)",
+            "Error when creating MetricFamily: Failed to process the request for model 'm_0_0', message: Invalid",
+        ),
     ],
 )
 async def test_what_goes_wrong_in_execute_is_told(load: Load, statement: str, text: str) -> None:
@@ -213,9 +218,29 @@ async def test_execute_may_be_a_coroutine(load: Load) -> None:
         import asyncio
 
         class TritonPythonModel:
+            seen = None
+
             async def execute(self, requests):
+                if requests[0].request_id() == "end":
+                    raise SystemExit(3)
+                if self.seen is None:
+                    self.seen = asyncio.Queue()
+                    self.task = asyncio.get_running_loop().create_task(self.count())
                 await asyncio.sleep(0)
-                return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.ones(1, np.float32))]) for _ in requests]
+                number = await self.seen.get()
+                out = pb_utils.Tensor("OUT", np.full(1, number, np.float32))
+                return [pb_utils.InferenceResponse([out]) for _ in requests]
+
+            async def count(self):
+                for number in range(1000):
+                    self.seen.put_nowait(number)
+                    await asyncio.sleep(0)
     """)
+    # one event loop serves all of them, so that a task of the first goes on
+    for number in range(2):
+        (answer,) = await instance.execute_requests([request(numbers(1))])
+        assert answer.outputs[0].array().tolist() == [number]
+    (answer,) = await instance.execute_requests([request(numbers(1), id="end")])
+    assert "SystemExit: 3" in error_of(answer).message
     (answer,) = await instance.execute_requests([request(numbers(1))])
-    assert answer.outputs[0].array().tolist() == [1]
+    assert answer.outputs[0].array().tolist() == [2]

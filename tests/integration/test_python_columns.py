@@ -112,7 +112,7 @@ MANY_WAYS = """
             elif what == "bad text":
                 outputs = [tensor("B", np.array(["\\ud800"], np.object_))]
             elif what == "others" and odd:
-                request.requested_output_names().append("B")
+                request.outputs.append("B")
                 outputs = [tensor("A", [index]), tensor("B", [index])]
             elif what == "write":
                 for array in arrays:
@@ -127,7 +127,7 @@ MANY_WAYS = """
                 request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
                 return None
             elif what == "facts":
-                facts = [request.request_id(), request.correlation_id(), request.requested_output_names(),
+                facts = [request.request_id(), request.correlation_id(), sorted(request.requested_output_names()),
                          request.flags(), request.timeout(), request.parameters(), request.is_cancelled(),
                          request.model_name(), request.model_version(), request.trace().get_context(),
                          request.preferred_memory().preferred_memory_type, request.is_rescheduled(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -39,8 +40,12 @@ MAX_OPEN = 4096
 NOT_READY = "Failed for execute the inference request. Model '{model}' is not ready."
 DECOUPLED = (
     "Model {model} is using the decoupled. The current BLS request call doesn't support models using the decoupled "
-    "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled models."
+    "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
+    "models.'"
 )
+REFUSED = "Model {model} - Error when running inference: {why}"
+
+_VERSION = re.compile(r"\s*([+-]?\d+)")
 
 
 class PendingModelCalls:
@@ -138,7 +143,7 @@ class PendingModelCalls:
         if caller is not None:
             asked.request.trace = Traced(caller.context.child(os.urandom(8)))
         try:
-            call = self._opened_calls[number] = await self._opened(asked, made_for)
+            call = self._opened_calls[number] = await self._opened_or_refused(asked, made_for)
             if number in self._asked_to_end:
                 call.ask_to_end()
             while (response := await call.next()) is not None:
@@ -166,6 +171,13 @@ class PendingModelCalls:
                 if one.trace is not None and one.trace.context.span_id == span_id:
                     return one.trace
         return None
+
+    async def _opened_or_refused(self, asked: CallFrame, made_for: Batch) -> OpenCall:
+        """Triton's python backend gives all that refuses a call one code and a beginning."""
+        try:
+            return await self._opened(asked, made_for)
+        except CharoniaError as error:
+            raise InternalError(REFUSED.format(model=asked.request.model, why=error.message)) from None
 
     async def _opened(self, asked: CallFrame, made_for: Batch) -> OpenCall:
         if self._calls is None:
@@ -209,19 +221,29 @@ class PendingModelCalls:
         verb, model, *words = frame.content()
         if verb == "load":
             config, described = words
+            if not model:
+                raise InternalError("failed to load '', failed to poll from model repository")
             await self._calls.load(model, config, files_of(frame, described))
         elif verb == "unload":
             await self._calls.unload(model, unload_dependents=bool(words[0]))
         elif verb == "is_ready":
-            version = words[0]
-            if version and not version.lstrip("-").isdigit():
-                raise InvalidArgument(
-                    f"failed to get model version from specified version string '{version}' (details: not a number), "
-                    "version should be an integral value > 0"
-                )
-            return await self._calls.is_ready(model, version)
+            return await self._calls.is_ready(model, _version(words[0]))
         elif verb == "find":
             return msgspec.msgpack.encode(await self._calls.find(model, int(words[0])))
         else:
             raise InternalError(f"a model process cannot ask for '{verb}'")
         return None
+
+
+def _version(text: str) -> str:
+    """The version that a text begins with, as C's `stol` reads it; "" for none. Raises `InvalidArgument`."""
+    if not text:
+        return ""
+    found = _VERSION.match(text)
+    number = int(found[1]) if found is not None else None
+    said = f"failed to get model version from specified version string '{text}'"
+    if number is None or not -(2**63) <= number < 2**63:
+        raise InvalidArgument(f"{said} (details: stol), version should be an integral value > 0")
+    if number < 0:
+        raise InvalidArgument(f"{said}, version should be an integral value > 0")
+    return str(number)

@@ -6,6 +6,11 @@ reading at `inference`.
 
 from __future__ import annotations
 
+import json
+import struct
+
+import numpy as np
+
 from .calls import is_model_ready, load_model, unload_model
 from .errors import TritonError, TritonModelException
 from .inference import (
@@ -34,6 +39,7 @@ from .model_config import (
 )
 from .response import InferenceResponse
 from .tensor import (
+    TRITON_STRING_TO_NUMPY,
     Tensor,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
@@ -51,6 +57,7 @@ __all__ = [
     "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceTrace",
@@ -68,9 +75,12 @@ __all__ = [
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "is_model_ready",
+    "json",
     "load_model",
+    "np",
     "numpy_to_triton_type",
     "serialize_byte_tensor",
+    "struct",
     "triton_string_to_numpy",
     "triton_to_numpy_type",
     "unload_model",

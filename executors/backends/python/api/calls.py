@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 
-from .errors import TritonError, TritonModelException
+from .errors import TritonError, TritonModelException, refused
 from .response import InferenceResponse
 from .tensor import Tensor
 
@@ -41,7 +41,8 @@ class CallRequest(Protocol):
 
     def model_version(self) -> int: ...
 
-    def requested_output_names(self) -> list[str]: ...
+    @property
+    def outputs(self) -> list[str]: ...
 
     def request_id(self) -> str: ...
 
@@ -162,27 +163,31 @@ def call(request: CallRequest, decoupled: bool) -> InferenceResponse | ResponseI
     return single(answers.get())
 
 
-def load_model(model_name: str, files: Mapping[str, bytes] | None = None, config: str = "") -> None:
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
     """Load a model and wait until it is ready (P14). `files` maps `file:<version>/<path>` to content.
 
     Raises `TritonModelException` outside explicit mode, for a failed load, and for this model while it is being loaded.
     """
+    if files is not None and not isinstance(files, dict):
+        raise TritonModelException(
+            f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
+        )
     contents = {path.removeprefix("file:"): bytes(content) for path, content in (files or {}).items()}
     described = [[path, len(content)] for path, content in contents.items()]
-    _control(["load", model_name, config, described], contents.values(), changes=model_name)
+    _control("Failed to load model", ["load", model_name, config, described], contents.values(), changes=model_name)
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
     """Begin to unload a model (P14). Raises `TritonModelException` as `load_model` does."""
-    _control(["unload", model_name, bool(unload_dependents)], (), changes=model_name)
+    _control("Failed to unload model", ["unload", model_name, bool(unload_dependents)], (), changes=model_name)
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """Whether a version is ready; "" for the latest (P14)."""
-    return bool(_control(["is_ready", model_name, str(model_version)], ()))
+    return bool(_control("Failed to check model readiness", ["is_ready", model_name, str(model_version)], ()))
 
 
-def _control(content: list[Any], data: Iterable[Buffer], *, changes: str = "") -> Any:
+def _control(what: str, content: list[Any], data: Iterable[Buffer], *, changes: str = "") -> Any:
     exchange = _exchange
     if exchange is None:
         raise TritonModelException("models cannot be loaded, unloaded or asked for outside of a model's process")
@@ -195,7 +200,7 @@ def _control(content: list[Any], data: Iterable[Buffer], *, changes: str = "") -
         raise TritonModelException("the executor is gone")
     failure, value = answer[0]
     if failure is not None:
-        raise TritonModelException(failure[1])
+        raise refused(what, failure[1])
     return value
 
 
@@ -217,7 +222,7 @@ def starter(
     content = [
         request.model_name(),
         int(request.model_version()),
-        list(request.requested_output_names()),
+        request.outputs,
         request.request_id(),
         request.correlation_id(),
         request.flags(),

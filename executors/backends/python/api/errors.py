@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from charonia.errors import ErrorCode
 
+_instance = ""
+
+
+def set_instance(name: str) -> None:
+    """Set the name of the model instance of this process. Internal."""
+    global _instance
+    _instance = name
+
+
+def refused(what: str, why: str) -> TritonModelException:
+    """The error of something that Triton asks its server for: `what` failed, the server says `why`. Internal."""
+    return TritonModelException(f"{what}: Failed to process the request for model '{_instance}', message: {why}")
+
 
 class TritonModelException(Exception):
     """Raised by `triton_python_backend_utils`, and by models, to fail a load or a whole batch (P12)."""

@@ -61,11 +61,11 @@ class InferenceRequest:
 
     def __init__(
         self,
-        model_name: str = "",
-        requested_output_names: Sequence[str] = (),
-        inputs: Sequence[Tensor] = (),
         request_id: str = "",
         correlation_id: int | str = 0,
+        inputs: Sequence[Tensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -73,13 +73,28 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        self._model_name = model_name
-        self._outputs = list(requested_output_names)
-        self._inputs = list(inputs)
-        if self._inputs and any(tensor is None for tensor in self._inputs):
+        """A request of another model. `inputs`, `requested_output_names` and `model_name` are needed.
+
+        Raises `TypeError` for values of other types, `TritonModelException` for empty ones.
+        """
+        inputs = _sequence("inputs", inputs, Tensor)
+        names = _sequence("requested_output_names", requested_output_names, str)
+        if not isinstance(model_name, str):
+            raise TypeError(f"'model_name' must be of type str, found type '{type(model_name)}'.")
+        if not isinstance(request_id, str):
+            raise TypeError(f"'request_id' must be of type str, found type '{type(request_id)}'.")
+        for what, number in (("model_version", model_version), ("flags", flags), ("timeout", timeout)):
+            if not hasattr(number, "__index__") or (number < 0 and what != "model_version"):
+                raise TypeError(f"'{what}' must be a whole number in its range, found {number!r}.")
+        if not isinstance(correlation_id, (int, str)):
+            raise TritonModelException("Correlation ID must be integer or string")
+        if None in inputs:
             raise TritonModelException(_empty("Input tensor", request_id, model_name))
-        if "" in self._outputs:
+        if "" in names:
             raise TritonModelException(_empty("Requested output name", request_id, model_name))
+        self._model_name = model_name
+        self._outputs = sorted(set(names))
+        self._inputs = list(inputs)
         self._id = request_id
         self._correlation_id = correlation_id
         self._model_version = model_version
@@ -88,6 +103,34 @@ class InferenceRequest:
         self._preferred_memory = preferred_memory
         self._trace = trace
         self._parameters = parameters_text(checked_parameters(parameters))
+
+    @classmethod
+    def of_frame(
+        cls,
+        *,
+        request_id: str,
+        correlation_id: int | str,
+        outputs: Sequence[str],
+        parameters: str,
+        timeout: int,
+        flags: int,
+        model_name: str,
+        model_version: int,
+        trace: InferenceTrace | None,
+    ) -> InferenceRequest:
+        """Make a request of an EXECUTE, without its inputs. `parameters` is JSON text. Internal."""
+        request = cls.__new__(cls)
+        request._model_name = model_name
+        request._outputs = list(outputs)
+        request._inputs = []
+        request._id = request_id
+        request._correlation_id = correlation_id
+        request._model_version = model_version
+        request._flags = flags
+        request._timeout = timeout
+        request._trace = trace
+        request._parameters = parameters
+        return request
 
     @classmethod
     def of_columns(
@@ -131,8 +174,13 @@ class InferenceRequest:
     def correlation_id(self) -> int | str:
         return self._correlation_id
 
-    def requested_output_names(self) -> list[str]:
-        """The outputs to return: those the client named, or all of the model's."""
+    def requested_output_names(self) -> set[str]:
+        """The outputs to return: those the client named, or all of the model's. A new set with every call."""
+        return set(self._outputs)
+
+    @property
+    def outputs(self) -> list[str]:
+        """The outputs to return, in their order. Internal."""
         return self._outputs
 
     def model_name(self) -> str:
@@ -166,10 +214,6 @@ class InferenceRequest:
             self._trace = InferenceTrace()
         return self._trace
 
-    def has_parameters(self, text: str) -> None:
-        """Set the parameters that the client gave, as a JSON object text. Internal."""
-        self._parameters = text
-
     def belongs_to(self, execution: Execution, index: int) -> None:
         """Set the EXECUTE of this request and its index in it. Internal."""
         self._execution, self._index = execution, index
@@ -187,7 +231,9 @@ class InferenceRequest:
         Raises for a request that the model made.
         """
         if self._execution is None:
-            raise TritonModelException("Only a request that was given to 'execute' has a response sender.")
+            raise TritonModelException(
+                "Unable to send response. Response sender has no reference to the decoupled state of the model."
+            )
         with _MAKING_SENDER:
             if self._sender is None:
                 self._sender = self._execution.sender(self._index, self._outputs)
@@ -223,6 +269,16 @@ class InferenceRequest:
         from executors.backends.python.api import async_calls
 
         return async_calls.call_async(self, decoupled)
+
+
+def _sequence(what: str, values: Any, kind: type) -> Sequence[Any]:
+    """Check a sequence of values of a type, or of None; it may be empty but not missing."""
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        raise TypeError(f"an InferenceRequest needs '{what}' as a list, found type '{type(values)}'.")
+    for value in values:
+        if not isinstance(value, kind) and (value is not None or kind is str):
+            raise TypeError(f"'{what}' must be of type {kind.__name__}, found type '{type(value)}'.")
+    return values
 
 
 def _empty(what: str, request_id: str, model_name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 from collections.abc import Callable
 
@@ -24,10 +25,16 @@ def send_lines_to(sink: Callable[[int, str, int, str], None] | None) -> None:
 class Logger:
     """Logging functions, used without an instance: `pb_utils.Logger.log_info("...")`."""
 
-    INFO = 0
-    WARNING = 1
-    ERROR = 2
-    VERBOSE = 3
+    class LogLevel(enum.IntEnum):
+        INFO = 0
+        WARNING = 1
+        ERROR = 2
+        VERBOSE = 3
+
+    INFO = LogLevel.INFO
+    WARNING = LogLevel.WARNING
+    ERROR = LogLevel.ERROR
+    VERBOSE = LogLevel.VERBOSE
 
     @staticmethod
     def log(message: str, level: int = INFO) -> None:
@@ -52,5 +59,5 @@ class Logger:
 
 def _send(level: int, message: str) -> None:
     caller = sys._getframe(2)
-    level = level if 0 <= level < len(_LEVELS) else Logger.INFO
-    _sink(level, caller.f_code.co_filename, caller.f_lineno, str(message))
+    known = int(level) if 0 <= level < len(_LEVELS) else 0
+    _sink(known, caller.f_code.co_filename, caller.f_lineno, str(message))

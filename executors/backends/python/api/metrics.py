@@ -23,13 +23,17 @@ from executors.backends.python.protocol.metric_board import (
     names_are_valid,
 )
 
-from .errors import TritonModelException
+from .errors import TritonModelException, refused
 
 _KINDS = {COUNTER: "COUNTER", GAUGE: "GAUGE", HISTOGRAM: "HISTOGRAM"}
 _DELETED = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
     "be deleted AFTER its corresponding 'Metric' objects have been deleted."
 )
+
+_NO_FAMILY = "Error when creating MetricFamily"
+_NO_METRIC = "Error when creating Metric"
+_CANNOT = "Failed to create metric."
 
 
 class _Family:
@@ -72,7 +76,10 @@ class Metric:
         with _lock:
             self._check("increment", COUNTER, GAUGE)
             if self._family.kind == COUNTER and not value >= 0:
-                raise TritonModelException(f"Failed to increment metric value: cannot add {value} to a COUNTER")
+                raise refused(
+                    "Failed to increment metric value",
+                    "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.",
+                )
             self._series.slot.values[0 if self._family.kind == COUNTER else 2] += value
 
     def set(self, value: float) -> None:
@@ -103,10 +110,11 @@ class Metric:
 
     def _check(self, verb: str, *kinds: int) -> None:
         if self._family.deleted:
-            raise TritonModelException(_DELETED)
+            raise TritonModelException(f"Failed to {verb} metric value: {_DELETED}")
         if self._family.kind not in kinds:
-            kind = _KINDS[self._family.kind]
-            raise TritonModelException(f"Failed to {verb} metric value: a {kind} does not support this operation")
+            kind = f"TRITONSERVER_METRIC_KIND_{_KINDS[self._family.kind]}"
+            operation = "Value" if verb == "get" else verb.capitalize()
+            raise refused(f"Failed to {verb} metric value", f"{kind} does not support {operation}")
 
     def __del__(self) -> None:
         series = getattr(self, "_series", None)
@@ -128,42 +136,46 @@ class MetricFamily:
     _owned = ""
     """A reserved prefix that its names may begin with."""
 
-    def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
-        if kind not in _KINDS:
-            raise TritonModelException(f"Failed to create the metric family '{name}': unknown kind {kind}")
+    def __init__(self, name: str, description: str, kind: int) -> None:
+        if not isinstance(name, str) or kind not in _KINDS:
+            raise TypeError(f"a MetricFamily needs a name of type str and a kind, found {name!r} and {kind!r}.")
         if not names_are_valid(name, (), self._owned):
-            raise TritonModelException(f"Failed to create the metric family '{name}': the name is invalid or reserved")
+            raise refused(_NO_FAMILY, "Invalid metric name")
         with _lock:
             family = _families.get(name)
             if family is None:
                 family = _families[name] = _Family(name, str(description), kind)
-            elif (family.kind, family.description) != (kind, description):
-                raise TritonModelException(
-                    f"Failed to create the metric family '{name}': it exists with another kind or description"
-                )
+            elif family.kind != kind:
+                raise refused(_NO_FAMILY, "Family name already exists with different type")
             family.users += 1
             self._family = family
 
     def Metric(self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None) -> Metric:  # noqa: N802
         """Return the series with these labels. `buckets` are the ascending upper bounds of a HISTOGRAM."""
-        labels, family = labels or {}, self._family
-        where = f"Failed to create a metric of family '{family.name}'"
-        if not all(isinstance(name, str) and isinstance(value, str) for name, value in labels.items()):
-            raise TritonModelException(f"{where}: labels and their values must be of type str")
-        if not names_are_valid(family.name, labels, self._owned):
-            raise TritonModelException(f"{where}: a label's name is invalid")
+        family = self._family
+        if labels is not None and not isinstance(labels, dict):
+            raise TritonModelException(f"{_CANNOT} Labels must be a dictionary.")
+        if buckets is not None and not isinstance(buckets, list):
+            raise TritonModelException(f"{_CANNOT} Buckets must be a list.")
+        if buckets is not None and family.kind != HISTOGRAM:
+            raise TritonModelException(f"{_CANNOT} Unexpected buckets found.")
+        if buckets is None and family.kind == HISTOGRAM:
+            raise TritonModelException(f"{_CANNOT} Missing required buckets.")
+        labels = labels or {}
+        if not all(isinstance(value, str) for value in labels.values()):
+            raise refused(_NO_METRIC, "attempt to access JSON non-string as string")
+        if not all(isinstance(name, str) for name in labels) or not names_are_valid(family.name, labels, self._owned):
+            raise refused(_NO_METRIC, "Invalid label name")
         bounds = tuple(float(bound) for bound in buckets or ())
-        if (family.kind == HISTOGRAM) != bool(bounds):
-            raise TritonModelException(f"{where}: buckets are needed by a HISTOGRAM, and by no other kind")
         if any(not low < high for low, high in pairwise(bounds)):
-            raise TritonModelException(f"{where}: buckets must ascend")
+            raise refused(_NO_METRIC, "Bucket Boundaries must be strictly sorted")
         key = tuple(sorted(labels.items()))
         with _lock:
             series = family.series.get(key)
             if series is None:
-                series = family.series[key] = _Series(_slot(family, dict(key), bounds, where), bounds)
+                series = family.series[key] = _Series(_slot(family, dict(key), bounds), bounds)
             elif series.bounds != bounds:
-                raise TritonModelException(f"{where}: it exists with other buckets")
+                raise refused(_NO_METRIC, f"the metric of family '{family.name}' exists with other buckets")
             series.users += 1
             return Metric(family, key, series)
 
@@ -183,7 +195,7 @@ class MetricFamily:
             family.series.clear()
 
 
-def _slot(family: _Family, labels: dict[str, str], bounds: tuple[float, ...], where: str) -> Slot:
+def _slot(family: _Family, labels: dict[str, str], bounds: tuple[float, ...]) -> Slot:
     global _board
     if _board is None:
         _board = BoardWriter(-1)
@@ -191,4 +203,4 @@ def _slot(family: _Family, labels: dict[str, str], bounds: tuple[float, ...], wh
     try:
         return _board.add(family.kind, values, [family.name, family.description, labels, bounds])
     except BoardFull as error:
-        raise TritonModelException(f"{where}: {error}") from None
+        raise refused(_NO_METRIC, str(error)) from None

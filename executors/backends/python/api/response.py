@@ -50,7 +50,7 @@ class InferenceResponse:
 
 def parameters_text(parameters: Mapping[str, Any]) -> str:
     """The JSON text of parameters; `{}` for none."""
-    return json.dumps(dict(parameters), separators=(",", ":")) if parameters else "{}"
+    return json.dumps(dict(parameters)) if parameters else "{}"
 
 
 def checked_parameters(parameters: Mapping[str, str | int | bool] | None) -> dict[str, str | int | bool]:

@@ -53,6 +53,13 @@ _NUMBER_BY_WORD = {
     "TYPE_STRING": BYTES,
     "TYPE_BF16": BF16,
 }
+TRITON_STRING_TO_NUMPY = {
+    word: bool if word == "TYPE_BOOL" else _NUMPY_BY_NUMBER[number]
+    for word, number in _NUMBER_BY_WORD.items()
+    if number != BF16
+}
+"""NumPy's types by the words of configurations; BF16 has none."""
+
 _NUMBER_BY_DTYPE = {np.dtype(kind): number for number, kind in _NUMPY_BY_NUMBER.items()}
 _LENGTH = struct.Struct("<I")
 
@@ -88,7 +95,7 @@ def number_of(dtype: np.dtype[Any]) -> int:
     """The type number of an array's dtype. Raises `TritonModelException` for a dtype that has none."""
     number = _NUMBER_BY_DTYPE.get(dtype) or numpy_to_triton_type(dtype)
     if number is None:
-        raise TritonModelException(f"Tensor dtype '{dtype}' is not supported by the python backend.")
+        raise TritonModelException("NumPy dtype is not supported.")
     return number
 
 
@@ -130,6 +137,8 @@ class Tensor:
     __slots__ = ("_array", "_encoded", "_name", "_number", "_shape")
 
     def __init__(self, name: str, numpy_array: Array) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a tensor's name must be of type str, found type '{type(name)}'.")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         if not isinstance(numpy_array, np.ndarray):

@@ -104,7 +104,7 @@ def columns_of(
     They have one form when all have the same outputs, with equal names, types, shapes and sizes, and nothing else.
     Errors are ignored here: they occur again, with their texts, when the answers are packed one by one.
     """
-    wanted = requests[0].requested_output_names()
+    wanted = requests[0].outputs
     rows: list[list[Tensor]] = []
     form: list[tuple[str, int, tuple[int, ...]]] | None = None
     for request, answer in zip(requests, answers, strict=True):
@@ -114,7 +114,7 @@ def columns_of(
             or request.is_rescheduled()
             or answer.error() is not None
             or answer.checked_parameters
-            or request.requested_output_names() != wanted
+            or request.outputs != wanted
         ):
             return None
         tensors = answer.output_tensors()

@@ -18,7 +18,7 @@ from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from executors.backends.python import api
-from executors.backends.python.api.errors import TritonError, TritonModelException
+from executors.backends.python.api.errors import TritonError, TritonModelException, set_instance
 from executors.backends.python.api.inference import InferenceRequest, InferenceTrace
 from executors.backends.python.api.model_config import set_model_dir
 from executors.backends.python.api.response import CLOSED, InferenceResponse
@@ -29,7 +29,12 @@ from executors.backends.python.protocol.shared_slots import ModelSlots
 from .channel import Execution
 from .host_columns import columns_of, in_frame, inputs_of, sizes_of
 
-_OWN_FILES = (os.path.dirname(os.path.dirname(api.__file__)) + os.sep, importlib.__file__)
+_BACKEND = os.path.dirname(os.path.dirname(api.__file__))
+_OWN_FILES = (
+    _BACKEND + os.sep,
+    os.path.join(os.path.dirname(os.path.dirname(_BACKEND)), "configuration") + os.sep,
+    importlib.__file__,
+)
 """Files that are left out of tracebacks: in Triton they are not Python."""
 
 
@@ -130,9 +135,7 @@ class ModelHost:
         try:
             answer = self._model.is_ready()
             if hasattr(answer, "__await__"):
-                import asyncio
-
-                answer = asyncio.run(_result_of(answer))
+                answer = self._awaited(answer)
         except BaseException as error:
             raise ModelFailure(exception_text(error)) from error
         return answer is True
@@ -215,9 +218,7 @@ class ModelHost:
                 if self.decoupled:
                     self._begin(execution, requests, answers)
                     return Reply(None)
-                import asyncio  # imported late: it is large, and most models never need it
-
-                answers = asyncio.run(_result_of(answers))
+                answers = self._awaited(answers)
             if self.decoupled:
                 self._expect_none(answers)
                 _reschedule(execution, requests)
@@ -234,10 +235,25 @@ class ModelHost:
         """Run a coroutine of a decoupled model in the background, concurrently with the next batches."""
         import asyncio
 
+        asyncio.run_coroutine_threadsafe(self._carry(execution, requests, answers), self._coroutines())
+
+    def _awaited(self, answers: Any) -> Any:
+        """The result of a coroutine. What the model keeps of the event loop, as a lock, a session or a task, lasts."""
+        import asyncio  # imported late: it is large, and most models never need it
+
+        result, ending = asyncio.run_coroutine_threadsafe(_outcome_of(answers), self._coroutines()).result()
+        if ending is not None:
+            raise ending
+        return result
+
+    def _coroutines(self) -> Any:
+        """The event loop of the model's coroutines, which runs in a thread of its own until the process ends."""
+        import asyncio
+
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="charonia coroutines", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(self._carry(execution, requests, answers), self._loop)
+        return self._loop
 
     async def _carry(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
         try:
@@ -283,6 +299,8 @@ class ModelHost:
         if not os.path.isfile(path):
             raise ModelFailure(f"Python model file not found in '{path}'.")
         sys.modules["triton_python_backend_utils"] = api
+        set_instance(self._instance_name)
+        sys.argv = [""]  # a model may parse its arguments; it has none
         set_model_dir(self._version_directory)
         # at the end of the path: a model's `types.py` must not shadow the standard library's
         sys.path += dict.fromkeys((code_directory, self._version_directory, self._location.directory))
@@ -296,18 +314,17 @@ class ModelHost:
     def _request(self, item: list[Any]) -> InferenceRequest:
         request_id, correlation_id, outputs, parameters, timeout_us, flags = item[:6]
         traced = item[_TRACE:_WINDOW]
-        request = InferenceRequest(
-            model_name=self._location.name,
-            requested_output_names=outputs or self._outputs,
+        return InferenceRequest.of_frame(
             request_id=request_id,
             correlation_id=correlation_id,
-            model_version=int(self._location.version),
-            flags=flags,
+            outputs=outputs or self._outputs,
+            parameters=parameters or "{}",
             timeout=timeout_us,
+            flags=flags,
+            model_name=self._location.name,
+            model_version=int(self._location.version),
             trace=InferenceTrace(*traced) if traced and traced[0] else None,
         )
-        request.has_parameters(parameters or "{}")
-        return request
 
     @staticmethod
     def _attach(requests: list[InferenceRequest], content: list[Any], data: memoryview) -> None:
@@ -326,8 +343,12 @@ class _WrongAnswer(Exception):
     """`execute` is missing or what it returned is not a list of responses (P4)."""
 
 
-async def _result_of(awaitable: Any) -> Any:
-    return await awaitable
+async def _outcome_of(awaitable: Any) -> tuple[Any, BaseException | None]:
+    """The result, or what would end the event loop with the coroutine."""
+    try:
+        return await awaitable, None
+    except (SystemExit, KeyboardInterrupt) as ending:
+        return None, ending
 
 
 def _checked(
@@ -377,7 +398,7 @@ def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceRespon
             continue
         if request.sender is not None:
             request.sender.close()
-        reply, encoded = described(request.requested_output_names(), answer)
+        reply, encoded = described(request.outputs, answer)
         replies.append([*reply, True] if request.is_rescheduled() else reply)
         data += encoded
     return Reply(replies, data)
@@ -421,7 +442,7 @@ def _load_failure(error: BaseException) -> ModelFailure:
 
 def exception_text(error: BaseException) -> str:
     """`<Type>: <text>` and its locations, innermost first (P12)."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {str(error) or '<EMPTY MESSAGE>'}"
     at = _places(error.__traceback__)
     return "\n".join([text, "", "At:", *at, ""]) if at else text
 

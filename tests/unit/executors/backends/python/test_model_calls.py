@@ -192,17 +192,22 @@ async def test_a_model_process_that_does_not_read_is_waited_for(world: World) ->
 
 async def test_what_goes_wrong_is_an_answer(world: World) -> None:
     await world.ask(call_frame(1, model="nobody"))
-    assert world.error(1) == (4, "Failed for execute the inference request. Model 'nobody' is not ready.")
+    assert world.error(1) == (
+        1,
+        "Model nobody - Error when running inference: Failed for execute the inference request. Model 'nobody' is not "
+        "ready.",
+    )
     world.calls.answers = [Unavailable("deadlock: a -> a")]
     await world.ask(call_frame(2))
     assert world.error(2) == (4, "deadlock: a -> a")
     world.calls.interface = SEVERAL
     await world.ask(call_frame(3))
     assert world.error(3) == (
-        5,
+        1,
+        "Model m - Error when running inference: "
         "Model m is using the decoupled. The current BLS request call doesn't support models using the decoupled "
         "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
-        "models.",
+        "models.'",
     )
     assert world.asked.open_calls == 0
 
@@ -267,12 +272,19 @@ async def test_models_are_loaded_and_asked_for(world: World) -> None:
     await world.ask(
         frame(Kind.CONTROL, 2, ["is_ready", "m", "2"]),
         frame(Kind.CONTROL, 3, ["is_ready", "m", "x"]),
+        frame(Kind.CONTROL, 6, ["is_ready", "m", "-1"]),
+        frame(Kind.CONTROL, 7, ["is_ready", "m", "2x"]),
+        frame(Kind.CONTROL, 8, ["load", "", "", []]),
         frame(Kind.CONTROL, 4, ["unload", "m", False]),
         frame(Kind.CONTROL, 5, ["dance", "m"]),
     )
     assert world.child.said[1] == [(Kind.LAST_ANSWER, [None, None])]
     assert world.child.said[2] == [(Kind.LAST_ANSWER, [None, True])]
-    assert "not a number" in world.error(3)[1]
+    said = "failed to get model version from specified version string"
+    assert world.error(3)[1] == f"{said} 'x' (details: stol), version should be an integral value > 0"
+    assert world.error(6)[1] == f"{said} '-1', version should be an integral value > 0"
+    assert world.child.said[7] == [(Kind.LAST_ANSWER, [None, True])]
+    assert world.error(8)[1] == "failed to load '', failed to poll from model repository"
     assert world.error(4) == (4, "explicit model load / unload is not allowed if polling is enabled")
     assert "cannot ask for 'dance'" in world.error(5)[1]
 
@@ -280,7 +292,7 @@ async def test_models_are_loaded_and_asked_for(world: World) -> None:
 async def test_where_nobody_can_be_called_it_is_said(world: World) -> None:
     asked = PendingModelCalls(cast(ChildProcess, world.child), "mine", None, {})
     await world.ask(call_frame(1), frame(Kind.CONTROL, 2, ["unload", "m", False]))
-    assert (world.error(1)[0], world.error(2)[0], asked.open_calls) == (5, 5, 0)
+    assert (world.error(1)[0], world.error(2)[0], asked.open_calls) == (1, 5, 0)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def exchange() -> Iterator[FakeExchange]:
 
 
 def asked(**more: Any) -> InferenceRequest:
-    return InferenceRequest("m", ["Y"], [ONE], **more)
+    return InferenceRequest(**{"model_name": "m", "requested_output_names": ["Y"], "inputs": [ONE], **more})
 
 
 def value(response: InferenceResponse) -> list[int]:
@@ -103,7 +103,7 @@ def test_a_call_waits_for_its_response(exchange: FakeExchange) -> None:
         timeout=5,
         parameters={"a": 1, "b": "c", "d": True},
     ).exec()
-    assert (value(response), response.parameters(), response.has_error()) == ([4, 5], '{"k":1}', False)
+    assert (value(response), response.parameters(), response.has_error()) == ([4, 5], '{"k": 1}', False)
     (content,) = exchange.sent
     assert content[:9] == ["m", 2, ["Y"], "r", "c", 3, 5, {"a": 1, "b": "c", "d": True}, False]
     assert content[9] == [["X", 8, [3], 12]]
@@ -237,7 +237,7 @@ async def test_nothing_is_called_outside_of_execute(exchange: FakeExchange) -> N
 
 def test_models_are_loaded_and_asked_for(exchange: FakeExchange) -> None:
     exchange.answers = [([None, None], memoryview(b""), True)]
-    api.load_model("other", {"file:1/model.py": b"code", "1/weights": b""}, '{"name": "other"}')
+    api.load_model("other", '{"name": "other"}', {"file:1/model.py": b"code", "1/weights": b""})
     exchange.answers = [([None, None], memoryview(b""), True)]
     api.unload_model("other", True)
     exchange.answers = [([None, True], memoryview(b""), True)]
@@ -249,8 +249,10 @@ def test_models_are_loaded_and_asked_for(exchange: FakeExchange) -> None:
     ]
     assert exchange.data[0] == [b"code", b""]
     exchange.answers = [([[4, "not explicit"], None], memoryview(b""), True)]
-    with pytest.raises(TritonModelException, match=r"^not explicit$"):
+    with pytest.raises(TritonModelException, match=r"^Failed to load model: .* model '', message: not explicit$"):
         api.load_model("other")
+    with pytest.raises(TritonModelException, match=r"^failed to load model 'other', files should be a dict"):
+        api.load_model("other", files=[])  # type: ignore[arg-type]
 
 
 def test_no_model_loads_itself_while_it_is_loaded(exchange: FakeExchange) -> None:

@@ -13,9 +13,13 @@ ONE = Tensor("A", np.ones(1))
 TWO = Tensor("B", np.ones(1))
 
 
+def request(**more: Any) -> InferenceRequest:
+    return InferenceRequest(**{"inputs": [], "requested_output_names": ["O"], "model_name": "m", **more})
+
+
 def test_tensors_are_found_by_name() -> None:
-    assert api.get_input_tensor_by_name(InferenceRequest(inputs=[ONE, TWO]), "B") is TWO
-    assert api.get_input_tensor_by_name(InferenceRequest(inputs=[ONE]), "B") is None
+    assert api.get_input_tensor_by_name(request(inputs=[ONE, TWO]), "B") is TWO
+    assert api.get_input_tensor_by_name(request(inputs=[ONE]), "B") is None
     assert api.get_output_tensor_by_name(InferenceResponse([ONE, TWO]), "A") is ONE
     assert api.get_output_tensor_by_name(InferenceResponse(), "A") is None
 
@@ -31,7 +35,7 @@ def test_a_response_with_an_error_tells_it() -> None:
     assert not InferenceResponse([ONE]).has_error()
 
 
-@pytest.mark.parametrize("make", [InferenceRequest, InferenceResponse])
+@pytest.mark.parametrize("make", [request, InferenceResponse])
 @pytest.mark.parametrize("wrong", [[], (), "{}", 0, [("a", 1)]])
 def test_parameters_are_a_dict_or_none(make: Any, wrong: object) -> None:
     """An empty one of another type as well."""
@@ -43,9 +47,9 @@ def test_parameters_are_a_dict_or_none(make: Any, wrong: object) -> None:
 
 def test_request_parameters_are_checked() -> None:
     given = {"a": 1, "b": "c", "d": True}
-    assert json.loads(InferenceRequest(parameters=given).parameters()) == given
+    assert json.loads(request(parameters=given).parameters()) == given
     with pytest.raises(TritonModelException, match="Expect parameters values to have type bool/int/str"):
-        InferenceRequest(parameters={"a": None})
+        request(parameters={"a": None})
 
 
 def test_response_parameters_are_checked() -> None:
@@ -69,22 +73,57 @@ def test_what_is_no_tensor_or_error_is_refused() -> None:
     with pytest.raises(
         TritonModelException, match="Input tensor for request with id 'i' and model name 'm' should not"
     ):
-        InferenceRequest("m", ["O"], [None], "i")  # type: ignore[list-item]
+        InferenceRequest("i", 0, [None], ["O"], "m")  # type: ignore[list-item]
     with pytest.raises(TritonModelException, match="Requested output name for request with id"):
-        InferenceRequest("m", [""], [], "i")
+        InferenceRequest("i", 0, [], [""], "m")
+
+
+def test_a_request_of_the_models_own_is_checked() -> None:
+    """The order of its fields is Triton's, and so is what raises."""
+    made = InferenceRequest("i", "c", [ONE], ["B", "A", "B"], "m", 3, 1, 5)
+    assert (made.request_id(), made.correlation_id(), made.inputs(), made.flags(), made.timeout()) == (
+        *("i", "c", [ONE]),
+        *(1, 5),
+    )
+    assert (made.requested_output_names(), made.outputs) == ({"A", "B"}, ["A", "B"])
+    made.requested_output_names().clear()
+    assert made.requested_output_names() == {"A", "B"}
+    for missing in ("inputs", "requested_output_names", "model_name"):
+        with pytest.raises(TypeError, match=missing):
+            request(**{missing: None})
+    wrong = {
+        "inputs": [1],
+        "requested_output_names": "AB",
+        "model_version": "1",
+        "flags": -1,
+        "timeout": -1,
+        "request_id": 7,
+    }
+    for field, value in wrong.items():
+        with pytest.raises(TypeError, match=field):
+            request(**{field: value})
+    with pytest.raises(TritonModelException, match=r"^Correlation ID must be integer or string$"):
+        request(correlation_id=1.5)
+    assert request(model_version=-1).model_version() == -1
+
+
+def test_names_that_models_use_are_there() -> None:
+    assert api.TRITON_STRING_TO_NUMPY["TYPE_BOOL"] is bool
+    assert "TYPE_BF16" not in api.TRITON_STRING_TO_NUMPY
+    assert api.Logger.LogLevel.WARNING == api.Logger.WARNING
 
 
 def test_a_request_of_the_models_own_has_no_sender() -> None:
-    request = InferenceRequest("m", ["O"], [ONE], preferred_memory=api.PreferredMemory(api.TRITONSERVER_MEMORY_GPU, 0))
-    request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_ALL)
-    with pytest.raises(TritonModelException, match="Only a request that was given to 'execute'"):
-        request.get_response_sender()
+    made = request(preferred_memory=api.PreferredMemory(api.TRITONSERVER_MEMORY_GPU, 0))
+    made.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_ALL)
+    with pytest.raises(TritonModelException, match="no reference to the decoupled state of the model"):
+        made.get_response_sender()
 
 
 def test_a_request_may_be_rescheduled() -> None:
-    request = InferenceRequest("m", ["O"], [ONE])
-    assert not request.is_rescheduled()
-    request.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
-    assert request.is_rescheduled()
+    made = request()
+    assert not made.is_rescheduled()
+    made.set_release_flags(api.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+    assert made.is_rescheduled()
     with pytest.raises(TritonModelException, match="Invalid release flag 3"):
-        request.set_release_flags(3)
+        made.set_release_flags(3)

@@ -62,9 +62,11 @@ def test_other_byte_orders_are_converted() -> None:
 def test_names_and_arrays_are_needed() -> None:
     with pytest.raises(TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
         Tensor("", np.zeros(1))
+    with pytest.raises(TypeError, match="name must be of type str"):
+        Tensor(None, np.zeros(1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"needs a numpy\.ndarray"):
         Tensor("T", [1, 2])  # type: ignore[arg-type]
-    with pytest.raises(TritonModelException, match="Tensor dtype 'complex128' is not supported"):
+    with pytest.raises(TritonModelException, match=r"^NumPy dtype is not supported\.$"):
         Tensor("T", np.zeros(1, np.complex128))
 
 

@@ -13,8 +13,12 @@ def column(count: int, number: int, shape: list[int], data: bytes, sizes: list[i
     return tensors
 
 
+def request(*outputs: str) -> InferenceRequest:
+    return InferenceRequest(model_name="m", inputs=[], requested_output_names=outputs)
+
+
 def found(*answers: InferenceResponse | None, outputs: tuple[str, ...] = ()) -> list[Column] | None:
-    return columns_of([InferenceRequest(requested_output_names=outputs) for _ in answers], answers)
+    return columns_of([request(*outputs) for _ in answers], answers)
 
 
 def answer(*arrays: np.ndarray) -> InferenceResponse:
@@ -74,9 +78,9 @@ def test_answers_that_differ_are_no_columns() -> None:
     assert found(InferenceResponse(), InferenceResponse()) is None
     assert found(one, one, outputs=("B",)) is None
     assert found(answer(np.array([b"a"])), answer(np.array([b"ab"]))) is None
-    again = InferenceRequest()
+    again = request()
     again.set_release_flags(2)
-    assert columns_of([InferenceRequest(), again], [one, one]) is None
+    assert columns_of([request(), again], [one, one]) is None
 
 
 def test_an_array_that_changed_its_shape_is_no_column() -> None:
