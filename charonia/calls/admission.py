@@ -231,10 +231,10 @@ class Admission:
             return
         batching = self._interface.max_batch_size > 0
         expected = (-1, *spec.dims) if batching else spec.dims
-        hint = " " + _BATCH_HINT if batching else ""
+        hint = _BATCH_HINT if batching else ""
         raise InvalidArgument(
             f"unexpected shape for input '{tensor.name}' for model '{self._interface.name}'. Expected "
-            f"{shape_text(expected)}, got {shape_text(tensor.shape)}.{hint}"
+            f"{shape_text(expected)}, got {shape_text(tensor.shape)}. {hint}"
         )
 
     def _check_outputs(self, request: InferenceRequest) -> None:

@@ -16,7 +16,7 @@ from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
 
 HINT = (
-    " NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
     "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
     "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
@@ -125,7 +125,7 @@ def test_strings_are_checked_each_time() -> None:
         ),
         (
             ask(a(1, 8), b(1, b"x")),
-            "[request id: <id_unknown>] unexpected shape for input 'a' for model 'm'. Expected [-1,16], got [1,8]."
+            "[request id: <id_unknown>] unexpected shape for input 'a' for model 'm'. Expected [-1,16], got [1,8]. "
             + HINT,
         ),
         (
@@ -207,7 +207,7 @@ def test_of_several_wrong_inputs_the_last_is_named() -> None:
 
 def test_refusals_of_a_plain_model() -> None:
     assert refusal(PLAIN, ask(a(1, 3))) == (
-        "[request id: <id_unknown>] unexpected shape for input 'a' for model 'm'. Expected [-1,2], got [1,3]."
+        "[request id: <id_unknown>] unexpected shape for input 'a' for model 'm'. Expected [-1,2], got [1,3]. "
     )
     assert refusal(PLAIN, ask(id="é")) == (
         "[request id: é] expected number of inputs between 1 and 2 but got 0 inputs for model 'm'. Got input(s) [], "
