@@ -9,7 +9,7 @@ Which rule raises which is decided in `validation` and `sequence_validation`.
 
 from __future__ import annotations
 
-from charonia.errors import ConfigError
+from charonia.errors import ConfigError, InvalidArgument
 
 
 class StructureError(ConfigError):
@@ -18,6 +18,10 @@ class StructureError(ConfigError):
 
 class InstanceError(ConfigError):
     """Tensors, batch I/O, instance groups, states or versions are invalid: no instance can be created."""
+
+
+class CompositionError(InvalidArgument):
+    """An ensemble cannot be composed of the models that are there: 400 "load failed for model ...: " and this text."""
 
 
 def poll_failure(model_name: str) -> str:

@@ -229,10 +229,7 @@ def _initial(model: str, state: ImplicitState, directory: Path) -> Array:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise InvalidArgument(
-            f"initial state '{state.input_name}' of model '{model}': unable to read '{state.initial.filename}': "
-            f"{error.strerror}"
-        ) from None
+        raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from None
     count = int(np.prod(dims, dtype=np.int64))
     if state.datatype is DataType.BYTES:
         return object_array(split_bytes_elements(raw), count).reshape(dims)

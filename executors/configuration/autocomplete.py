@@ -40,11 +40,11 @@ _OUTPUT_KEYS = ("name", "data_type", "dims")
 
 
 def set_max_batch_size(config: Document, max_batch_size: int) -> None:
-    """Set the size if it is unset (0). Raises `ValueError` when another size is written."""
+    """Set the size. Raises `ValueError` when a larger one is written."""
     written = int(config.get("max_batch_size", 0))
-    if written == 0:
+    if written <= max_batch_size:
         config["max_batch_size"] = max_batch_size
-    elif written != max_batch_size:
+    else:
         raise ValueError(
             f"configuration specified max_batch_size {written}, but in auto-complete-config function for model "
             f"'{_name(config)}' specified max_batch_size {max_batch_size}"
@@ -63,15 +63,17 @@ def set_dynamic_batching(config: Document) -> None:
 
 
 def set_model_transaction_policy(config: Document, policy: Document) -> None:
-    """Set `{"decoupled": bool}`. Raises `ValueError` for a different written policy, and for any other key."""
+    """Set `{"decoupled": bool}` or `{}`. Raises `ValueError` for a different written policy, and any other key."""
     where = f"in auto-complete-config function for model '{_name(config)}'"
     if any(key != "decoupled" for key in policy):
         raise ValueError(f"model transaction property {where} contains property other than 'decoupled'.")
-    if "decoupled" not in policy:
-        raise ValueError(f"model transaction property {where} is missing 'decoupled' property.")
     written = config.get("model_transaction_policy")
     if written is None:
-        config["model_transaction_policy"] = {"decoupled": bool(policy["decoupled"])}
+        config["model_transaction_policy"] = {key: bool(value) for key, value in policy.items()}
+    elif "decoupled" not in policy:
+        pass
+    elif "decoupled" not in written:
+        written["decoupled"] = bool(policy["decoupled"])
     elif bool(written.get("decoupled", False)) != bool(policy["decoupled"]):
         raise ValueError(
             f"trying to change decoupled property in auto-complete-config for model '{_name(config)}', which is "
@@ -136,8 +138,8 @@ def _complete(model: str, what: str, written: Document, added: Document) -> None
             f"model '{model}', tensor '{name}': the model expects dims {added['dims']} but the model configuration "
             f"specifies dims {written_dims}"
         )
-    # a written `false` looks like an unwritten one, so only a written `true` can contradict
-    if "optional" in added and written.get("optional", False) and not added["optional"]:
+    # the JSON form of a configuration has it in every input
+    if "optional" in added and written.get("optional", added["optional"]) != added["optional"]:
         raise ValueError(
             f"model '{model}', tensor '{name}': the model expects optional {added['optional']} but the model "
             f"configuration specifies optional {written['optional']}"

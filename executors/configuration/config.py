@@ -135,7 +135,7 @@ def normalise(config: pb.ModelConfig, *, gpus: int = 0, backend_prefers_gpu: boo
     done = pb.ModelConfig()
     done.CopyFrom(config)
     policy = done.version_policy
-    if policy.WhichOneof("policy_choice") in (None, "latest") and policy.latest.num_versions == 0:
+    if policy.WhichOneof("policy_choice") is None:
         policy.latest.num_versions = 1
     if not done.backend and (done.platform or done.HasField("ensemble_scheduling")):
         done.backend, done.platform = detect_backend(done, done.name, ())
@@ -162,8 +162,6 @@ def _batching(config: pb.ModelConfig) -> None:
         block = config.sequence_batching
         if block.max_sequence_idle_microseconds == 0:
             block.max_sequence_idle_microseconds = _DEFAULT_SEQUENCE_IDLE_US
-        if block.WhichOneof("strategy_choice") is None:
-            block.direct.SetInParent()
         if block.HasField("oldest") and not block.oldest.preferred_batch_size and size > 0:
             block.oldest.preferred_batch_size.append(size)
 

@@ -145,11 +145,13 @@ def _check_initial_state(state: pb.ModelSequenceBatching.State, initial: pb.Mode
             f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
             f"name '{name}'. {len(initial.dims)} != {len(state.dims)}"
         )
-    if any(fixed not in (-1, size) for fixed, size in zip(state.dims, initial.dims, strict=True)):
-        raise InstanceError(
-            f"'initial_state' dim for input name '{name}' doesn't match 'state' dim. "
-            f"{list(initial.dims)} != {list(state.dims)}"
-        )
+    for fixed, size in zip(state.dims, initial.dims, strict=True):
+        if fixed not in (-1, size):
+            raise InstanceError(
+                f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {size} != {fixed}"
+            )
+    if initial.WhichOneof("state_data") is None:
+        raise InstanceError(f"initial_state setting expects state'{name}' to have state_data set")
 
 
 def without_sequence_tensors(

@@ -20,6 +20,7 @@ from .declarations import declared_by
 from .platforms import ENSEMBLE
 
 _TENSORRT = "tensorrt_plan"
+_UNKNOWN_ID = "[request id: <id_unknown>] "
 
 
 def check_tensors(config: pb.ModelConfig) -> None:
@@ -166,18 +167,22 @@ def check_instance_groups(config: pb.ModelConfig, gpus: int) -> None:
             kind = kinds.Kind.Name(group.kind)
             raise InstanceError(f"{subject} has kind {kind} but specifies one or more GPUs")
         if group.kind == kinds.KIND_GPU:
-            if gpus == 0:
-                raise InstanceError(f"{subject} has kind KIND_GPU but no GPUs are available")
             if not group.gpus:
+                if gpus == 0:
+                    raise InstanceError(f"{subject} has kind KIND_GPU but no GPUs are available")
                 raise InstanceError(f"{subject} has kind KIND_GPU but specifies no GPUs")
             for gpu in group.gpus:
                 if not 0 <= gpu < gpus:
                     known = ", ".join(map(str, range(gpus)))
                     raise InstanceError(
-                        f"{subject} specifies invalid or unsupported gpu id {gpu}. The available GPUs are: {known}"
+                        f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum "
+                        f"required CUDA compute compatibility of 6.000000 are: {known}"
                     )
         if group.profile and config.platform != _TENSORRT:
-            raise InstanceError(f"{subject} specifies profile field which is only supported for TensorRT models")
+            raise InstanceError(
+                f"{subject} and platform {config.platform}specifies profile field which is only supported for "
+                "TensorRT models"
+            )
 
 
 def check_dynamic_batching(config: pb.ModelConfig, name: str) -> None:
@@ -316,8 +321,6 @@ def check_warmups(config: pb.ModelConfig) -> None:
     inputs = {item.name: item for item in config.input}
     for warmup in config.model_warmup:
         subject = f"model warmup '{warmup.name}' of model '{config.name}'"
-        if not warmup.name:
-            raise InstanceError(f"model warmup of model '{config.name}' must specify 'name'")
         if max(1, warmup.batch_size) > max(1, config.max_batch_size):
             raise InstanceError(
                 f"{subject} has batch size {warmup.batch_size}, but the model's maximum is "
@@ -326,32 +329,62 @@ def check_warmups(config: pb.ModelConfig) -> None:
         for name, tensor in sorted(warmup.inputs.items()):
             known = inputs.get(name)
             if known is None:
-                raise InstanceError(f"{subject} has unknown input '{name}'")
-            _check_warmup_tensor(tensor, known, f"{subject}: input '{name}'")
-        missing = sorted(name for name, item in inputs.items() if not item.optional and name not in warmup.inputs)
-        if missing:
-            raise InstanceError(f"{subject} lacks required input '{missing[0]}'")
+                raise InstanceError(f"{_UNKNOWN_ID}unexpected inference input '{name}' for model '{config.name}'")
+            _check_warmup_tensor(tensor, known, name, config)
+        _check_warmup_names(config, inputs, warmup)
 
 
-def _check_warmup_tensor(tensor: pb.ModelWarmup.Input, known: pb.ModelInput, subject: str) -> None:
+def _check_warmup_names(config: pb.ModelConfig, inputs: Mapping[str, pb.ModelInput], warmup: pb.ModelWarmup) -> None:
+    """Triton sends a warm-up through the checks of requests, whose texts these are."""
+    required = [name for name, item in inputs.items() if not item.optional]
+    missing = sorted(name for name in required if name not in warmup.inputs)
+    if not missing:
+        return
+    expected = (
+        f"expected {len(inputs)} inputs"
+        if len(required) == len(inputs)
+        else f"expected number of inputs between {len(required)} and {len(inputs)}"
+    )
+    raise InstanceError(
+        f"{_UNKNOWN_ID}{expected} but got {len(warmup.inputs)} inputs for model '{config.name}'. Got input(s) "
+        f"[{_quoted(sorted(warmup.inputs))}], but missing required input(s) [{_quoted(missing)}]. Please provide all "
+        "required input(s)."
+    )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ",".join(f"'{name}'" for name in names)
+
+
+def _check_warmup_tensor(tensor: pb.ModelWarmup.Input, known: pb.ModelInput, name: str, config: pb.ModelConfig) -> None:
+    if any(dim < 1 for dim in tensor.dims):
+        raise InstanceError(f"warmup setting expects all variable-size dimensions are specified for input '{name}'")
+    if tensor.WhichOneof("input_data_type") is None:
+        raise InstanceError(f"{_UNKNOWN_ID}warmup setting expects input '{name}' to have input_data_type set")
     if tensor.data_type != known.data_type:
         raise InstanceError(
-            f"{subject} has data type {_type_name(tensor.data_type)}, "
-            f"but the model expects {_type_name(known.data_type)}"
+            f"{_UNKNOWN_ID}inference input '{name}' data-type is '{_wire_name(tensor.data_type)}', but model "
+            f"'{config.name}' expects '{_wire_name(known.data_type)}'"
         )
-    if any(dim < 1 for dim in tensor.dims):
-        raise InstanceError(f"{subject} must have fixed dims")
     fits = len(tensor.dims) == len(known.dims) and all(
         want in (-1, have) for have, want in zip(tensor.dims, known.dims, strict=True)
     )
     if not fits:
-        raise InstanceError(f"{subject} has dims {list(tensor.dims)}, but the model expects {list(known.dims)}")
-    if tensor.WhichOneof("input_data_type") is None:
-        raise InstanceError(f"{subject} must specify one of 'zero_data', 'random_data' and 'input_data_file'")
+        batch = config.max_batch_size > 0
+        expected, got = ([-1] * batch + [*known.dims], [1] * batch + [*tensor.dims])
+        raise InstanceError(
+            f"{_UNKNOWN_ID}unexpected shape for input '{name}' for model '{config.name}'. Expected "
+            f"{_shape(expected)}, got {_shape(got)}. "
+        )
 
 
-def _type_name(number: int) -> str:
-    return {value: name for name, value in pb.DataType.items()}.get(number, str(number))
+def _shape(dims: Iterable[int]) -> str:
+    return f"[{','.join(map(str, dims))}]"
+
+
+def _wire_name(number: int) -> str:
+    name = {value: name for name, value in pb.DataType.items()}.get(number, str(number)).removeprefix("TYPE_")
+    return "BYTES" if name == "STRING" else name
 
 
 def unsupported_features(config: pb.ModelConfig) -> list[str]:

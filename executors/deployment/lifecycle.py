@@ -16,6 +16,7 @@ from typing import Protocol
 from charonia.catalog.executor_views import LOADING, READY, UNAVAILABLE, UNLOADED, UNLOADING
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, StartupError, Unavailable
 from charonia.facts.events import ModelRequested, VersionFailed, VersionLoaded, VersionStateChanged, VersionUnloaded
+from charonia.models.config_errors import CompositionError
 from charonia.models.names import name_of
 
 NO_VERSION = -1
@@ -272,7 +273,13 @@ def poll_failure(model: str) -> InternalError:
 
 
 def load_failure(model: str, failures: Mapping[int, CharoniaError]) -> InvalidArgument:
-    """Triton's error for a failed load: one part for each version that failed, ascending (R21)."""
+    """Triton's error for a failed load: one part for each version that failed, ascending (R21).
+
+    What an ensemble cannot be composed of, and that there is no version, is told once, without them.
+    """
+    for version, error in failures.items():
+        if isinstance(error, CompositionError) or version == NO_VERSION:
+            return InvalidArgument(f"load failed for model '{model}': {error.message}\n")
     parts = "".join(
         f"version {version} is at UNAVAILABLE state: {error.code.title}: {error.message};\n"
         for version, error in sorted(failures.items())

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InvalidArgument, Unsupported
+from charonia.models.config_errors import CompositionError
 from charonia.models.ensemble import Find, circle, compose, composing_models
 from charonia.models.interface import ModelInterface
 from charonia.tasks import Tasks
@@ -38,8 +39,12 @@ def completed_ensemble(written: ModelConfig, name: str, find: Find) -> ModelConf
     unsupported = unsupported_features(config)
     if unsupported:
         raise Unsupported("; ".join(unsupported))
-    if compose(config, find).decoupled:
-        config.model_transaction_policy.decoupled = True
+    try:
+        graph = compose(config, find)
+    except InvalidArgument as error:
+        raise CompositionError(error.message) from error
+    config.model_transaction_policy.decoupled = graph.decoupled
+    if graph.decoupled:
         validate(config, name)
         unsupported = unsupported_features(config)
         if unsupported:
@@ -236,7 +241,8 @@ class _Members:
             failure = self._loads.failure(model)
             why = ""
             if failure is not None:
-                why = f" Model '{model}' loading failed with error: {failure.message.rstrip()}"
+                reason = failure.message.removeprefix(f"load failed for model '{model}': ").rstrip()
+                why = f" Model '{model}' loading failed with error: {reason}"
             raise InvalidArgument(f"ensemble '{ensemble}' depends on '{model}' which has no loaded version.{why}")
         if version < 0:
             return served[max(served)]

@@ -13,7 +13,7 @@ import numpy as np
 from charonia.backend import Array
 from charonia.clock import wall_ns
 from charonia.datatypes import DataType
-from charonia.errors import InvalidArgument
+from charonia.errors import InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface, Warmup, WarmupInput
 from charonia.tensors import Tensor, check_bytes_elements, join_bytes_elements
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request
@@ -84,7 +84,4 @@ def _file(interface: ModelInterface, directory: Path, warmup: Warmup, name: str,
     try:
         return read_file(path)
     except OSError as error:
-        raise InvalidArgument(
-            f"warmup setting '{warmup.name}' of model '{interface.name}': unable to read '{data.filename}': "
-            f"{error.strerror}"
-        ) from None
+        raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from charonia.errors import CharoniaError, Unsupported
+from charonia.errors import CharoniaError, InternalError, Unsupported
 from charonia.models.config_errors import InstanceError, StructureError
 from charonia.models.names import model_key
 from executors.configuration import autofill
@@ -154,7 +154,9 @@ def load_labels(directory: Path, config: ModelConfig) -> dict[str, tuple[str, ..
             )
         try:
             text = read_file(path).decode().replace("\r\n", "\n").replace("\r", "\n")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise InternalError(f"failed to open text file for read {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
             raise InstanceError(
                 f"unable to read label file '{output.label_filename}' for output '{output.name}' in model "
                 f"'{config.name}': {error}"
@@ -308,7 +310,8 @@ def select(policy: ModelVersionPolicy, available: Iterable[int], model_name: str
         wanted = set(policy.specific.versions)
         chosen = [version for version in existing if version in wanted]
     else:
-        chosen = existing[-max(1, policy.latest.num_versions) :]
+        count = 1 if choice is None else policy.latest.num_versions
+        chosen = existing[-count:] if count > 0 else []
     if not chosen:
         raise InstanceError(f"at least one version must be available under the version policy of model '{model_name}'")
     return chosen

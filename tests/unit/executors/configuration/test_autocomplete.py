@@ -57,9 +57,9 @@ def test_a_message_may_be_merged_too() -> None:
 COMPLAINTS = [
     (
         "max_batch_size: 2",
-        lambda c: autocomplete.set_max_batch_size(c, 3),
+        lambda c: autocomplete.set_max_batch_size(c, 1),
         "configuration specified max_batch_size 2, but in auto-complete-config function for model 'm' specified "
-        "max_batch_size 3",
+        "max_batch_size 1",
     ),
     (
         "",
@@ -91,6 +91,11 @@ COMPLAINTS = [
         "model 'm', tensor 'x': the model expects dims [1] but the model configuration specifies dims [1, 2]",
     ),
     (
+        "input { name: 'x' }",
+        lambda c: autocomplete.add_input(c, {"name": "x", "optional": True}),
+        "model 'm', tensor 'x': the model expects optional True but the model configuration specifies optional False",
+    ),
+    (
         "input { name: 'x' optional: true }",
         lambda c: autocomplete.add_input(c, {"name": "x", "optional": False}),
         "model 'm', tensor 'x': the model expects optional False but the model configuration specifies optional True",
@@ -115,6 +120,16 @@ COMPLAINTS = [
 ]  # fmt: skip
 
 
+def test_a_larger_batch_size_and_an_empty_policy_are_taken() -> None:
+    document = _document("max_batch_size: 2")
+    autocomplete.set_max_batch_size(document, 8)
+    autocomplete.set_model_transaction_policy(document, {})
+    assert autocomplete.merge(parse(WRITTEN + "max_batch_size: 2"), document).max_batch_size == 8
+    autocomplete.set_model_transaction_policy(document, {"decoupled": True})
+    autocomplete.set_model_transaction_policy(document, {})
+    assert document["model_transaction_policy"] == {"decoupled": True}
+
+
 @pytest.mark.parametrize(("text", "change", "message"), COMPLAINTS)
 def test_complaints(text: str, change: Any, message: str) -> None:
     document = _document(text)
@@ -136,6 +151,6 @@ def test_a_result_that_is_no_configuration(result: Any) -> None:
 
 def test_a_contradiction_smuggled_into_the_document() -> None:
     document = _document("max_batch_size: 2")
-    document["max_batch_size"] = 5
+    document["max_batch_size"] = 1
     with pytest.raises(InstanceError, match="configuration specified max_batch_size 2"):
         autocomplete.merge(parse(WRITTEN + "max_batch_size: 2"), document)

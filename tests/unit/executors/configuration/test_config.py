@@ -276,11 +276,16 @@ INSTANCE = [
     ),
     (
         "instance_group { name: 'g' kind: KIND_GPU gpus: 0 }",
+        "instance group g of model m specifies invalid or unsupported gpu id 0. GPUs with at least the minimum "
+        "required CUDA compute compatibility of 6.000000 are: ",
+    ),
+    (
+        "instance_group { name: 'g' kind: KIND_GPU }",
         "instance group g of model m has kind KIND_GPU but no GPUs are available",
     ),
     (
         "instance_group { name: 'g' kind: KIND_CPU profile: 'p' }",
-        "instance group g of model m specifies profile field which is only supported for TensorRT models",
+        "instance group g of model m and platform specifies profile field which is only supported for TensorRT models",
     ),
     # C20, C21
     (CPU + IO + "batch_input { }", "batch input kind 'BATCH_ELEMENT_COUNT' expects 1 source input, got 0 for m"),
@@ -296,19 +301,34 @@ INSTANCE = [
         CPU + "default_model_filename: '../n/1/model.onnx'",
         "model file path '../n/1/model.onnx' in model 'm' is outside model directory",
     ),
-    (CPU + IO + "model_warmup { name: 'w' }", "model warmup 'w' of model 'm' lacks required input 'x'"),
+    (
+        CPU + IO + "model_warmup { name: 'w' }",
+        "[request id: <id_unknown>] expected 1 inputs but got 0 "
+        "inputs for model 'm'. Got input(s) [], but missing required input(s) ['x']. Please provide all "
+        "required input(s).",
+    ),
     (
         CPU + IO + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_FP32 dims: 3 "
         "input_data_file: '/etc/passwd' } } }",
         "warmup file path '/etc/passwd' in model 'm' is outside model directory",
     ),
     (
-        CPU + IO + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_INT8 dims: 3 } } }",
-        "model warmup 'w' of model 'm': input 'x' has data type TYPE_INT8, but the model expects TYPE_FP32",
+        CPU + IO + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_INT8 dims: 3 "
+        "zero_data: true } } }",
+        "[request id: <id_unknown>] inference input 'x' data-type is 'INT8', but model 'm' expects 'FP32'",
     ),
     (
-        CPU + IO + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_FP32 dims: 4 } } }",
-        "model warmup 'w' of model 'm': input 'x' has dims [4], but the model expects [3]",
+        CPU + IO + "model_warmup { inputs { key: 'x' value { data_type: TYPE_FP32 dims: 3 } } }",
+        "[request id: <id_unknown>] warmup setting expects input 'x' to have input_data_type set",
+    ),
+    (
+        CPU + IO + "model_warmup { inputs { key: 'x' value { data_type: TYPE_FP32 dims: -1 zero_data: true } } }",
+        "warmup setting expects all variable-size dimensions are specified for input 'x'",
+    ),
+    (
+        CPU + IO + "model_warmup { name: 'w' inputs { key: 'x' value { data_type: TYPE_FP32 dims: 4 "
+        "zero_data: true } } }",
+        "[request id: <id_unknown>] unexpected shape for input 'x' for model 'm'. Expected [3], got [4]. ",
     ),
     (
         CPU + IO + "model_warmup { name: 'w' batch_size: 2 }",
@@ -343,7 +363,11 @@ STATES = [
     ),
     (
         STATE % INITIAL.replace("[2, 3]", "[3, 3]"),
-        "'initial_state' dim for input name 'i' doesn't match 'state' dim. [3, 3] != [2, -1]",
+        "'initial_state' dim for input name 'i' doesn't match 'state' dim description. 3 != 2",
+    ),
+    (
+        STATE % INITIAL.replace("zero_data: true", ""),
+        "initial_state setting expects state'i' to have state_data set",
     ),
 ]
 INSTANCE += [(CPU + "sequence_batching {" + states + "}", message) for states, message in STATES]
@@ -363,7 +387,8 @@ def test_instance_errors(text: str, message: str) -> None:
         (
             "gpus: 2",
             2,
-            "instance group g of model m specifies invalid or unsupported gpu id 2. The available GPUs are: 0, 1",
+            "instance group g of model m specifies invalid or unsupported gpu id 2. GPUs with at least the "
+            "minimum required CUDA compute compatibility of 6.000000 are: 0, 1",
         ),
     ],
 )

@@ -80,7 +80,7 @@ def test_sequence_defaults() -> None:
     direct = normalise(parse("name: 'm' backend: 'python' max_batch_size: 4 sequence_batching { }"))
     assert (
         direct.sequence_batching
-        == parse("sequence_batching { max_sequence_idle_microseconds: 1000000 direct { } }").sequence_batching
+        == parse("sequence_batching { max_sequence_idle_microseconds: 1000000 }").sequence_batching
     )
     oldest = normalise(parse("name: 'm' backend: 'python' max_batch_size: 4 sequence_batching { oldest { } }"))
     assert list(oldest.sequence_batching.oldest.preferred_batch_size) == [4]

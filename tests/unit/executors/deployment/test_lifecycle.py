@@ -8,6 +8,7 @@ import pytest
 
 from charonia.errors import InternalError, InvalidArgument, StartupError, Unavailable
 from charonia.facts.events import ModelRequested, VersionLoaded
+from charonia.models.config_errors import CompositionError
 from executors.deployment.lifecycle import (
     Lifecycle,
     LoadModel,
@@ -168,6 +169,11 @@ def test_texts_of_failed_loads() -> None:
         "load failed for model 'm': version 1 is at UNAVAILABLE state: Invalid argument: bad;\n"
         "version 2 is at UNAVAILABLE state: Unavailable: later;\n"
     )
+
+
+def test_what_an_ensemble_lacks_is_told_once() -> None:
+    error = load_failure("e", dict.fromkeys((1, 2), CompositionError("there is no model 'a'")))
+    assert error.message == "load failed for model 'e': there is no model 'a'\n"
 
 
 def test_failed_versions_are_given_up_when_nobody_wants_them() -> None:

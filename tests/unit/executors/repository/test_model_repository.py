@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from charonia.errors import InvalidArgument, StartupError, Unavailable, Unsupported
+from charonia.errors import InternalError, InvalidArgument, StartupError, Unavailable, Unsupported
 from executors.configuration.config import InstanceError, StructureError, normalise
 from executors.repository import model_directory as module
 from executors.repository.model_directory import content_hash, load_labels
@@ -193,8 +193,9 @@ def test_labels_outside_the_model(tmp_path: Path, filename: str) -> None:
 def test_missing_labels(tmp_path: Path) -> None:
     _model(tmp_path, config=LABELLED % "none.txt")
     error = ModelRepository([tmp_path]).scan()["m"].error
-    assert isinstance(error, InstanceError)
-    assert "unable to read label file 'none.txt' for output 'y' in model 'm'" in str(error)
+    assert isinstance(error, InternalError)
+    path = tmp_path / "m" / "none.txt"
+    assert str(error) == f"failed to open text file for read {path}: No such file or directory"
 
 
 def test_changes_are_seen_by_version(tmp_path: Path) -> None:

@@ -36,7 +36,6 @@ def test_version_directories(name: str, version: int | None) -> None:
     ("policy", "served"),
     [
         ("", [10]),
-        ("latest { }", [10]),
         ("latest { num_versions: 2 }", [3, 10]),
         ("latest { num_versions: 4294967295 }", [1, 2, 3, 10]),
         ("all { }", [1, 2, 3, 10]),
@@ -48,7 +47,9 @@ def test_policies(policy: str, served: list[int]) -> None:
     assert select(config.version_policy, [3, 10, 1, 2], "m") == served
 
 
-@pytest.mark.parametrize(("policy", "available"), [("", []), ("all { }", []), ("specific { versions: 4 }", [1, 2])])
+@pytest.mark.parametrize(
+    ("policy", "available"), [("", []), ("latest { }", [1]), ("all { }", []), ("specific { versions: 4 }", [1, 2])]
+)
 def test_no_version_left(policy: str, available: list[int]) -> None:
     with pytest.raises(InstanceError) as caught:
         select(parse("version_policy { " + policy + " }").version_policy, available, "m")
