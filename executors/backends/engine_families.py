@@ -63,15 +63,15 @@ class EngineSeries:
         text, kind, buckets = VLLM[name]
         family = MetricFamily(f"vllm:{name}", text, kind)
         self._families.append(family)
-        return family.Metric(
-            {**self._labels, **labels}, self._tokens if kind == _HISTOGRAM and buckets is None else buckets
-        )
+        if kind == _HISTOGRAM and buckets is None:
+            buckets = self._tokens
+        return family.Metric({**self._labels, **labels}, None if buckets is None else list(buckets))
 
     def own(self, name: str, text: str, kind: int) -> Metric:
         """The series of a counter or gauge whose name begins with `OWNED`. Raises as `of_vllm`."""
         family = OwnFamily(name, text, kind)
         self._families.append(family)
-        return family.Metric(self._labels)
+        return family.Metric(dict(self._labels))
 
 
 def token_buckets(longest: int) -> tuple[float, ...]:

@@ -64,7 +64,7 @@ def ask(server: Any, model: str, x: np.ndarray = X, /, **parameters: str) -> tup
 
 def test_a_model_calls_a_model_and_waits(server: Any) -> None:
     y, said = ask(server, "caller", do="call", model="worker", more=json.dumps({"request_id": "inner"}))
-    assert (y.tolist(), said) == ((2 * X).tolist(), ['{"id":"inner"}'])
+    assert (y.tolist(), said) == ((2 * X).tolist(), ['{"id": "inner"}'])
     before = statistics(server, "worker")["inference_count"]
     large = np.arange(100_000, dtype=np.float32)
     y, _ = ask(server, "caller", large, do="call", model="worker")
@@ -92,10 +92,11 @@ def test_a_model_that_answers_more_often_is_read_as_it_answers(server: Any) -> N
     assert (y.reshape(5, -1).tolist(), said) == ([(X + n).tolist() for n in range(5)], ["5"])
     assert ask(server, "caller", do="call", model="several")[1] == [
         "error",
-        "5",
+        "1",
+        "Model several - Error when running inference: "
         "Model several is using the decoupled. The current BLS request call doesn't support models using the decoupled "
         "transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for decoupled "
-        "models.",
+        "models.'",
     ]
 
 
@@ -109,8 +110,13 @@ def test_a_called_model_decides_when_a_cancelled_call_ends(server: Any, tmp_path
         assert 3 <= len(rows) < 1_000_000
     held = {name: str(tmp_path / name) for name in ("entered", "gate", "cancelled")}
     y, said = ask(server, "caller", do="cancel_one", **held)
-    assert (y.tolist(), said) == ((2 * X).tolist(), ['{"id":""}'])
+    assert (y.tolist(), said) == ((2 * X).tolist(), ['{"id": ""}'])
     assert Path(held["cancelled"]).exists()
+
+
+NOT_READY = (
+    "Model {0} - Error when running inference: Failed for execute the inference request. Model '{0}' is not ready."
+)
 
 
 def test_a_sequence_of_calls(server: Any) -> None:
@@ -130,21 +136,22 @@ def test_the_model_that_is_called_may_be_an_ensemble(server: Any) -> None:
     ("parameters", "code", "text"),
     [
         ({"model": "worker", "with": '{"fail": "not today"}'}, 2, "not today"),
-        ({"model": "nobody"}, 4, "Failed for execute the inference request. Model 'nobody' is not ready."),
-        ({"model": "spare"}, 4, "Failed for execute the inference request. Model 'spare' is not ready."),
+        ({"model": "nobody"}, 1, NOT_READY.format("nobody")),
+        ({"model": "spare"}, 1, NOT_READY.format("spare")),
         (
             {"model": "worker", "more": '{"model_version": 7}'},
-            4,
-            "Failed for execute the inference request. Model 'worker' is not ready.",
+            1,
+            NOT_READY.format("worker"),
         ),
         (
             {"model": "worker", "more": '{"requested_output_names": ["NOPE"]}'},
-            3,
-            "unexpected inference output 'NOPE' for model 'worker'",
+            1,
+            "Model worker - Error when running inference: unexpected inference output 'NOPE' for model 'worker'",
         ),
         (
             {"model": "worker", "more": '{"inputs": []}'},
-            3,
+            1,
+            "Model worker - Error when running inference: "
             "[request id: <id_unknown>] expected 1 inputs but got 0 inputs for model 'worker'. Got input(s) [], but "
             "missing required input(s) ['X']. Please provide all required input(s).",
         ),
@@ -174,7 +181,8 @@ def test_models_load_models(server: Any) -> None:
         until("it is unloaded", lambda: not asking.is_model_ready("spare"))
     assert ask(server, "caller", do="load_unknown")[1] == [
         "raised",
-        "failed to load 'nobody', failed to poll from model repository",
+        "Failed to load model: Failed to process the request for model 'caller_0', message: failed to load 'nobody', "
+        "failed to poll from model repository",
     ]
 
 

@@ -122,7 +122,7 @@ def test_batching_models_and_others_in_one_ensemble(server: Server) -> None:
         ask(server, "mixed_batching", INPUT0=rows(2))
     assert failure.value.message() == (
         "in ensemble 'mixed_batching', [request id: <id_unknown>] unexpected shape for input 'B' for model "
-        f"'flat_adder'. Expected [{WIDTH}], got [2,{WIDTH}]."
+        f"'flat_adder'. Expected [{WIDTH}], got [2,{WIDTH}]. "
     )
 
 

@@ -220,7 +220,7 @@ async def test_warm_up_runs_on_every_instance_and_is_counted(tmp_path: Path) -> 
         (
             'model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: 16 '
             'input_data_file: "missing" } } }',
-            "unable to read 'missing'",
+            "failed to open text file for read ",
         ),
         ('input { name: "q" data_type: TYPE_FP32 dims: 16 }', "unexpected inference input 'q'"),
         (

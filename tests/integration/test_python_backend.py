@@ -84,8 +84,8 @@ async def test_a_model_sees_the_facts_of_its_requests(load: Load) -> None:
             def execute(self, requests):
                 responses = []
                 for r in requests:
-                    facts = [r.request_id(), r.correlation_id(), sorted(r.requested_output_names()), r.flags(), r.timeout(),
-                             json.loads(r.parameters()), r.is_cancelled(), r.inputs()[0].shape(),
+                    facts = [r.request_id(), r.correlation_id(), sorted(r.requested_output_names()), r.flags(),
+                             r.timeout(), json.loads(r.parameters()), r.is_cancelled(), r.inputs()[0].shape(),
                              r.inputs()[0].triton_dtype(), r.inputs()[0].is_cpu(), r.trace().get_context()]
                     text = np.array([json.dumps(facts)], dtype=np.object_)
                     responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", text)], parameters={"k": 1}))
@@ -187,6 +187,7 @@ async def test_wrong_returns_fail_the_batch(load: Load, returned: str, text: str
     ("statement", "text"),
     [
         ("sys.exit(3)", "SystemExit: 3\n\nAt:"),
+        ("raise ValueError", "message: ValueError: <EMPTY MESSAGE>\n\nAt:"),
         ("pb_utils.InferenceResponse([None])", "Output tensor for inference response should not be empty."),
         ("pb_utils.Tensor('', np.ones(1))", "Tensor name cannot be an empty string."),
         (

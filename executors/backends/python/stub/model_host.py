@@ -442,7 +442,7 @@ def _load_failure(error: BaseException) -> ModelFailure:
 
 def exception_text(error: BaseException) -> str:
     """`<Type>: <text>` and its locations, innermost first (P12)."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {str(error) or '<EMPTY MESSAGE>'}"
     at = _places(error.__traceback__)
     return "\n".join([text, "", "At:", *at, ""]) if at else text
 
