@@ -201,7 +201,10 @@ class Composition:
         self._chosen.add(model)
 
     def failed(self, model: str) -> None:
-        """Note a failed load, or an unload for a composing model's sake: when one of those is loaded, it is tried again."""
+        """Note a failed load, or an unload for a composing model's sake.
+
+        An ensemble is tried again when one of its composing models is loaded.
+        """
         if model in self._parts:
             self._waiting[model] = self._parts[model]
 
