@@ -79,6 +79,9 @@ class ModelLoads(Protocol):
     def is_underway(self, model: str) -> bool:
         """Whether a joint load of this model is in progress."""
 
+    def is_loading(self, model: str) -> bool:
+        """Whether a load or unload of this model is in progress."""
+
     async def load(self, model: str, request: None) -> None: ...
 
     async def unload(self, model: str) -> None: ...
@@ -189,6 +192,8 @@ class Composition:
         for ensemble in ensembles:
             if self._loads.is_underway(ensemble):
                 continue  # its load waits for this one
+            if any(map(self._loads.is_loading, (ensemble, *self._waiting.get(ensemble, ())))):
+                continue  # that load may wait for this one; when it has ended, the ensemble is tried again
             if self._waiting.pop(ensemble, None) is None:
                 continue
             try:
