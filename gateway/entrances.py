@@ -88,7 +88,9 @@ class Entrances:
             return known, one
         except CharoniaError as error:
             if fallback is None:
-                self._refused(known, started_ns, error)
+                # as in Triton, what does not fit its model is no failure of the model
+                if failure_reason(error, executed=False) != "OTHER":
+                    self._refused(known, started_ns, error)
                 if request.trace is not None:
                     failed(request.trace, error)
                 raise

@@ -1,4 +1,4 @@
-"""Counts requests that ended before the log: refused ones (X4), and hits of the response cache (X2).
+"""Counts requests that ended before the log: rejected ones (X4), and hits of the response cache (X2).
 
 Writes the counts a few times a second, so that a flood of requests costs few commands.
 """

@@ -123,7 +123,7 @@ def applied(settings: TraceSettings, said: Mapping[str, int]) -> TraceSettings:
 
 
 def check(options: TraceOptions, settings: TraceSettings) -> None:
-    """Raises `InvalidArgument` for changed settings of which nothing could be traced, unless their level is OFF (H44)."""
+    """Raises `InvalidArgument` for changed settings that trace nothing, unless their level is OFF (H44)."""
     if not settings.level:
         return
     if not settings.rate:

@@ -226,6 +226,10 @@ class Deployment:
         """Whether a joint load of this model is in progress."""
         return model in self._starting
 
+    def is_loading(self, model: str) -> bool:
+        """Whether a load or unload of this model is in progress."""
+        return self._lock(model).locked()
+
     async def load_underway(self, model: str) -> bool:
         """Wait for a joint load of a model; False when there is none."""
         starting = self._starting.get(model)

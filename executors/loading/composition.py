@@ -76,6 +76,9 @@ class ModelLoads(Protocol):
     def is_underway(self, model: str) -> bool:
         """Whether a joint load of this model is in progress."""
 
+    def is_loading(self, model: str) -> bool:
+        """Whether a load or unload of this model is in progress."""
+
     async def load(self, model: str, request: None) -> None: ...
 
     async def unload(self, model: str) -> None: ...
@@ -186,6 +189,8 @@ class Composition:
         for ensemble in ensembles:
             if self._loads.is_underway(ensemble):
                 continue  # its load waits for this one
+            if any(map(self._loads.is_loading, (ensemble, *self._waiting.get(ensemble, ())))):
+                continue  # that load may wait for this one; when it has ended, the ensemble is tried again
             if self._waiting.pop(ensemble, None) is None:
                 continue
             try:
@@ -198,7 +203,10 @@ class Composition:
         self._chosen.add(model)
 
     def failed(self, model: str) -> None:
-        """Note a failed load, or an unload for a composing model's sake: when one of those is loaded, it is tried again."""
+        """Note a failed load, or an unload for a composing model's sake.
+
+        An ensemble is tried again when one of its composing models is loaded.
+        """
         if model in self._parts:
             self._waiting[model] = self._parts[model]
 

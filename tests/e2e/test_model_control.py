@@ -52,7 +52,7 @@ def test_only_named_models_are_loaded_at_start(explicit: Any) -> None:
     server = explicit.server
     assert factor(server, "a") == 2
     rows = index(server)
-    assert rows["a", "1"] == {"name": "a", "version": "1", "state": "READY", "reason": ""}
+    assert rows["a", "1"] == {"name": "a", "version": "1", "state": "READY"}
     assert rows["idle", ""] == {"name": "idle"}, "a model that was never loaded has only its name (H40)"
     with pytest.raises(InferenceServerException, match="Request for unknown model: 'idle' is not found"):
         factor(server, "idle")

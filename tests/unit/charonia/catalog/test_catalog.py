@@ -11,6 +11,7 @@ from charonia.facts.events import (
     Fact,
     LanesWeighed,
     ModelRequestFinished,
+    RepositoryScanned,
     VersionFailed,
     VersionLoaded,
     VersionStateChanged,
@@ -258,7 +259,8 @@ def test_one_that_could_not_be_loaded_still_has_its_name() -> None:
 
 def test_a_model_whose_files_have_gone_leaves_the_index_when_it_is_unloaded() -> None:
     """As in Triton, whose index is of the directories; one that is still served stays."""
-    found = catalog(facts.joined(), facts.scanned("m"), facts.loaded(), facts.scanned())
-    assert found.index() == [IndexRow("m", 1, "READY", "")]
-    found = catalog(facts.joined(), facts.scanned("m"), facts.loaded(), facts.scanned(), facts.unloaded())
-    assert found.index() == []
+    gone = RepositoryScanned("e", (), "explicit", True)
+    served = catalog(joined(), scanned(), loaded(), gone)
+    assert served.index() == [IndexRow("m", 1, "READY", "")]
+    served.apply(VersionUnloaded("e", "m", 1))
+    assert served.index() == []

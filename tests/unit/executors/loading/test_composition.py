@@ -41,6 +41,7 @@ class Loads:
     def __init__(self, *configs: ModelConfig, broken: Mapping[str, CharoniaError] | None = None) -> None:
         self.repository = {config.name: config for config in configs}
         self.broken = dict(broken or {})
+        self.loading: set[str] = set()
         self.failures: dict[str, CharoniaError] = {}
         self.served: dict[str, ModelConfig] = {}
         self.calls: list[str] = []
@@ -62,6 +63,9 @@ class Loads:
 
     async def catalog(self) -> Catalog:
         return self.everywhere
+
+    def is_loading(self, model: str) -> bool:
+        return model in self.loading
 
     def is_underway(self, model: str) -> bool:
         return False
@@ -183,3 +187,18 @@ async def test_a_part_may_be_served_elsewhere() -> None:
         await next(iter(loads.composition._tasks))
     await loads.composition.close()
     assert loads.everywhere.listeners == []
+
+
+async def test_an_ensemble_is_not_tried_again_while_one_of_its_parts_is_loaded() -> None:
+    """Two loads would wait for each other."""
+    loads = Loads(plain("a"), ensemble("inner", "a"), ensemble("outer", "a", "inner"))
+    await loads.load("outer")
+    for name in ("outer", "inner", "a"):
+        await loads.unload(name)
+    loads.composition.failed("outer")
+    loads.loading.add("inner")  # which loads "a" now
+    await loads.load("a")
+    assert "outer" not in loads.served
+    loads.loading.clear()
+    await loads.load("inner")
+    assert "outer" in loads.served

@@ -158,7 +158,7 @@ async def test_a_count_of_minus_one_is_no_bound(gateways: Any) -> None:
     await until(lambda: other.tracer.begin("m") is not None and other.tracer._of_all.left == -1)
     for gateway in gateways:
         assert gateway.asked(7) == 7
-        await until(lambda: len(gateway.kept.traces) == 7)
+        await until(lambda kept=gateway.kept: len(kept.traces) == 7)
 
 
 @pytest.mark.parametrize(
