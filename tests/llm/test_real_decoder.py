@@ -136,3 +136,10 @@ def test_half_precision_keys_and_fast_prompts_are_near(model: Any, decoder: Open
 def test_too_little_memory_is_said(model: Any) -> None:
     with pytest.raises(InvalidArgument, match="room for 0 blocks of 32 tokens"):
         OpenVinoDecoder(str(model.directory / IR), DecoderSettings(threads=1, context=64, memory_bytes=1 << 20))
+
+
+def test_warming_up_touches_no_block_of_a_request(decoder: OpenVinoDecoder, ids: list[int]) -> None:
+    whole = run(decoder, (ids[:40], 0, range(8), -1))
+    run(decoder, (ids[:20], 0, range(8, 16), -1))
+    decoder.warm_up()
+    np.testing.assert_array_equal(run(decoder, (ids[20:40], 20, range(8, 16), -1)), whole[20:])

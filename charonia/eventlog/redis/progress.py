@@ -51,7 +51,7 @@ class Progress:
             arguments += (reply.stream, len(reply.fields), *reply.fields)
         script = scripts.APPEND_PROGRESS
         command = (b"EVALSHA", script.digest, len(names), *names, *arguments)
-        # a hundred small arguments for a step of 16 texts: packed one by one in Python they take longer than all else here
+        # a step of 16 texts has a hundred small arguments: to pack them one by one in Python takes longer than all else
         is_large = any(len(field) >= UNCOPIED_BYTES for reply in replies for field in reply.fields)
         pieces = pack_pieces(command) if is_large else (pack(command),)
         lengths: list[int] = await self._commands.run(script, pieces)

@@ -123,6 +123,7 @@ class LlmModel(Model):
             decoder = OpenVinoDecoder(str(files.graph), settings.decoder)
             for name in added_adapters(spec.source) & files.adapters.keys():
                 decoder.check_adapter(files.adapters[name])  # one that does not fit is refused by the load
+            decoder.warm_up()
         weights = files.graph.with_suffix(".bin").stat().st_size
         self._memory[spec.name] = weights + decoder.memory_bytes
         salt = f"{spec.source.name} {spec.source.version} {digest_of(assets)}".encode()

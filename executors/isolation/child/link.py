@@ -52,8 +52,8 @@ class Link(asyncio.BufferedProtocol):
             self._transport.write(buffer)
 
     def respond(self, call: int, index: int, response: ModelResponse | None, *, final: bool) -> bool:
-        """Send a response in one frame with the others of a context of `hold`, in order. False outside of one, and for one
-        that is large or has parameters: that one has to be sent alone.
+        """Send a response in one frame with the others of a context of `hold`, in order. False outside of one, and for
+        a response that is large or has parameters: that one has to be sent alone.
         """
         if self._held is None or self._transport is None or self._transport.is_closing():
             return False

@@ -112,5 +112,6 @@ async def test_small_responses_of_a_step_share_a_frame_and_keep_their_place() ->
     (call, index, final, told), (other, at, ended, failed) = responses_together(first)
     assert (call, index, final, other, at, ended) == (1, 0, False, 2, 3, True)
     assert told == text
-    assert failed is not None and isinstance(failed.error, InvalidArgument)
+    assert failed is not None
+    assert isinstance(failed.error, InvalidArgument)
     assert responses_together(last) == [(1, 0, True, None)]
