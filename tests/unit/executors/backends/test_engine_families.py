@@ -28,8 +28,8 @@ def test_names_of_ours_are_read_for_their_backend_only(monkeypatch: pytest.Monke
     steps.increment(3)
     assert [(one.family, one.values) for one in metric_board.read(descriptor, OWNED)] == [(f"{OWNED}steps_total", (3,))]
     assert metric_board.read(descriptor) == []
-    with pytest.raises(TritonModelException, match="reserved"):
+    with pytest.raises(TritonModelException, match="Invalid metric name"):
         metrics.MetricFamily(f"{OWNED}other", "Of a model.", metrics.MetricFamily.COUNTER)
-    with pytest.raises(TritonModelException, match="reserved"):
+    with pytest.raises(TritonModelException, match="Invalid metric name"):
         series.own("charonia_executor_steps", "Of an executor.", metrics.MetricFamily.COUNTER)
     os.close(descriptor)
