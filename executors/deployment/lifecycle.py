@@ -16,7 +16,6 @@ from typing import Protocol
 from charonia.catalog.executor_views import LOADING, READY, UNAVAILABLE, UNLOADED, UNLOADING
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, StartupError, Unavailable
 from charonia.facts.events import ModelRequested, VersionFailed, VersionLoaded, VersionStateChanged, VersionUnloaded
-from charonia.models.config_errors import CompositionError
 from charonia.models.names import name_of
 
 NO_VERSION = -1

@@ -200,7 +200,9 @@ class _Events:
 
     async def _event(self, body: Buffer) -> None:
         if len(body) <= OFF_LOOP_BYTES:
-            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % body, "more_body": True})
+            await self._send(
+                {"type": "http.response.body", "body": b"".join((b"data: ", body, b"\n\n")), "more_body": True}
+            )
             return
         for part in in_chunks((b"data: ", body, b"\n\n")):
             await self._send({"type": "http.response.body", "body": part, "more_body": True})

@@ -1,4 +1,4 @@
-"""The console as a user opens it: behind the metrics port of `serve`, as a process of its own; loading and unloading."""
+"""The console as a user opens it: behind the metrics port of `serve`, as a process of its own; loads and unloads."""
 
 from __future__ import annotations
 
