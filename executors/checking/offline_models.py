@@ -289,6 +289,9 @@ class OfflineModels:
     def is_underway(self, model: str) -> bool:
         return False
 
+    def is_loading(self, model: str) -> bool:
+        return False
+
     async def unload(self, model: str) -> None:
         raise InvalidArgument("a check serves nothing")
 

@@ -228,7 +228,7 @@ class Composition:
         ]
 
     def parts(self, model: str) -> list[str]:
-        """The composing models of an ensemble that no other ensemble contains and nobody has asked for by name.
+        """The composing models of an ensemble that no other ensemble contains, and that were not asked for by name.
 
         Empty for other models.
         """

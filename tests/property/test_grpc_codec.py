@@ -259,7 +259,7 @@ def test_whatever_a_message_says(message: pb.ModelInferRequest) -> None:
     assert 0 <= request.deadline_ns < 2**63
     assert 0 <= request.timeout_us < 2**63
     assert 0 <= request.priority < 2**64
-    assert not {"headers", "triton_x", "priority"} & set(request.parameters)
+    assert not {"triton_x", "priority"} & set(request.parameters)
 
 
 WORDS = st.sampled_from([*sorted(DELIVERY_PARAMETERS), JOB_ID, WAIT, CANCEL, "charonia_deadline_us"])

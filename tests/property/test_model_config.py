@@ -105,7 +105,8 @@ def test_selection(policy: ModelVersionPolicy, available: list[int]) -> None:
     try:
         served = select(policy, available, "m")
     except InstanceError:
-        assert not available or (choice == "specific" and not set(policy.specific.versions) & set(available))
+        chosen = {"specific": set(policy.specific.versions) & set(available), "latest": policy.latest.num_versions > 0}
+        assert not available or not chosen[str(choice)]
         return
     assert served == sorted(set(served))
     left_out = set(available) - set(served)
@@ -115,7 +116,7 @@ def test_selection(policy: ModelVersionPolicy, available: list[int]) -> None:
     elif choice == "specific":
         assert set(served) == set(available) & set(policy.specific.versions)
     else:
-        assert len(served) == min(len(set(available)), max(1, policy.latest.num_versions))
+        assert len(served) == min(len(set(available)), 1 if choice is None else policy.latest.num_versions)
         assert all(version < served[0] for version in left_out)
 
 

@@ -130,7 +130,7 @@ BAD = {
     ),
     "warm-up": (
         onnx_model(ONNX + 'model_warmup { name: "w" inputs { key: "a" value { data_type: TYPE_FP32\n'
-                   ' dims: [ 4 ] input_data_file: "f" } } }'), (5, "model_warmup[0]")),
+                   ' dims: [ 4 ] input_data_file: "f" } } }'), (5, "model_warmup")),
     "parameter": (
         onnx_model(ONNX + 'parameters { key: "charonia.repeatable"\n value { string_value: "perhaps" } }'),
         (5, 'parameters["charonia.repeatable"]'),
@@ -285,7 +285,7 @@ async def test_no_code_of_a_model_runs(tmp_path: Path) -> None:
 
 async def test_a_configuration_for_another_machine(tmp_path: Path) -> None:
     build(tmp_path, onnx_model(ONNX + "instance_group [ { kind: KIND_GPU gpus: [ 1 ] } ]"))
-    assert "no GPUs" in (await checked(tmp_path)).faults[0].problem
+    assert "gpu id 1" in (await checked(tmp_path)).faults[0].problem
     assert (await check_repository(tmp_path, gpus=2, assumed_gpus=True)).faults == []
     assert "gpu id 1" in (await check_repository(tmp_path, gpus=1, assumed_gpus=True)).faults[0].problem
 

@@ -8,7 +8,6 @@ import pytest
 
 from charonia.errors import InternalError, InvalidArgument, StartupError, Unavailable
 from charonia.facts.events import ModelRequested, VersionLoaded
-from charonia.models.config_errors import CompositionError
 from executors.deployment.lifecycle import (
     NO_VERSION,
     Lifecycle,
@@ -185,11 +184,6 @@ def test_a_version_is_given_up_with_its_load() -> None:
     assert lifecycle.abandoned("a", 2) is None
     assert lifecycle.abandoned("a", 3) is None
     assert lifecycle.ready_versions("a") == [2]
-
-
-def test_what_an_ensemble_lacks_is_told_once() -> None:
-    error = load_failure("e", dict.fromkeys((1, 2), CompositionError("there is no model 'a'")))
-    assert error.message == "load failed for model 'e': there is no model 'a'\n"
 
 
 def test_failed_versions_are_given_up_when_nobody_wants_them() -> None:
