@@ -105,8 +105,8 @@ class InferenceResponse:
 def parse_version(version: str) -> int:
     """The number of a version string, `LATEST_VERSION` for "". Raises E6's `InvalidArgument`.
 
-    As in Triton the text is read as C reads numbers: what follows a number is ignored, and 0 is a version that no model
-    has. "stol" is what Triton gives as the reason.
+    As in Triton, text that follows the number is ignored, and 0 is a version that no model has. "stol" is the
+    reason that Triton gives.
     """
     if not version:
         return LATEST_VERSION
