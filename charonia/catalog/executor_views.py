@@ -167,15 +167,11 @@ def states(views: Collection[ExecutorView], model: str) -> list[tuple[int, str, 
 
 
 def index(views: Collection[ExecutorView]) -> Iterator[IndexRow]:
-    """Every model any executor's repository holds, sorted by name, then version (H40).
-
-    One whose files have gone is in it until it is unloaded.
-    """
-    held = {name for view in views if view.scan for name in view.scan.models}
-    for name in sorted(held.union(*(view.versions.models() for view in views))):
+    """Every model any executor's repository holds, sorted by name, then version (H40)."""
+    names = {name for view in views if view.scan for name in view.scan.models}
+    names |= {model for view in views for model in view.versions.models()}
+    for name in sorted(names):
         known = states(views, name)
-        if name not in held and all(row[1:] == (UNAVAILABLE, UNLOADED) for row in known):
-            continue
         if reason := _excluded(views, name, known):
             yield IndexRow(name, 0, UNAVAILABLE, reason)
         elif not known:

@@ -255,12 +255,3 @@ def test_one_that_could_not_be_loaded_still_has_its_name() -> None:
     found = catalog(joined(), scanned("e", "/a::m", "/b::m"), of("/a::m"), VersionFailed("e", "/b::m", 1, 3, "broken"))
     with pytest.raises(InvalidArgument, match="resolve ambiguity"):
         found.find("m", -1)
-
-
-def test_a_model_whose_files_have_gone_leaves_the_index_when_it_is_unloaded() -> None:
-    """As in Triton, whose index is of the directories; one that is still served stays."""
-    gone = RepositoryScanned("e", (), "explicit", True)
-    served = catalog(joined(), scanned(), loaded(), gone)
-    assert served.index() == [IndexRow("m", 1, "READY", "")]
-    served.apply(VersionUnloaded("e", "m", 1))
-    assert served.index() == []
