@@ -85,7 +85,6 @@ def test_models_that_nobody_holds_are_ready_and_described(server: Any) -> None:
     assert json.loads(server.get("/v2/models/times3/config")[1])["instance_group"][0]["count"] == 1
     assert rows["elsewhere"] == {
         "name": "elsewhere",
-        "version": "",
         "state": "UNAVAILABLE",
         "reason": "'charonia.pool' is 'gpu', and this executor is in the pool 'default'",
     }

@@ -115,7 +115,6 @@ def missing(present: list[str], absent: list[str]) -> str:
          "'string'."),
         ("/v2/repository/models/simple/load", b"", 503,
          "explicit model load / unload is not allowed if polling is enabled"),
-        ("/v2/repository/mine/index", b"", 501, "'repository_name' specification is not supported"),
         ("/v2/models/nope/trace/setting", {}, 400, "Request for unknown model : nope"),
         ("/v2/systemsharedmemory/region/r/register", {"key": "/k", "byte_size": 4}, 501,
          "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."),

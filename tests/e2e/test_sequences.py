@@ -270,7 +270,12 @@ def test_what_is_no_sequence_is_refused(sequences: Any, kind: str) -> None:
     assert refused("direct", "text", "s") == (
         "sequence batching control 'CORRID' data-type is 'BYTES', but model 'direct' expects 'UINT64'"
     )
-    assert refused("oldest", "x" * 129, "s") == "string correlation ID cannot be longer than 128 characters"
+    with pytest.raises(
+        InferenceServerException, match="^.*string correlation ID cannot be longer than 128 characters$"
+    ):
+        infer(
+            sequences, "oldest", kind, {"sequence_id": "x" * 129, "sequence_start": True}, X=np.ones((1, 1), np.int32)
+        )
     step(sequences, "direct", 5, 1, "se", kind)
     assert refused("direct", 5).endswith(start), "after END the id is free"
 

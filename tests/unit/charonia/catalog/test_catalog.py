@@ -11,7 +11,6 @@ from charonia.facts.events import (
     Fact,
     LanesWeighed,
     ModelRequestFinished,
-    RepositoryScanned,
     VersionFailed,
     VersionLoaded,
     VersionStateChanged,
