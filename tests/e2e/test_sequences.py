@@ -270,9 +270,7 @@ def test_what_is_no_sequence_is_refused(sequences: Any, kind: str) -> None:
     assert refused("direct", "text", "s") == (
         "sequence batching control 'CORRID' data-type is 'BYTES', but model 'direct' expects 'UINT64'"
     )
-    with pytest.raises(
-        InferenceServerException, match="^.*string correlation ID cannot be longer than 128 characters$"
-    ):
+    with pytest.raises(InferenceServerException, match="string correlation ID cannot be longer than 128 chara"):
         infer(
             sequences, "oldest", kind, {"sequence_id": "x" * 129, "sequence_start": True}, X=np.ones((1, 1), np.int32)
         )
