@@ -35,6 +35,11 @@ class ReclaimedMap(mmap.mmap):
             _dropped.put(self)
 
 
+def _anonymous(size_bytes: int) -> ReclaimedMap:
+    flags, access = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE
+    return ReclaimedMap(-1, size_bytes, flags=flags, prot=access)
+
+
 class ReclaimedBytes:
     """Bytes that are put together, as in a `bytearray`; large ones lie in a `ReclaimedMap`."""
 
@@ -57,9 +62,10 @@ class ReclaimedBytes:
             self._small += part
         else:
             if self._map is None:
-                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-                size = max(self._most_bytes, 2 * end)
-                self._map = ReclaimedMap(-1, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+                try:
+                    self._map = _anonymous(max(self._most_bytes, 2 * end))
+                except OSError:  # the system promises no more than it has
+                    self._map = _anonymous(2 * end)
                 self._map[: self._size] = bytes(self._small)
                 self._small = bytearray()
             elif end > len(self._map):

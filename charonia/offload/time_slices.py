@@ -51,10 +51,15 @@ def set_time_slice(slice_ns: int, *, inherited: bool, thread: int = 0) -> bool:
         return False
 
 
-def work_in_bulk() -> None:
-    """Give this process the priority and the slice of work that others do not wait for."""
+def work_in_bulk(*, ends_first: bool) -> None:
+    """Give this process the priority and the slice of work that others do not wait for.
+
+    `ends_first`: where memory is short the system ends it before others.
+    """
     with contextlib.suppress(OSError):
         os.nice(_NICE)
         set_time_slice(WORK_SLICE_NS, inherited=True)
+        if not ends_first:
+            return
         with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
             file.write(_FIRST_TO_END)

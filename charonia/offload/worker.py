@@ -26,7 +26,7 @@ def main(descriptor: int) -> None:
     """Serve the socket with this descriptor until its other end is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of the whole process group: the owner still has tasks
         signal.signal(number, signal.SIG_IGN)
-    work_in_bulk()
+    work_in_bulk(ends_first=True)
     gc.disable()  # tasks make millions of objects and no cycles
     known: dict[str, Function] = {}
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(EOFError, OSError):

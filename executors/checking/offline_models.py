@@ -292,6 +292,9 @@ class OfflineModels:
     def is_loading(self, model: str) -> bool:
         return False
 
+    async def load_ended(self, model: str) -> None:
+        return
+
     async def unload(self, model: str) -> None:
         raise InvalidArgument("a check serves nothing")
 

@@ -230,6 +230,11 @@ class Deployment:
         """Whether a load or unload of this model is in progress."""
         return self._lock(model).locked()
 
+    async def load_ended(self, model: str) -> None:
+        """Wait until no load or unload of this model is in progress."""
+        async with self._lock(model):
+            pass
+
     async def load_underway(self, model: str) -> bool:
         """Wait for a joint load of a model; False when there is none."""
         starting = self._starting.get(model)
@@ -292,8 +297,9 @@ class Deployment:
                     await self.before_leaving(before)
                 await self._announce_loaded(loaded, await self.install(loaded), directory)
         finally:
-            for loaded in made:
-                await self._abandon(loaded)
+            for ended in await asyncio.gather(*map(self._abandon, made), return_exceptions=True):
+                if isinstance(ended, Exception):
+                    _log.error("a version of %s that is given up could not be closed", model, exc_info=ended)
         return failures
 
     async def _abandon(self, loaded: LoadedVersion) -> None:
@@ -430,8 +436,10 @@ class Deployment:
         composing models too, unless other ensembles contain them or they were asked for by name (R26).
         """
         for ensemble in self._composition.dependents(model):
+            was_served = bool(self._lifecycle.ready_versions(ensemble))
             await self.unload(ensemble)
-            self._composition.failed(ensemble)
+            if was_served:
+                self._composition.failed(ensemble)
         parts = self._composition.parts(model) if dependents else []
         await self._unload(model)
         for part in parts:

@@ -12,7 +12,8 @@ import logging
 from dataclasses import replace
 
 from charonia.backend import InstanceSpec, ModelSource
-from charonia.errors import CharoniaError
+from charonia.clock import monotonic_ns
+from charonia.errors import CharoniaError, InternalError
 
 from .isolated_batch import IsolatedBatches
 from .isolated_model import IsolatedModel
@@ -21,6 +22,9 @@ _log = logging.getLogger(__name__)
 
 IDLE_S = 30.0
 """So long after its last batch the process ends, as workers of gateways do."""
+
+_PAUSE_NS = 60_000_000_000
+"""So long no process is tried after one that could not be had: each batch would wait for the next one to fail."""
 
 
 class StringsApart:
@@ -39,13 +43,17 @@ class StringsApart:
         self._ending: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._none_before_ns = 0
         self._loop = asyncio.get_running_loop()
 
     def take(self, spec: InstanceSpec) -> IsolatedBatches | None:
         """An instance like this one in the process; None where none can be had. Blocks; call it in a thread."""
+        if monotonic_ns() < self._none_before_ns:
+            return None
         try:
             return asyncio.run_coroutine_threadsafe(self._take(spec), self._loop).result()
         except (CharoniaError, OSError, RuntimeError) as error:
+            self._none_before_ns = monotonic_ns() + _PAUSE_NS
             _log.warning(
                 "batches of %s with many strings run in the executor, as no process can be had for them: %s",
                 self._source.name,
@@ -64,6 +72,7 @@ class StringsApart:
         await asyncio.gather(*self._tasks)
 
     async def _take(self, spec: InstanceSpec) -> IsolatedBatches:
+        self._check_open()
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
@@ -77,11 +86,20 @@ class StringsApart:
                 self._model = IsolatedModel(self._source, ceiling_s=self._ceiling_s, in_bulk=True)
             made = await self._model.create_instance(replace(spec, calls=None))
             assert isinstance(made, IsolatedBatches)
+            try:
+                self._check_open()
+            except InternalError:
+                made.disconnect()
+                raise
             _log.info("batches of %s with many strings run in process %d", spec.name, made.pid)
             return made
         except BaseException:
             self._returned()
             raise
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InternalError("the model is being unloaded")
 
     def _given_back(self, instance: IsolatedBatches) -> None:
         if instance.is_dead or self._is_closed:

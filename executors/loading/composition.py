@@ -79,6 +79,9 @@ class ModelLoads(Protocol):
     def is_loading(self, model: str) -> bool:
         """Whether a load or unload of this model is in progress."""
 
+    async def load_ended(self, model: str) -> None:
+        """Wait until no load or unload of this model is in progress."""
+
     async def load(self, model: str, request: None) -> None: ...
 
     async def unload(self, model: str) -> None: ...
@@ -177,26 +180,43 @@ class Composition:
         """Reload the ensembles that contain a model which was loaded, and retry those that waited for it (R26)."""
         waiting = [name for name, models in self._waiting.items() if model in models]
         for ensemble in self.dependents(model):
-            try:
-                await self._loads.reload(ensemble)
-            except CharoniaError as error:
-                _log.error("ensemble '%s' cannot go on with the new '%s': %s", ensemble, model, error.message)
-                await self._loads.unload(ensemble)
-                self.failed(ensemble)  # it is loaded again with a model that fits
+            if not self._loads.interfaces(ensemble):
+                continue  # it is unloaded, and drains
+            if self._loads.is_underway(ensemble) or self._loads.is_loading(ensemble):
+                self._tasks.spawn(
+                    self._reload(ensemble, model), "ensembles to reload"
+                )  # its load may wait for this one
+            else:
+                await self._reload(ensemble, model)
         await self._try_again(waiting)
+
+    async def _reload(self, ensemble: str, model: str) -> None:
+        try:
+            await self._loads.reload(ensemble)
+        except CharoniaError as error:
+            _log.error("ensemble '%s' cannot go on with the new '%s': %s", ensemble, model, error.message)
+            await self._loads.unload(ensemble)
+            self.failed(ensemble)  # it is loaded again with a model that fits
 
     async def _try_again(self, ensembles: Sequence[str]) -> None:
         for ensemble in ensembles:
             if self._loads.is_underway(ensemble):
                 continue  # its load waits for this one
-            if any(map(self._loads.is_loading, (ensemble, *self._waiting.get(ensemble, ())))):
-                continue  # that load may wait for this one; when it has ended, the ensemble is tried again
+            loading = [*filter(self._loads.is_loading, (ensemble, *self._waiting.get(ensemble, ())))]
+            if loading:  # that load may wait for this one
+                self._tasks.spawn(self._try_after(loading, ensemble), "ensembles that wait")
+                continue
             if self._waiting.pop(ensemble, None) is None:
                 continue
             try:
                 await self._loads.load(ensemble, None)
             except CharoniaError as error:
                 _log.info("ensemble '%s' is still not complete: %s", ensemble, error.message)
+
+    async def _try_after(self, loading: Sequence[str], ensemble: str) -> None:
+        for model in loading:
+            await self._loads.load_ended(model)
+        await self._try_again([ensemble])
 
     def chosen(self, model: str) -> None:
         """Note that a model was asked for by its name, not only as a part."""

@@ -76,7 +76,10 @@ class DeepWorker(ThreadWorker):
         for turn in self._threaded:
             if turn.thread is not None:
                 turn.jobs.put(None)
-                turn.thread.join()
+                if self._takes_batches:
+                    turn.thread.join()
+                else:  # it may be in a warm-up that waits for the loop
+                    await asyncio.to_thread(turn.thread.join)
         await super().leave()
 
     @property
@@ -170,7 +173,7 @@ class DeepWorker(ThreadWorker):
 
     def _run_in(self, turn: _ThreadedTurn, batch: SubmittedBatch) -> None:
         executed = self._run(batch, turn)
-        if executed.death is not None:
+        if executed.death is not None and not turn.is_apart:
             with self._state:  # before the owner of the batch hears of it, and sends the next one
                 self._is_dead = True
         if batch.settler is not None and isinstance(executed, ExecutedWaves):

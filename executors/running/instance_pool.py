@@ -326,10 +326,12 @@ class InstancePool:
                 self._watch.cancel()
             if self._limited_queue is not None:
                 self._limited_queue.close()
-            if self.apart is not None:
-                await self.apart.close()
-            if self.close_model is not None:
-                await self.close_model()
+            try:
+                if self.apart is not None:
+                    await self.apart.close()
+            finally:
+                if self.close_model is not None:
+                    await self.close_model()
 
     async def warm_up(
         self, batches: Sequence[Sequence[RequestRecord]]

@@ -91,7 +91,7 @@ class Turn:
     def __init__(self) -> None:
         self.instance: BatchInstance | None = None
         self.is_apart = False
-        """Whether the current batch runs in another process, which has a time limit of its own."""
+        """Whether the current or last batch runs in another process, which has a time limit of its own."""
         self.running: tuple[SubmittedBatch, int] | None = None
         """The current batch and its start (monotonic ns)."""
         self.thread: threading.Thread | None = None
@@ -332,9 +332,11 @@ class ThreadWorker(Worker):
     async def leave(self) -> None:
         self._closing.set()
         if self._thread is not None:
-            if not self._takes_batches:
+            if self._takes_batches:
+                self._thread.join()
+            else:  # it may be in a warm-up that waits for the loop
                 self._first.put(None)
-            self._thread.join()
+                await asyncio.to_thread(self._thread.join)
         await self._unload()
 
     async def replace(self) -> None:
@@ -377,15 +379,15 @@ class ThreadWorker(Worker):
     def _execute_apart(self, execution: Batch, turn: Turn, instance: BatchInstance, apart: StringsApart) -> Executed:
         """Execute where the strings of this batch keep no lock of this process; here where that cannot be had."""
         turn.is_apart = True
-        try:
-            other = apart.take(self.spec)
-            if other is not None:
-                try:
-                    return execution.run_on(other, turn.workspace)
-                finally:
-                    apart.give_back(other)
-        finally:
-            turn.is_apart = False
+        other = apart.take(self.spec)
+        if other is not None:
+            try:
+                return execution.run_on(other, turn.workspace)
+            finally:
+                apart.give_back(other)
+        if turn.running is not None:
+            turn.running = (turn.running[0], monotonic_ns())  # what was waited for is not the model's time
+        turn.is_apart = False
         return execution.run_on(instance, turn.workspace)
 
     def _started(self) -> None:
@@ -413,7 +415,7 @@ class ThreadWorker(Worker):
                 if batch.settler is not None and isinstance(executed, ExecutedWaves):
                     batch.settler.answer(batch, executed)  # the event loop is a wake-up away
                 self._loop.call_soon_threadsafe(self._pool.finish, batch, executed)
-                is_new = executed.death is None
+                is_new = executed.death is None or self._turn.is_apart
                 while not is_new:
                     asyncio.run_coroutine_threadsafe(self._replace(), self._loop).result()
                     is_new = self._begins_anew()
@@ -432,6 +434,7 @@ class ThreadWorker(Worker):
         turn.running = (batch, monotonic_ns())
         try:
             while True:
+                turn.is_apart = False
                 try:
                     return self._attempt(batch, turn)
                 except Interrupted:  # meant for an execution that ended before, or for requests that now are left out

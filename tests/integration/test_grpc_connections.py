@@ -44,7 +44,7 @@ class TestStreams:
         assert answer.error_message == "Request for unknown model: 'nope' is not found"
         found = answer.infer_response
         assert (found.id, found.model_name, found.model_version) == ("w", "nope", "1")
-        assert not found.parameters
+        assert found.parameters["triton_final_response"].bool_param
         await stream.write(request("r"))
         assert (await stream.read()).infer_response.id == "r"
         await stream.done_writing()

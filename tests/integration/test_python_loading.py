@@ -126,7 +126,8 @@ async def test_auto_complete_fills_what_is_open(tmp_path: Path) -> None:
             def auto_complete_config(config):
                 assert config.as_dict()["name"] == "m"
                 config.set_max_batch_size(8)
-                config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [4], "optional": True})
+                config.add_input({"name": "IN", "data_type": "TYPE_FP32", "dims": [4]})
+                config.add_input({"name": "MORE", "data_type": "TYPE_FP32", "dims": [4], "optional": True})
                 config.add_output({"name": "OUT", "data_type": "TYPE_STRING", "dims": [-1]})
                 config.set_dynamic_batching()
                 config.set_model_transaction_policy({"decoupled": False})
@@ -136,7 +137,8 @@ async def test_auto_complete_fills_what_is_open(tmp_path: Path) -> None:
     )
     done = await signature_of(PythonBackend(), model)
     assert done is not None
-    assert [(tensor.name, list(tensor.dims), tensor.optional) for tensor in done.input] == [("IN", [4], True)]
+    inputs = [(tensor.name, list(tensor.dims), tensor.optional) for tensor in done.input]
+    assert inputs == [("IN", [4], False), ("MORE", [4], True)]
     assert [(tensor.name, tensor.data_type, list(tensor.dims)) for tensor in done.output] == [("OUT", 13, [-1])]
     assert done.HasField("dynamic_batching")
     assert (done.max_batch_size, done.backend) == (8, "python")

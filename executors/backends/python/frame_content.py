@@ -179,8 +179,10 @@ def _whole(reply: Sequence[Any]) -> ModelResponse:
     if failure is not None:
         error = CharoniaError.of(*failure)
         return ModelResponse(parameters=parameters, error=error, progress=progress, tokens=int(tokens))
+    if not (isinstance(progress, bytes) and all(isinstance(data, bytes) for *_, data in tensors)):
+        raise FrameError("the responses of a model process have no bytes where these belong")
     outputs = [Tensor(name, DataType.of_number(number), tuple(shape), data) for name, number, shape, data in tensors]
-    return ModelResponse(outputs, parameters, None, bool(again), bytes(progress), int(tokens))
+    return ModelResponse(outputs, parameters, None, bool(again), progress, int(tokens))
 
 
 def answer_of(frame: Frame) -> ModelResponse | None:
@@ -221,7 +223,11 @@ def _responses(frame: Frame, replies: Sequence[Any]) -> list[ModelResponse | Non
 
 def _progress_in(more: Sequence[Any]) -> bytes:
     """The progress of a reply, from what follows its tensors."""
-    return bytes(more[1]) if len(more) > 1 else b""
+    if len(more) < 2:
+        return b""
+    if not isinstance(more[1], bytes):
+        raise FrameError("the progress that a model process describes is no bytes")
+    return more[1]
 
 
 def failure_of(frame: Frame) -> CharoniaError:

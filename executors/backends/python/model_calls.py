@@ -45,7 +45,9 @@ DECOUPLED = (
 )
 REFUSED = "Model {model} - Error when running inference: {why}"
 
-_VERSION = re.compile(r"\s*([+-]?\d+)")
+_VERSION = re.compile(r"\s*([+-]?[0-9]+)")
+_MOST_DIGITS = 4000
+"""Python reads no longer numbers, and no version has so many."""
 
 
 class PendingModelCalls:
@@ -240,7 +242,7 @@ def _version(text: str) -> str:
     if not text:
         return ""
     found = _VERSION.match(text)
-    number = int(found[1]) if found is not None else None
+    number = int(found[1]) if found is not None and len(found[1]) <= _MOST_DIGITS else None
     said = f"failed to get model version from specified version string '{text}'"
     if number is None or not -(2**63) <= number < 2**63:
         raise InvalidArgument(f"{said} (details: stol), version should be an integral value > 0")

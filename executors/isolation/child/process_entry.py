@@ -24,7 +24,7 @@ def main() -> None:
     os.setpgid(0, 0)  # processes that its model starts end with it
     sandbox.limit_processes(MORE_TASKS)
     if told.get("in_bulk"):
-        work_in_bulk()
+        work_in_bulk(ends_first=False)  # a request would be blamed for its end
     if told["sandboxed"]:
         # before anything is imported that starts threads: those that run already would not be restricted
         sandbox.enter(told["readable"], told["temporary"])

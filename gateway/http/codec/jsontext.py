@@ -51,7 +51,15 @@ def _parse(text: Buffer) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return _parse_tolerant(bytes(text))
+        pass
+    data = bytes(text)
+    if not data.startswith(_BYTE_ORDER_MARK):
+        return _parse_tolerant(data)
+    data = data[len(_BYTE_ORDER_MARK) :]  # one mark: a second one is no JSON
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return _parse_tolerant(data)
 
 
 def _cut_deep(text: Buffer) -> Buffer:
@@ -102,8 +110,6 @@ def parse_failure(complaint: str, offset: int) -> InternalError:
 
 
 def _parse_tolerant(data: bytes) -> Any:
-    if data.startswith(_BYTE_ORDER_MARK):
-        return _parse(data[len(_BYTE_ORDER_MARK) :])
     try:
         text = data.decode()
     except UnicodeDecodeError as error:

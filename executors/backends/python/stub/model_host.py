@@ -252,7 +252,7 @@ class ModelHost:
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="charonia coroutines", daemon=True).start()
+            threading.Thread(target=_run_for_ever, args=(self._loop,), name="charonia coroutines", daemon=True).start()
         return self._loop
 
     async def _carry(self, execution: Execution, requests: list[InferenceRequest], answers: Any) -> None:
@@ -349,6 +349,15 @@ async def _outcome_of(awaitable: Any) -> tuple[Any, BaseException | None]:
         return await awaitable, None
     except (SystemExit, KeyboardInterrupt) as ending:
         return None, ending
+
+
+def _run_for_ever(loop: Any) -> None:
+    """Run an event loop although a task or callback of the model leaves it by `sys.exit`; what awaits that is told."""
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as ending:
+            api.Logger.log_error(f"a task of the model wanted to end its process: {exception_text(ending)}")
 
 
 def _checked(

@@ -30,6 +30,8 @@ _SIZE_UPDATE = 0x20
 _CHANGES = 0x60
 """Set in the first byte of what changes the table: a literal that is added to it, or its new size."""
 _STATIC_ENTRIES = 61
+_LAST_SHIFT = 28
+"""Of the fifth further byte of an integer."""
 _MAX_SIZE_UPDATES = 2
 """At the beginning of a block (RFC 7541, 4.2): the smallest and the final size since the last block."""
 
@@ -135,6 +137,8 @@ def uses_no_table(block: bytes) -> bool:
     """Whether a block neither reads nor changes the table: it has only indices of the static one, and literals that are
     not added (RFC 7541, 6.1 to 6.3). False for a block that cannot be decoded."""
     at, size = 0, len(block)
+    if size > _REMEMBERED_BYTES:
+        return False  # it would not be remembered: not worth the time
     while at < size:
         if block[at] & 0x80:
             index, at = _integer(block, at, 0x7F)
@@ -155,13 +159,14 @@ def uses_no_table(block: bytes) -> bool:
 
 
 def _integer(block: bytes, at: int, prefix: int) -> tuple[int, int]:
-    """An integer with a prefix of these bits (RFC 7541, 5.1), and its end; one cut off ends behind the block."""
+    """An integer with a prefix of these bits (RFC 7541, 5.1), and its end. One that is cut off, or longer than any that
+    has a use, ends behind the block."""
     value = block[at] & prefix
     at += 1
     if value < prefix:
         return value, at
     shift = 0
-    while at < len(block):
+    while at < len(block) and shift <= _LAST_SHIFT:
         byte = block[at]
         at += 1
         value += (byte & 0x7F) << shift

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -66,6 +67,10 @@ class Loads:
 
     def is_loading(self, model: str) -> bool:
         return model in self.loading
+
+    async def load_ended(self, model: str) -> None:
+        while model in self.loading:
+            await asyncio.sleep(0)
 
     def is_underway(self, model: str) -> bool:
         return False
@@ -200,5 +205,28 @@ async def test_an_ensemble_is_not_tried_again_while_one_of_its_parts_is_loaded()
     await loads.load("a")
     assert "outer" not in loads.served
     loads.loading.clear()
-    await loads.load("inner")
+    while loads.composition._tasks:
+        await next(iter(loads.composition._tasks))
     assert "outer" in loads.served
+
+
+async def test_an_ensemble_is_reloaded_after_its_own_load_that_may_wait_for_the_part() -> None:
+    """Polling may find an ensemble and a part of it changed at once; their loads would wait for each other."""
+    loads = Loads(plain("a"), ensemble("e", "a"))
+    await loads.load("e")
+    loads.loading.add("e")
+    loads.calls.clear()
+    await loads.composition.loaded("a")
+    assert loads.calls == []
+    (task,) = loads.composition._tasks
+    await task
+    assert loads.calls == ["load e"]
+
+
+async def test_an_ensemble_that_drains_is_not_reloaded() -> None:
+    loads = Loads(plain("a"), ensemble("e", "a"))
+    await loads.load("e")
+    loads.interfaces = lambda model: {}  # type: ignore[assignment,method-assign]
+    loads.calls.clear()
+    await loads.composition.loaded("a")
+    assert loads.calls == []

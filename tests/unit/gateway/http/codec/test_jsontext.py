@@ -96,3 +96,10 @@ def test_hostile_strings_cost_linear_time(text: bytes) -> None:
     # a quadratic scan of these would run for minutes
     with pytest.raises((InvalidArgument, InternalError)):
         parse_json(text)
+
+
+def test_one_byte_order_mark_is_no_part_of_the_text() -> None:
+    mark = b"\xef\xbb\xbf"
+    assert parse_json(mark + b'{"a": 1}') == {"a": 1}
+    with pytest.raises(InternalError, match="failed to parse the request JSON buffer"):
+        parse_json(mark * 100_000 + b"{}")

@@ -284,3 +284,12 @@ def test_headers_that_no_other_call_has_are_not_remembered() -> None:
     for name, remembered in ((b"traceparent", 0), (b"user-agent", 1)):
         reader.read(whole + literal(name, b"00-1-2-01"))
         assert len(known) == remembered
+
+
+@pytest.mark.parametrize("start", [b"\xff", b"\x0f\xff", b"\x04\x7f\xff"])
+def test_long_blocks_and_numbers_are_not_followed(start: bytes) -> None:
+    """A number of many bytes costs time by its square, a long block its decoding: neither is remembered."""
+    assert not uses_no_table(start + start[-1:] * 900)
+    assert not uses_no_table(start + start[-1:] * 60_000)
+    assert uses_no_table(b"\x82" * 900)
+    assert not uses_no_table(b"\x82" * 60_000)
