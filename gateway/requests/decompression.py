@@ -1,4 +1,4 @@
-"""Decompresses bodies and messages within a bound: small ones in the event loop, others in a worker process. Pure.
+"""Decompresses bodies and messages within a bound: small ones in the event loop, others in a worker process.
 
 The bound holds while decompressing, so a decompression bomb never becomes a large buffer. In a thread of the gateway,
 joining and freeing tens of megabytes would hold the interpreter's lock. `gateway.http.codec.compression` and

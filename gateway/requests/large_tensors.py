@@ -1,4 +1,4 @@
-"""Work that takes time in proportion to a tensor's elements, as tasks of a worker process (`charonia.offload`). Pure.
+"""Work that takes time in proportion to a tensor's elements, as tasks of a worker process (`charonia.offload`).
 
 Small tensors are processed in the event loop, by `charonia.calls.admission` and `classification`.
 """
