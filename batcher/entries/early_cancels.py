@@ -1,8 +1,8 @@
 """Cancels of unknown requests: they have ended, or were not read yet.
 
 Facts and queues are different streams, so a cancel may be read before its request: in the same reply of the log, or
-long before where a window is full (`carriers.Windows`). If it were dropped, the request would run for no caller, and a decoupled
-one might never end.
+long before where a window is full (`carriers.Windows`). If it were dropped, the request would run for no caller, and
+a decoupled one might never end.
 """
 
 from __future__ import annotations
