@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import compress
 from typing import Any
 
 import hiredis
@@ -75,6 +76,8 @@ class RedisReader:
         )
         self._streams: dict[bytes, _Following] = {}
         self._deletions: dict[bytes, list[bytes]] = {}
+        self._failed_to_delete = False
+        """Whether the last deletions failed: then they are repeated by the timer alone."""
         self._deleting: asyncio.TimerHandle | None = None
         self._on_entries: OnEntries | None = None
         self._on_state: Callable[[bool], None] | None = None
@@ -315,7 +318,7 @@ class RedisReader:
         if following.consume:
             gathered = self._deletions.setdefault(following.stream, [])
             gathered += ids
-            if len(gathered) >= _MOST_GATHERED:
+            if len(gathered) >= _MOST_GATHERED and not self._failed_to_delete:
                 self._delete()
 
     def _delete(self) -> None:
@@ -323,27 +326,34 @@ class RedisReader:
         if self._deleting is not None:
             self._deleting.cancel()
             self._deleting = None
-        deletions, self._deletions = self._deletions, {}
-        if not deletions:
+        gathered, self._deletions = self._deletions, {}
+        self._failed_to_delete = False
+        if not gathered:
             return
+        deletions = [
+            (stream, ids[start : start + _MOST_GATHERED])
+            for stream, ids in gathered.items()
+            for start in range(0, len(ids), _MOST_GATHERED)
+        ]
 
         def done(replies: list[Any] | None) -> None:
             if replies is None:
                 self._keep(deletions)
                 return
-            for (stream, ids), reply in zip(deletions.items(), replies, strict=True):
-                if isinstance(reply, hiredis.ReplyError):
-                    self._keep({stream: ids})
+            refused = [isinstance(reply, hiredis.ReplyError) for reply in replies]
+            if any(refused):
+                self._keep(compress(deletions, refused))
 
         try:
-            pieces = [pack((b"XDEL", stream, *ids)) for stream, ids in deletions.items()]
+            pieces = [pack((b"XDEL", stream, *ids)) for stream, ids in deletions]
             self._commands.batch(pieces, len(pieces), done, lazy=True)
         except LogUnavailable:
             self._keep(deletions)
 
-    def _keep(self, deletions: dict[bytes, list[bytes]]) -> None:
-        """Deletions that may not have happened; repeating them is harmless."""
-        for stream, ids in deletions.items():
+    def _keep(self, deletions: Iterable[tuple[bytes, list[bytes]]]) -> None:
+        """Keep deletions that may not have happened; repeating them is harmless."""
+        self._failed_to_delete = True
+        for stream, ids in deletions:
             self._deletions.setdefault(stream, []).extend(ids)
         if self._deleting is None and not self._closed:
             self._deleting = asyncio.get_running_loop().call_later(_DELETE_AGAIN_S, self._delete)
