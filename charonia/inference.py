@@ -102,6 +102,12 @@ class InferenceResponse:
         return self.final and not self.outputs and not self.parameters and self.error is None
 
 
+def leading_number(text: str) -> int | None:
+    """The decimal number that a text begins with, after white space; None if there is none, or one beyond 64 bits."""
+    found = _LEADING_NUMBER.match(text)
+    return int(found[1]) if found is not None and len(found[1]) <= _MAX_VERSION_DIGITS else None
+
+
 def parse_version(version: str) -> int:
     """The number of a version string, `LATEST_VERSION` for "". Raises E6's `InvalidArgument`.
 
@@ -110,13 +116,12 @@ def parse_version(version: str) -> int:
     """
     if not version:
         return LATEST_VERSION
-    found = _LEADING_NUMBER.match(version)
-    if found is None or len(found.group(1)) > _MAX_VERSION_DIGITS:
+    number = leading_number(version)
+    if number is None:
         raise InvalidArgument(
             f"failed to get model version from specified version string '{version[:64]}' (details: stol), version "
             "should be an integral value > 0"
         )
-    number = int(found.group(1))
     if number < 0:
         raise InvalidArgument(f"invalid model version specified '{version}' , version should be an integral value > 0")
     return number

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -23,6 +22,7 @@ from charonia.errors import (
     Unavailable,
     Unsupported,
 )
+from charonia.inference import leading_number
 from charonia.traces.contexts import Traced
 
 from .frame_calls import FrameCalls
@@ -44,10 +44,6 @@ DECOUPLED = (
     "models.'"
 )
 REFUSED = "Model {model} - Error when running inference: {why}"
-
-_VERSION = re.compile(r"\s*([+-]?[0-9]+)")
-_MOST_DIGITS = 4000
-"""Python reads no longer numbers, and no version has so many."""
 
 
 class PendingModelCalls:
@@ -238,13 +234,13 @@ class PendingModelCalls:
 
 
 def _version(text: str) -> str:
-    """The version that a text begins with, as C's `stol` reads it; "" for none. Raises `InvalidArgument`."""
+    """The version that a text begins with; "" for an empty text. Raises `InvalidArgument` with the python backend's
+    text."""
     if not text:
         return ""
-    found = _VERSION.match(text)
-    number = int(found[1]) if found is not None and len(found[1]) <= _MOST_DIGITS else None
-    said = f"failed to get model version from specified version string '{text}'"
-    if number is None or not -(2**63) <= number < 2**63:
+    number = leading_number(text)
+    said = f"failed to get model version from specified version string '{text[:64]}'"
+    if number is None:
         raise InvalidArgument(f"{said} (details: stol), version should be an integral value > 0")
     if number < 0:
         raise InvalidArgument(f"{said}, version should be an integral value > 0")

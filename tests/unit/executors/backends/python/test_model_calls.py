@@ -274,6 +274,7 @@ async def test_models_are_loaded_and_asked_for(world: World) -> None:
         frame(Kind.CONTROL, 3, ["is_ready", "m", "x"]),
         frame(Kind.CONTROL, 6, ["is_ready", "m", "-1"]),
         frame(Kind.CONTROL, 7, ["is_ready", "m", "2x"]),
+        frame(Kind.CONTROL, 9, ["is_ready", "m", "9" * 5000]),
         frame(Kind.CONTROL, 8, ["load", "", "", []]),
         frame(Kind.CONTROL, 4, ["unload", "m", False]),
         frame(Kind.CONTROL, 5, ["dance", "m"]),
@@ -283,6 +284,7 @@ async def test_models_are_loaded_and_asked_for(world: World) -> None:
     said = "failed to get model version from specified version string"
     assert world.error(3)[1] == f"{said} 'x' (details: stol), version should be an integral value > 0"
     assert world.error(6)[1] == f"{said} '-1', version should be an integral value > 0"
+    assert "(details: stol)" in world.error(9)[1]
     assert world.child.said[7] == [(Kind.LAST_ANSWER, [None, True])]
     assert world.error(8)[1] == "failed to load '', failed to poll from model repository"
     assert world.error(4) == (4, "explicit model load / unload is not allowed if polling is enabled")
