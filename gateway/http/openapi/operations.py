@@ -413,15 +413,21 @@ def _body(name: str, example: Any) -> tuple[Content, ...]:
 
 
 _REPOSITORY = (
-    Operation(
-        "post",
-        "/v2/repository/index",
-        "repositoryIndex",
-        "model-repository",
-        "Models and their states",
-        {200: _json("Every version that was ever loaded", "RepositoryIndex", examples.INDEX)},
-        about=_MALFORMED,
-        bodies=_body("IndexRequest", {"ready": True}),
+    *(
+        Operation(
+            "post",
+            path,
+            name,
+            "model-repository",
+            summary,
+            {200: _json("Every version that was ever loaded", "RepositoryIndex", examples.INDEX)},
+            about=_MALFORMED,
+            bodies=_body("IndexRequest", {"ready": True}),
+        )
+        for path, name, summary in (
+            ("/v2/repository/index", "repositoryIndex", "Models and their states"),
+            (_NAMED + "/index", "namedRepositoryIndex", "The same: the name of a repository is not read"),
+        )
     ),
     Operation(
         "post",
@@ -475,16 +481,6 @@ _REPOSITORY = (
         {200: _json("No rule holds: the highest version gets the requests", "ModelRoute", examples.NO_ROUTE)},
         (*ANY, 404),
         about="Needs `--model-control-mode=explicit`, otherwise 503.",
-    ),
-    Operation(
-        "post",
-        _NAMED + "/index",
-        "namedRepositoryIndex",
-        "model-repository",
-        "Models and their states, of all repositories: the name is not read",
-        {200: _json("As without a name", "RepositoryIndex", examples.INDEX)},
-        about=_MALFORMED,
-        bodies=_body("IndexRequest", {"ready": True}),
     ),
     *(
         Operation(
