@@ -292,9 +292,10 @@ class Deployment:
                     _log.error("failed to load %s version %d: %s", model, version, error)
                     await self._announcer.announce(self._lifecycle.failed(model, version, error))
             while made and not failures:
-                loaded = made.pop(0)
+                loaded = made[0]
                 if (before := self.serving.get((model, loaded.version))) is not None:
                     await self.before_leaving(before)
+                del made[0]  # from here on it is served, not given up
                 await self._announce_loaded(loaded, await self.install(loaded), directory)
         finally:
             for ended in await asyncio.gather(*map(self._abandon, made), return_exceptions=True):
@@ -446,8 +447,8 @@ class Deployment:
             await self.unload(part, dependents=True)
 
     async def _unload(self, model: str) -> None:
-        self._composition.unloaded(model)
         async with self._lock(model):
+            self._composition.unloaded(model)  # a load that came before has ended, and may have failed
             for version in self._lifecycle.ready_versions(model):
                 await self._unload_version(model, version)
             for fact in self._lifecycle.drop_failed(model):
