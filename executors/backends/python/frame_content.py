@@ -176,11 +176,11 @@ def responses_together(frame: Frame) -> list[tuple[int, int, bool, ModelResponse
 def _whole(reply: Sequence[Any]) -> ModelResponse:
     """A response whose tensors have their bytes with them (`whole_content`)."""
     failure, parameters, tensors, again, progress, tokens = reply
+    if not (isinstance(progress, bytes) and all(isinstance(data, bytes) for *_, data in tensors)):
+        raise FrameError("the responses of a model process have no bytes where these belong")
     if failure is not None:
         error = CharoniaError.of(*failure)
         return ModelResponse(parameters=parameters, error=error, progress=progress, tokens=int(tokens))
-    if not (isinstance(progress, bytes) and all(isinstance(data, bytes) for *_, data in tensors)):
-        raise FrameError("the responses of a model process have no bytes where these belong")
     outputs = [Tensor(name, DataType.of_number(number), tuple(shape), data) for name, number, shape, data in tensors]
     return ModelResponse(outputs, parameters, None, bool(again), progress, int(tokens))
 
