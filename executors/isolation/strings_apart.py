@@ -39,7 +39,7 @@ class StringsApart:
         self._idle_s = idle_s
         self._model: IsolatedModel | None = None
         self._free: list[IsolatedBatches] = []
-        self._lent = 0
+        self._taken = 0
         self._ending: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -76,7 +76,7 @@ class StringsApart:
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
-        self._lent += 1
+        self._taken += 1
         try:
             while self._free:
                 if not (instance := self._free.pop()).is_dead:
@@ -109,8 +109,8 @@ class StringsApart:
         self._returned()
 
     def _returned(self) -> None:
-        self._lent -= 1
-        if not self._lent and not self._is_closed:
+        self._taken -= 1
+        if not self._taken and not self._is_closed:
             self._ending = self._loop.call_later(self._idle_s, self._end)
 
     def _end(self) -> None:

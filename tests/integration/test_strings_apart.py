@@ -22,7 +22,6 @@ from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
 from executors.batches.encoded_strings import MANY_STRINGS
 from executors.configuration.config import normalise
-from executors.isolation import strings_apart
 from executors.isolation.isolated_batch import IsolatedBatches
 from executors.isolation.isolated_model import IsolatedModel
 from executors.isolation.strings_apart import StringsApart
@@ -62,12 +61,12 @@ async def patient(wait: Callable[[], Awaitable[Any]]) -> Any:
 async def test_a_batch_with_many_strings_runs_elsewhere_and_a_small_one_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lent: list[int] = []
+    pids: list[int] = []
     take = StringsApart.take
 
     def noted(apart: StringsApart, spec: InstanceSpec) -> IsolatedBatches | None:
         found = take(apart, spec)
-        lent.append(found.pid if found is not None else 0)
+        pids.append(found.pid if found is not None else 0)
         return found
 
     monkeypatch.setattr(StringsApart, "take", noted)
@@ -84,13 +83,13 @@ async def test_a_batch_with_many_strings_runs_elsewhere_and_a_small_one_here(
         small = strings(1, 4)
         (reply,) = await answered("small", Tensor.of("s", small))
         assert reply.outputs[0].array().tolist() == small.tolist()
-        assert lent == []
+        assert pids == []
 
         parts = [strings(rows, MANY_STRINGS // 2 + 1, prefix) for rows, prefix in ((2, "a"), (1, "ü"))]
         replies = await answered("many", *(Tensor.of("s", part) for part in parts))
         assert [reply.outputs[0].array().tolist() for reply in replies] == [part.tolist() for part in parts]
-        assert len(lent) == 1
-        assert lent[0] not in (0, os.getpid())
+        assert len(pids) == 1
+        assert pids[0] not in (0, os.getpid())
 
         good, bad = Tensor.of("s", parts[0]), Tensor.of("s", parts[1])
         bad.data = bytes(bad.data[:-1]) + b"\xff"
@@ -101,16 +100,18 @@ async def test_a_batch_with_many_strings_runs_elsewhere_and_a_small_one_here(
         (reply,) = await answered("short", cut_short)
         assert reply.error is not None
         assert "incomplete string" in reply.error.message
-        assert set(lent) == {lent[0]}, "errors are no reason to end the process"
+        assert set(pids) == {pids[0]}, "errors are no reason to end the process"
 
-        os.kill(lent[0], signal.SIGSTOP)
+        os.kill(pids[0], signal.SIGSTOP)
         _, record = await bench.accept("m", [Tensor.of("s", parts[0])], endpoint="dying")
         batch_id = await bench.dispatch("m", [record])
-        os.kill(lent[0], signal.SIGKILL)  # also before it has the batch: then another process runs that
+        os.kill(pids[0], signal.SIGKILL)  # also before it has the batch: then another process runs that
         await patient(lambda: bench.finished("m", batch_id, (BatchDied, BatchFinished)))
         (reply,) = await answered("again", good)
         assert reply.outputs[0].array().tolist() == parts[0].tolist()
-        assert lent[-1] != lent[0]
+        assert pids[-1] != pids[0]
+        (loaded,) = bench.service._deployment.loaded_versions()
+        assert [worker.generation for worker in loaded.pool._workers] == [1], "that was no death of the instance here"
 
 
 async def test_the_process_ends_some_time_after_its_last_batch(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ async def test_the_process_ends_some_time_after_its_last_batch(tmp_path: Path) -
         assert second is not None
         assert first.pid == second.pid, "one process for the instances of a model"
         apart.give_back(first)
-        assert await asyncio.to_thread(apart.take, spec) is first, "as long as one is lent"
+        assert await asyncio.to_thread(apart.take, spec) is first, "as long as one is in use"
         apart.give_back(first)
         apart.give_back(second)
         async with asyncio.timeout(60):
@@ -142,15 +143,19 @@ async def test_the_process_ends_some_time_after_its_last_batch(tmp_path: Path) -
 
 
 async def test_without_a_process_batches_run_in_the_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
     async def failing(*_: Any) -> None:
+        tries.append(1)
         raise InternalError("no memory")
 
     monkeypatch.setattr(IsolatedModel, "create_instance", failing)
     write_model(tmp_path / "m")
     async with bench_.running(tmp_path) as bench:
         given = strings(1, MANY_STRINGS + 1)
-        request_id, record = await bench.accept("m", [Tensor.of("s", given)])
-        await bench.finished("m", await bench.dispatch("m", [record]), BatchFinished)
-        reply = (await bench.replies("gw", 1))[request_id]
-        assert reply.outputs[0].array().tolist() == given.tolist()
-    assert strings_apart.IDLE_S > 0
+        for endpoint in ("first", "second"):
+            request_id, record = await bench.accept("m", [Tensor.of("s", given)], endpoint=endpoint)
+            await bench.finished("m", await bench.dispatch("m", [record]), BatchFinished)
+            reply = (await bench.replies(endpoint, 1))[request_id]
+            assert reply.outputs[0].array().tolist() == given.tolist()
+    assert len(tries) == 1, "the second one waits for no process that fails again"
