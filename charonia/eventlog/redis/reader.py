@@ -249,7 +249,7 @@ class RedisReader:
 
         def done(replies: list[Any] | None) -> None:
             if replies is None or self._refused(replies):
-                self._keep(deletions)
+                self._keep(deletions.items())
             elif not self._closed:
                 self._sweep()
 
