@@ -153,7 +153,7 @@ def _prefixes(ways: dict[str, Way], directory: Path, threads: int, rounds: int) 
 
 
 def _mix(ours: Ours, rounds: int) -> dict[str, object]:
-    """Requests of 8 to 160 tokens: continuous batching beside batches that wait for their longest."""
+    """Requests of 8 to 160 tokens: continuous batching beside batches that are padded to their longest."""
     ratios = []
     for number in range(rounds):
         prompts = random_prompts(MIX_REQUESTS, PROMPT_TOKENS, 100 + number)

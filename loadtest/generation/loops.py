@@ -85,11 +85,14 @@ class Ours:
         return clock.run()
 
     def run_statically(self, prompts: Prompts, tokens: Sequence[int], size: int) -> Run:
-        """Batches of `size`, one after the other: each runs until its longest has ended."""
-        runs = [self.run(prompts[at : at + size], tokens[at : at + size]) for at in range(0, len(prompts), size)]
-        return Run(
-            sum(tokens) / sum(sum(tokens[i * size : (i + 1) * size]) / r.rate for i, r in enumerate(runs)), [], []
-        )
+        """Batches of `size`, one after the other. Each is padded to its longest: a row that has its tokens is computed
+        on until the last one has, as where a batch is one call of a model. Of the rate only the asked tokens count.
+        """
+        seconds = 0.0
+        for at in range(0, len(prompts), size):
+            longest = [max(tokens[at : at + size])] * len(prompts[at : at + size])
+            seconds += sum(longest) / self.run(prompts[at : at + size], longest).rate
+        return Run(sum(tokens) / seconds, [], [])
 
 
 class Library:
