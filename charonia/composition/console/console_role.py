@@ -22,7 +22,8 @@ from charonia.composition.logs import configure_logging
 from charonia.composition.roles import check_servers, close_log, open_blobs
 from charonia.composition.state_directory import ENDPOINTS, default_state_dir
 from charonia.errors import PermissionDenied, StartupError
-from charonia.eventlog.port import Limits
+from charonia.eventlog.port import EventLog, Limits
+from charonia.facts.jobs import JobRecord
 from charonia.metrics.endpoint import scrape
 from charonia.metrics.exposition import merge
 from charonia.options.role_settings import restricted_groups
@@ -31,6 +32,7 @@ from charonia.options.values import Values
 from .console_part import INSTALL, as_host, is_installed
 
 if TYPE_CHECKING:
+    from charonia.console.answer_delivery import WebhookCall
     from charonia.console.web_app import Identify
     from gateway.access.restrictions import Restrictions
 
@@ -75,7 +77,10 @@ async def _run(values: Values) -> int:
         names = {name.lower() for name in (socket.gethostname(), *values["console_name"])}
         # who needs a key cannot be made to send it by a site that lets its name point here
         known = None if values["api_keys"] else names
-        app = ConsoleApp(log, sampler, read_statistics, identify, known, actions=values["console_actions"])
+        actions = values["console_actions"]
+        app = ConsoleApp(
+            log, sampler, read_statistics, identify, known, read_webhook=read_webhook, actions=actions
+        )
         place = Place(values["console_socket"], values["console_address"], values["console_port"])
         try:
             await serve_pages(app.asgi, place, lambda where: _announce(values["report_fd"], where))
@@ -165,6 +170,17 @@ def read_statistics(name: str, version: int, counters: Mapping[str, int], memory
     from gateway.reports.model_statistics import model_statistics
 
     return asdict(model_statistics(name, version, counters, memory))
+
+
+async def read_webhook(log: EventLog, job: JobRecord) -> WebhookCall | None:
+    """How far the webhook of an ended job has come, as its senders keep it; None where none is called."""
+    from charonia.console.answer_delivery import WebhookCall
+    from gateway.webhooks.deliveries import Delivery, called, delivery_of
+
+    if not called(job):
+        return None
+    found = await delivery_of(log, job.model, job.id) or Delivery()
+    return WebhookCall(str(found.state), found.attempts, found.last_status, found.last_error, found.last_us)
 
 
 def metrics_reader(urls: Sequence[str]) -> Callable[[], Awaitable[str]]:
