@@ -66,7 +66,7 @@ def test_every_page(seen: World, browser: object, width: int, scheme: str) -> No
         page.on("pageerror", lambda error: complaints.append(str(error)))
         for name, path in paths(seen).items():
             page.goto(seen.console(path))
-            if name in ("overview", "models", "model", "streams"):
+            if name in ("overview", "models", "model", "jobs", "streams", "dead-letters"):
                 page.wait_for_selector("#live[data-state=live]", timeout=PATIENCE_MS)
             if name == "streams":
                 page.wait_for_selector("text=conversation 2", timeout=PATIENCE_MS)

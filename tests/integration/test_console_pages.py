@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from console_bench import AT, KEYS, MODEL, Browser, bury, opened, run, submit
+from console_bench import AT, KEYS, MODEL, Browser, bury, call, opened, run, submit
 
 from charonia import keys
 from charonia.composition.console.console_role import identification, metrics_reader
@@ -22,6 +22,7 @@ from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ProcessJoined, pack_fact
 from charonia.facts.stream_notes import StreamRow, StreamsNote
 from charonia.options.values import CONSOLE, parse
+from gateway.webhooks.deliveries import Delivery, DeliveryState, keep
 
 pytestmark = pytest.mark.integration
 
@@ -107,6 +108,76 @@ async def test_live_updates_carry_regions_and_points(log: EventLog, browser: Bro
     assert b"model_batches" in await anext(of_model)
     await of_model.aclose()  # type: ignore[attr-defined]
     assert (await browser.get("/live?page=letter")).status_code == 404
+
+
+async def test_lists_of_jobs_and_dead_letters_are_live(log: EventLog, browser: Browser) -> None:
+    first = await submit(log)
+    live = browser.app.live_events("jobs", {"state": "queued"}, EVERYTHING)
+    _, shown = await browser.event(live)
+    assert set(shown) == {"regions"}  # there is nothing to plot
+    assert first.hex()[:12] in shown["regions"]["jobs_table"]
+    await run(log, first)
+    second = await submit(log)
+    while second.hex()[:12] not in (table := await browser.region(live, "jobs_table")):
+        pass
+    assert first.hex()[:12] not in table
+    letters = browser.app.live_events("letters", {}, EVERYTHING)
+    assert "There are none." in await browser.region(letters, "letters_table")
+    buried = await bury(log)
+    while buried.hex() not in await browser.region(letters, "letters_table"):
+        pass
+    page = (await browser.get("/jobs?state=queued&model=a+model")).text
+    assert 'data-asked="page=jobs&amp;model=a+model&amp;state=queued&amp;after="' in page
+    for events in (live, letters):
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_request_is_followed_to_its_end(log: EventLog, browser: Browser) -> None:
+    job = await submit(log, "acme")
+    asked = {"model": MODEL, "id": job.hex()}
+    live = browser.app.live_events("request", asked, Viewer("acme", scoped=True))
+    assert "state-queued" in await browser.region(live, "request_state")
+    page = (await browser.get(f"/requests/{AT}/{job.hex()}")).text
+    assert f'data-asked="page=request&amp;model=a+model&amp;id={job.hex()}"' in page
+    await run(log, job)
+    kind = ""
+    while kind != "ended":
+        kind, shown = await browser.event(live)
+    assert "state-succeeded" in shown["regions"]["request_state"]
+    assert [event async for event in live] == []
+    assert 'id="live"' not in (await browser.get(f"/requests/{AT}/{job.hex()}")).text
+    others = browser.app.live_events("request", asked, Viewer("umbrella", scoped=True))
+    assert (await browser.event(others))[0] == "problem"
+    await others.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_call_of_a_webhook_is_in_the_timeline(log: EventLog, browser: Browser) -> None:
+    job = await submit(log, webhook={"url": "https://hooks.example/", "events": ["succeeded"]})
+    await run(log, job)
+    page = (await browser.get(f"/requests/{AT}/{job.hex()}")).text
+    assert "its webhook is pending, and was not called yet" in page
+    (record,) = await log.jobs(MODEL, ended=True)
+    called = Delivery(DeliveryState.DELIVERED, 2, 204, "", record.ended_us + 5_000_000)
+    await keep(log, record, called)
+    page = (await browser.get(f"/requests/{AT}/{job.hex()}")).text
+    assert '<th scope="row">delivered</th><td>attempt 2 to call its webhook answered 204</td>' in page
+    assert "+5" in page
+
+
+async def test_queued_calls_are_shown_with_their_tenants(log: EventLog, browser: Browser) -> None:
+    mine, theirs, job = await call(log, "acme"), await call(log, "umbrella"), await submit(log, "acme")
+    page = (await browser.get(f"/models/{AT}")).text
+    assert '<th scope="row">acme</th><td class="number">2</td>' in page
+    assert '<th scope="row">umbrella</th><td class="number">1</td>' in page
+    assert f'href="/console/requests/{AT}/{theirs.hex()}"' in page
+    of_acme = browser.app.live_events("model", {"model": MODEL}, Viewer("acme", scoped=True))
+    queue = await browser.region(of_acme, "model_queue")
+    assert mine.hex() in queue
+    assert f'href="/console/requests/{AT}/{job.hex()}"' in queue
+    assert f'href="/console/requests/{AT}/{mine.hex()}"' not in queue  # once it has ended, no record says whose it was
+    assert theirs.hex() not in queue
+    assert "umbrella" not in queue
+    await of_acme.aclose()  # type: ignore[attr-defined]
 
 
 async def test_nothing_can_be_changed(log: EventLog, browser: Browser) -> None:
