@@ -9,6 +9,7 @@ API (`charonia.composition.console.console_role`).
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -20,7 +21,7 @@ from urllib.parse import quote
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,13 +29,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from charonia.errors import CharoniaError, InvalidArgument, NotFound, PermissionDenied, Unauthenticated
 from charonia.eventlog.port import EventLog
 from charonia.facts.jobs import parse_public_id
+from charonia.metrics.endpoint import LIVE, READY
 
 from . import log_views
 from .actions.action_routes import ActionRoutes, Acts
 from .live_pages import REGIONS, WORDS, LivePages, Values
 from .log_views import ReadStatistics
 from .page_rendering import HERE, PageRenderer
-from .readings import Sampler
+from .readings import READ_S, Sampler
 from .request_reading import ReadWebhook, no_webhooks
 from .viewers import OPERATOR, Viewer
 
@@ -102,7 +104,13 @@ class ConsoleApp:
             CharoniaError: self._failed,
             HTTPException: self._refused,
         }
-        routes = [Route("/", _to_console), Route(ROOT, _to_console), Mount(ROOT, routes=pages)]
+        routes = [
+            Route("/", _to_console),
+            Route(LIVE.decode(), _alive),
+            Route(READY.decode(), self._ready),
+            Route(ROOT, _to_console),
+            Mount(ROOT, routes=pages),
+        ]
         app = Starlette(routes=routes, exception_handlers=handlers)
         self.asgi: ASGIApp = _Guarded(app, names, ("GET", "HEAD", "POST") if actions else ("GET", "HEAD"))
 
@@ -191,6 +199,19 @@ class ConsoleApp:
     def _region(self, name: str, acts: Acts | None, values: Values) -> str:
         return self._pages.region(name, root=ROOT, acts=acts, **values)
 
+    # -- health -------------------------------------------------------------------------------------------------------
+
+    async def _ready(self, _request: Request) -> Response:
+        """As parts say it on their metrics ports: pages need the log, and nothing else."""
+        try:
+            async with asyncio.timeout(READ_S):
+                await self._log.memory_bytes()
+        except CharoniaError as error:
+            return JSONResponse({"error": error.message}, 503)
+        except TimeoutError:
+            return JSONResponse({"error": f"the log does not answer within {READ_S:g} s"}, 503)
+        return JSONResponse({"ready": True})
+
     # -- who, and what went wrong -------------------------------------------------------------------------------------
 
     def _viewer(self, request: Request) -> Viewer:
@@ -226,6 +247,10 @@ def _with_key(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
     except binascii.Error:
         key = b""
     return name, b"Bearer " + key
+
+
+async def _alive(_request: Request) -> Response:
+    return JSONResponse({"live": True})
 
 
 async def _to_console(_request: Request) -> Response:

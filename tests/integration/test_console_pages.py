@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,11 @@ pytest.importorskip("jinja2")
 from console_bench import AT, KEYS, MODEL, Browser, bury, call, opened, run, submit
 
 from charonia import keys
-from charonia.composition.console.console_role import identification, metrics_reader
+from charonia.composition.console.console_role import identification
+from charonia.composition.console.metric_pages import metrics_reader
 from charonia.console.viewers import EVERYTHING, Viewer
 from charonia.console.web_app import POLICY
+from charonia.errors import LogUnavailable
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ProcessJoined, pack_fact
 from charonia.facts.stream_notes import StreamRow, StreamsNote
@@ -223,6 +226,22 @@ async def test_a_tenant_sees_its_own_work_alone(log: EventLog, tmp_path: Path) -
         assert buried.hex() in letters.text
     finally:
         await browser.close()
+
+
+async def test_its_port_says_how_it_is(log: EventLog, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asked(path: str) -> tuple[int, Any]:
+        answer = await browser.request("GET", path, root="")
+        return answer.status_code, answer.json()
+
+    assert await asked("/health/live") == (200, {"live": True})
+    assert await asked("/health/ready") == (200, {"ready": True})
+
+    async def away() -> tuple[int, int]:
+        raise LogUnavailable("the log is away")
+
+    monkeypatch.setattr(log, "memory_bytes", away)
+    assert await asked("/health/ready") == (503, {"error": "the log is away"})
+    assert await asked("/health/live") == (200, {"live": True})
 
 
 async def test_metrics_that_do_not_answer_are_left_out(tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ class Browser:
         kept = {name.replace("_", "-"): value for name, value in named.items() if value}
         return await self._client.post(f"/console{path}", content=urlencode(fields), headers=kept)
 
-    async def request(self, method: str, path: str) -> httpx2.Response:
-        return await self._client.request(method, f"/console{path}")
+    async def request(self, method: str, path: str, root: str = "/console") -> httpx2.Response:
+        return await self._client.request(method, f"{root}{path}")
 
     async def event(self, events: AsyncIterator[bytes]) -> tuple[str, Any]:
         """The next event of an open page: its name and its document."""
