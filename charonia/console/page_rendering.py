@@ -63,7 +63,7 @@ def amount(value: float | None) -> str:
 
 def percent(share: float | None) -> str:
     """A share of 1, in percent without digits behind the point."""
-    return "–" if share is None else f"{share * 100:.0f} %"
+    return "–" if share is None else f"{share * 100:.0f}\u00a0%"
 
 
 def size(value: float | None) -> str:

@@ -111,6 +111,54 @@ def test_figures_move_and_can_be_held(seen: World, browser: object) -> None:
     page.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible(seen: World, browser: object, scheme: str) -> None:
+    """By the rules of axe for WCAG 2.2, levels A and AA: contrast, names, roles, what a keyboard reaches."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "resultTypes": ["violations"]}
+    context = browser.new_context(viewport={"width": 1280, "height": WIDTHS[1280]}, color_scheme=scheme)
+    found: list[str] = []
+    try:
+        page = context.new_page()
+        for name, path in paths(seen).items():
+            page.goto(seen.console(path))
+            results = axe.Axe().run(page, options=options).response
+            assert "color-contrast" in {one["id"] for one in results["passes"]}
+            for one in results["violations"]:
+                nodes = [f"{node['html'][:120]}: {node['failureSummary']}" for node in one["nodes"][:2]]
+                found.append(f"{name}: {one['id']}, {len(one['nodes'])} times: {' '.join(nodes)}")
+    finally:
+        context.close()
+    assert not found, "\n".join(found)
+
+
+FOCUSABLE = """() => [...document.querySelectorAll(
+    'a[href], button, input:not([type=hidden]), select, summary, [tabindex="0"]'
+)].filter((one) => !one.disabled && one.checkVisibility())"""
+NAMED = "(one) => one.id || one.getAttribute('aria-label') || one.getAttribute('href') || one.textContent.trim()"
+RINGED = """(one) => {
+    const style = getComputedStyle(one);
+    const outlined = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2;
+    const placed = one.getBoundingClientRect();
+    return (outlined || style.boxShadow !== 'none') && placed.right > 0 && placed.bottom > 0;
+}"""
+
+
+def test_the_tab_key_reaches_everything_in_order_and_shows_where_it_is(seen: World, browser: object) -> None:
+    page = browser.new_page()
+    page.goto(seen.console("/dead-letters"))
+    page.wait_for_selector("#live[data-state=live]", timeout=PATIENCE_MS)
+    wanted = page.evaluate(f"({FOCUSABLE})().map({NAMED})")
+    reached: list[str] = []
+    for _ in wanted:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(f"({NAMED})(document.activeElement)"))
+        assert page.evaluate(f"({RINGED})(document.activeElement)"), f"{reached[-1]} does not show that it has the focus"
+    assert reached == wanted
+    assert {"#content", "hold", "theme"} <= set(reached)
+    page.close()
+
+
 def test_keyboard_and_theme(seen: World, browser: object) -> None:
     page = browser.new_page()
     page.goto(seen.console("/"))
