@@ -32,23 +32,24 @@ def browser() -> Iterator[object]:
         chromium.close()
 
 
-def paths(seen: World) -> dict[str, str]:
-    def request(job: str) -> str:
-        digits, _, model = job.partition(".")
-        return f"/requests/{model}/{digits}"
+def request_path(job: str) -> str:
+    digits, _, model = job.partition(".")
+    return f"/requests/{model}/{digits}"
 
+
+def paths(seen: World) -> dict[str, str]:
     return {
         "overview": "/",
         "models": "/models",
         "model": "/models/moody",
         "jobs": "/jobs",
         "streams": "/streams",
-        "request-queued": request(seen.queued),
-        "request-cold": request(seen.cold),
-        "request-poison": request(seen.poison),
-        "request-innocent": request(seen.innocent),
+        "request-queued": request_path(seen.queued),
+        "request-cold": request_path(seen.cold),
+        "request-poison": request_path(seen.poison),
+        "request-innocent": request_path(seen.innocent),
         "dead-letters": "/dead-letters",
-        "dead-letter": request(seen.poison).replace("requests", "dead-letters"),
+        "dead-letter": request_path(seen.poison).replace("requests", "dead-letters"),
         "problem": "/models/nothing",
     }
 
@@ -194,6 +195,25 @@ def test_streams_are_live(seen: World, browser: object) -> None:
     page.close()
 
 
+def test_the_page_of_a_waiting_request_changes_until_it_has_ended(seen: World, browser: object) -> None:
+    page, other = browser.new_page(), browser.new_page()
+    for one in (page, other):
+        one.set_default_timeout(PATIENCE_MS)
+    other.goto(seen.console("/models/patient"))
+    other.click("text=Pause the queue")
+    page.goto(seen.console(request_path(submit(seen.server, "patient", 1))))
+    page.wait_for_selector("#live[data-state=live]")
+    assert page.inner_text("#request_state") == "queued"
+    page.focus("text=Cancel it")  # what has the focus goes too, when nothing is left to cancel
+    other.click("text=Resume the queue")
+    page.wait_for_selector("#live[data-state=ended]")
+    assert page.inner_text("#request_state") == "succeeded"
+    assert "Cancel it" not in page.inner_text("main")
+    assert not page.is_visible("#hold")
+    for one in (page, other):
+        one.close()
+
+
 def said(page: object, name: str) -> str:
     """The message of an action; a picture of its page."""
     page.wait_for_selector(".outcome, div.problem", timeout=PATIENCE_MS)
@@ -219,6 +239,11 @@ def test_a_queue_is_edited(seen: World, browser: object, width: int, scheme: str
         page.click("text=Pause the queue")
         assert "is paused: nothing more of it is dispatched" in said(page, f"action-paused-{at}")
         jobs = [submit(seen.server, "patient", number) for number in range(4)]
+        page.goto(seen.console(request_path(jobs[3])))
+        if scripts:
+            page.wait_for_selector("#live[data-state=live]")
+        assert "the queue is paused" in page.inner_text("main")
+        page.screenshot(path=PICTURES / f"request-waiting-{at}.png", full_page=True)
         page.goto(address)
         page.click("text=The first of them")
         page.check(f"input[value='{jobs[0]}']")
