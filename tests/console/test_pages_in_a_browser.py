@@ -154,7 +154,9 @@ def test_the_tab_key_reaches_everything_in_order_and_shows_where_it_is(seen: Wor
     for _ in wanted:
         page.keyboard.press("Tab")
         reached.append(page.evaluate(f"({NAMED})(document.activeElement)"))
-        assert page.evaluate(f"({RINGED})(document.activeElement)"), f"{reached[-1]} does not show that it has the focus"
+        assert page.evaluate(f"({RINGED})(document.activeElement)"), (
+            f"{reached[-1]} does not show that it has the focus"
+        )
     assert reached == wanted
     assert {"#content", "hold", "theme"} <= set(reached)
     page.close()

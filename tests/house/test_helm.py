@@ -228,12 +228,16 @@ def test_the_console_reaches_the_log_as_operator_and_the_metrics_of_all_pods() -
         if one["spec"].get("clusterIP") == "None" and one["metadata"]["labels"]["charonia-metrics"] == "true"
     }
     urls = given["CHARONIA_METRICS_URL"].split("\n")
-    assert urls == [f"dns+http://demo-charonia-{role}-metrics:8002/metrics" for role in ("gateway", "batcher", "executor")]
+    assert urls == [
+        f"dns+http://demo-charonia-{role}-metrics:8002/metrics" for role in ("gateway", "batcher", "executor")
+    ]
     assert {url.split("/")[2].partition(":")[0] for url in urls} <= headless
     # where scrapes are limited to peers, the console is one of them, and may go there itself
     labels = spec["template"]["metadata"]["labels"]
     for policy in of_kind("gpu-keda", "NetworkPolicy"):
-        scrapes = [rule for rule in policy["spec"]["ingress"] if {"port": "metrics", "protocol": "TCP"} in rule["ports"]]
+        scrapes = [
+            rule for rule in policy["spec"]["ingress"] if {"port": "metrics", "protocol": "TCP"} in rule["ports"]
+        ]
         peers = [one["podSelector"]["matchLabels"] for rule in scrapes for one in rule["from"] if "podSelector" in one]
         assert any(selects(peer, labels) for peer in peers) == bool(scrapes)
         left = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}

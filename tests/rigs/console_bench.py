@@ -78,9 +78,7 @@ class Browser:
 
     def __init__(self, log: EventLog, identify: Any = None, *, actions: bool = False) -> None:
         self.sampler = Sampler(log, metrics, interval_s=0.1)
-        self.app = ConsoleApp(
-            log, self.sampler, read_statistics, identify, read_webhook=read_webhook, actions=actions
-        )
+        self.app = ConsoleApp(log, self.sampler, read_statistics, identify, read_webhook=read_webhook, actions=actions)
         self._client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=self.app.asgi), base_url="http://console")
 
     async def get(self, path: str, **headers: str) -> httpx2.Response:

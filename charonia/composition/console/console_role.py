@@ -74,9 +74,7 @@ async def _run(values: Values) -> int:
         # who needs a key cannot be made to send it by a site that lets its name point here
         known = None if values["api_keys"] else names
         actions = values["console_actions"]
-        app = ConsoleApp(
-            log, sampler, read_statistics, identify, known, read_webhook=read_webhook, actions=actions
-        )
+        app = ConsoleApp(log, sampler, read_statistics, identify, known, read_webhook=read_webhook, actions=actions)
         place = Place(values["console_socket"], values["console_address"], values["console_port"])
         try:
             await serve_pages(app.asgi, place, lambda where: _announce(values["report_fd"], where))

@@ -68,9 +68,7 @@ class Yard:
         records = [self.record(i, journalled=journalled, age_s=age_s, level=level, tenant=tenant) for i in ids]
         sizes = [(i, len(record)) for i, record in zip(ids, records, strict=True)]
         fields = record_fields(records)
-        await self.log.accept(
-            self.model, level, 0, sizes, fields, Limits(), journalled=journalled, tenant=tenant
-        )
+        await self.log.accept(self.model, level, 0, sizes, fields, Limits(), journalled=journalled, tenant=tenant)
 
     async def job(
         self, job_id: bytes, *, level: int = 0, lane: int = 0, tenant: str = "", age_s: float = 1.0, **about: Any

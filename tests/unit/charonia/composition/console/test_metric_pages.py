@@ -42,7 +42,10 @@ async def test_all_that_have_a_name_are_read(monkeypatch: pytest.MonkeyPatch) ->
         return [(family, 1, 6, "", (address, port)) for address, family in known[host]]
 
     monkeypatch.setattr(loop, "getaddrinfo", looked_up)
-    assert await addresses("http://both:8002/metrics") == ["http://10.0.0.1:8002/metrics", "http://10.0.0.2:8002/metrics"]
+    assert await addresses("http://both:8002/metrics") == [
+        "http://10.0.0.1:8002/metrics",
+        "http://10.0.0.2:8002/metrics",
+    ]
     assert await addresses("http://new/metrics") == ["http://[fd00::1]:80/metrics"]
     assert await addresses("http://gone/metrics") == []
     assert await metrics_reader(["dns+http://gone/metrics"])() == ""
