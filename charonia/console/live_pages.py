@@ -1,7 +1,7 @@
 """What each page shows, and the live updates of a page that is open: regions as HTML in server-sent events.
 
-Values come from the metrics and the log (`readings`, `log_views`, `request_reading`); `web_app` asks for them once for
-a page, and `events` after each reading. What was read for one viewer serves all who may see the same.
+Values come from the metrics and the log (`readings`, `log_views`, `stories`); `web_app` asks for them once for a
+page, and `events` after each reading. What was read for one viewer serves all who may see the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .actions.action_routes import Acts
 from .cursors import Cursors
 from .log_views import ReadStatistics
 from .readings import READ_S, PerSample, Sample, Sampler
-from .request_reading import ReadWebhook, request_page
+from .stories.request_reading import ReadWebhook, request_page
 from .server_figures import LOAD, ModelFigures, bars, batch_fill, quantiles_ms
 from .viewers import Viewer
 

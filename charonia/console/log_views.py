@@ -1,5 +1,5 @@
 """Reads what pages show from the log, with the readers of `charonia.operations`: documents of plain values. The page of
-one request is `request_reading`'s.
+one request is read by `stories.request_reading`.
 
 Nothing is written: what changes something is `actions`'. What a viewer with a tenant may see is decided here: its own
 jobs, queued requests, streams and dead letters.

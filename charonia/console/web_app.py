@@ -37,7 +37,7 @@ from .live_pages import REGIONS, WORDS, LivePages, Values
 from .log_views import ReadStatistics
 from .page_rendering import HERE, PageRenderer
 from .readings import READ_S, Sampler
-from .request_reading import ReadWebhook, no_webhooks
+from .stories.request_reading import ReadWebhook, no_webhooks
 from .viewers import OPERATOR, Viewer
 
 ROOT = "/console"

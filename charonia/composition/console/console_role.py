@@ -31,7 +31,7 @@ from .console_part import INSTALL, is_installed
 from .metric_pages import metrics_reader, metrics_urls
 
 if TYPE_CHECKING:
-    from charonia.console.answer_delivery import WebhookCall
+    from charonia.console.stories.answer_delivery import WebhookCall
     from charonia.console.web_app import Identify
     from gateway.access.restrictions import Restrictions
 
@@ -159,7 +159,7 @@ def read_statistics(name: str, version: int, counters: Mapping[str, int], memory
 
 async def read_webhook(log: EventLog, job: JobRecord) -> WebhookCall | None:
     """How far the webhook of an ended job has come, as its senders keep it; None where none is called."""
-    from charonia.console.answer_delivery import WebhookCall
+    from charonia.console.stories.answer_delivery import WebhookCall
     from gateway.webhooks.deliveries import Delivery, called, delivery_of
 
     if not called(job):

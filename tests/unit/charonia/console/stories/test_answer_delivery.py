@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from charonia.console.answer_delivery import WebhookCall, known_of_delivery
+from charonia.console.stories.answer_delivery import WebhookCall, known_of_delivery
 
 
 def test_of_a_call_and_of_a_job_without_a_webhook_no_delivery_is_known() -> None:

@@ -23,7 +23,7 @@ from charonia.operations.queued import find_queued
 from .answer_delivery import WebhookCall
 from .journal_reading import JournalReader, entry_us
 from .request_story import ENDS, History, explain
-from .viewers import Viewer
+from ..viewers import Viewer
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _PAGE = 1000

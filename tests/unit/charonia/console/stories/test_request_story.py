@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from charonia.console.answer_delivery import WebhookCall
-from charonia.console.request_story import History, Story, explain
+from charonia.console.stories.answer_delivery import WebhookCall
+from charonia.console.stories.request_story import History, Story, explain
 from charonia.facts.events import ProcessLeft, VersionHeld, VersionLoaded
 from charonia.facts.jobs import JobEvent, JobState
 from charonia.facts.journal import JournalFact
