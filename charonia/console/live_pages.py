@@ -23,8 +23,8 @@ from .actions.action_routes import Acts
 from .cursors import Cursors
 from .log_views import ReadStatistics
 from .readings import READ_S, PerSample, Sample, Sampler
-from .stories.request_reading import ReadWebhook, request_page
 from .server_figures import LOAD, ModelFigures, bars, batch_fill, quantiles_ms
+from .stories.request_reading import ReadWebhook, request_page
 from .viewers import Viewer
 
 Values = dict[str, Any]

@@ -12,6 +12,7 @@ from typing import Any
 from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.clock import wall_ns
+from charonia.console.viewers import Viewer
 from charonia.errors import NotFound
 from charonia.eventlog.control import facts_of, folded_control
 from charonia.eventlog.port import START, EventLog
@@ -23,7 +24,6 @@ from charonia.operations.queued import find_queued
 from .answer_delivery import WebhookCall
 from .journal_reading import JournalReader, entry_us
 from .request_story import ENDS, History, explain
-from ..viewers import Viewer
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _PAGE = 1000
