@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -246,6 +247,22 @@ async def test_its_port_says_how_it_is(log: EventLog, browser: Browser, monkeypa
 
 async def test_metrics_that_do_not_answer_are_left_out(tmp_path: Path) -> None:
     assert await metrics_reader([f"unix:{tmp_path}/none", "http://127.0.0.1:1/metrics"])() == ""
+
+
+async def test_metrics_are_read_at_the_addresses_of_a_name() -> None:
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\nconnection: close\r\n\r\nup_of 1\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert "up_of 1" in await metrics_reader([f"dns+http://localhost:{port}/metrics"])()
+    assert len(asked) == 1
+    assert f"host: localhost:{port}\r\n".encode() in asked[0].lower()
 
 
 async def test_open_streams_are_those_that_gateways_publish(log: EventLog, browser: Browser) -> None:
