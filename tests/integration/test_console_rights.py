@@ -1,4 +1,4 @@
-"""The console as containers run it: signed in to the log as its user `operator`, who is refused nothing that it reads."""
+"""The console as containers run it: signed in to the log as its user `operator`, who may read all that it reads."""
 
 from __future__ import annotations
 
