@@ -1,4 +1,5 @@
-"""Reads what pages show from the log, with the readers of `charonia.operations`: documents of plain values.
+"""Reads what pages show from the log, with the readers of `charonia.operations`: documents of plain values. The page of
+one request is read by `stories.request_reading`.
 
 Nothing is written: what changes something is `actions`'. What a viewer with a tenant may see is decided here: its own
 jobs, queued requests, streams and dead letters.
@@ -6,7 +7,6 @@ jobs, queued requests, streams and dead letters.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -15,22 +15,17 @@ from charonia import keys
 from charonia.catalog.catalog import EXPLICIT, Catalog, ExecutorView
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InvalidRecord, NotFound
-from charonia.eventlog.control import facts_of, folded_control
-from charonia.eventlog.port import START, EventLog
-from charonia.facts.events import Fact
-from charonia.facts.jobs import JobState, public_id
+from charonia.eventlog.control import folded_control
+from charonia.eventlog.port import EventLog
+from charonia.facts.jobs import JobState
 from charonia.facts.stream_notes import StreamsNote
 from charonia.models.json_form import to_json
 from charonia.operations import dead_letters, executors, queues
 from charonia.operations import job_commands as jobs
-from charonia.operations.queued import find_queued
 
 from .cursors import Cursors
-from .journal_reading import JournalReader, entry_us
-from .request_story import History, explain
 from .viewers import Viewer
 
-_ID = re.compile(r"[0-9a-f]{32}")
 _SCANNED = 200
 """Requests of a lane that a model's page reads: their age is that of the first, totals are the log's counts."""
 _QUEUED_ROWS = 50
@@ -42,7 +37,6 @@ _LETTERS_READ = 1_000
 """Letters that one page reads at most: they have their requests' inputs with them."""
 _STREAM_ROWS = 200
 _GATEWAY = "gateway"
-_PAGE = 1000
 
 ReadStatistics = Callable[[str, int, Mapping[str, int], Mapping[str, int]], dict[str, Any]]
 """Makes Triton's statistics of a version (name, version, counters, memory): the gateways' own."""
@@ -85,7 +79,8 @@ def _held(view: ExecutorView | None) -> list[dict[str, Any]]:
 def _models(catalog: Catalog, queued: Mapping[str, Any]) -> list[dict[str, Any]]:
     states: dict[str, list[dict[str, Any]]] = {}
     for row in catalog.index():
-        states.setdefault(row.model, []).append({"version": row.version, "state": row.state, "reason": row.reason})
+        of_row = {"version": row.version, "state": row.state, "reason": row.reason}
+        states.setdefault(row.model, []).append({**of_row, "max_batch": _max_batch(catalog, row.model, row.version)})
     found: dict[str, dict[str, Any]] = {
         name: {"model": name, "versions": versions, "requests": 0, "bytes": 0, "paused": False}
         for name, versions in states.items()
@@ -100,6 +95,12 @@ def _models(catalog: Catalog, queued: Mapping[str, Any]) -> list[dict[str, Any]]
     return [found[name] for name in sorted(found)]
 
 
+def _max_batch(catalog: Catalog, model: str, version: int) -> int:
+    """Its `max_batch_size`: rows; 0 for a version that is not loaded, or does not batch."""
+    served = catalog.held(model).get(version)
+    return served.config.max_batch_size if served is not None else 0
+
+
 # -- a model -----------------------------------------------------------------------------------------------------------
 
 
@@ -111,14 +112,20 @@ async def model_page(log: EventLog, model: str, viewer: Viewer, statistics: Read
     listed = await queues.list_queues(log, (model,), now_ns, _SCANNED)
     inspected = await queues.inspect_queue(log, model, now_ns, _QUEUED_ROWS)
     (total,) = listed["models"]
-    # only jobs have tenants in the log: whose a call is cannot be told
-    own = [row for row in inspected["queue"] if row["job"] is not None and viewer.may_see(row["tenant"])]
+    # the record of a call names its tenant, but those of releases before ADR 0055 do not: without one it is of no one
+    own = [row for row in inspected["queue"] if (row["job"] or row["tenant"]) and viewer.may_see(row["tenant"])]
     visible = own if viewer.scoped else inspected["queue"]
     tenants = {name: counts for name, counts in total["tenants"].items() if viewer.may_see(name)}
     return {
         "model": model,
         "versions": [
-            {"version": row.version, "state": row.state, "reason": row.reason, **_served(catalog, model, row.version)}
+            {
+                "version": row.version,
+                "state": row.state,
+                "reason": row.reason,
+                "max_batch": _max_batch(catalog, model, row.version),
+                **_served(catalog, model, row.version),
+            }
             for row in rows
         ],
         "config": _config(catalog, model),
@@ -128,6 +135,8 @@ async def model_page(log: EventLog, model: str, viewer: Viewer, statistics: Read
         "queue": {**total, "tenants": tenants},
         "lanes": listed["queues"],
         "queued": visible,
+        "scanned": _SCANNED,
+        "opens_calls": not viewer.scoped,
         "adaptive": inspected["adaptive"],
         "excluded": {name: view.excluded[model] for name, view in catalog.executors.items() if model in view.excluded},
     }
@@ -168,7 +177,7 @@ async def _statistics(log: EventLog, catalog: Catalog, model: str, read: ReadSta
     return found
 
 
-# -- jobs and requests -------------------------------------------------------------------------------------------------
+# -- jobs --------------------------------------------------------------------------------------------------------------
 
 
 async def job_list(
@@ -189,77 +198,6 @@ async def job_list(
     if last is not None and viewer.scoped:
         further = cursors.word(viewer.tenant, jobs.place_of(last))
     return {"jobs": [jobs.job_json(job, now_us) for job in found], "next": further}
-
-
-async def request_page(log: EventLog, model: str, text: str, viewer: Viewer) -> dict[str, Any]:
-    """The story of a job, or of a request that the journal or the queue has. Raises `NotFound`."""
-    if not _ID.fullmatch(text):
-        raise NotFound(f"'{text}' is no id of a request: 32 hex digits")
-    request_id = bytes.fromhex(text)
-    job = await log.job(model, request_id)
-    if (job is not None and not viewer.may_see(job.tenant)) or (job is None and viewer.scoped):
-        raise NotFound(f"request '{text}' is unknown to this log")
-    accepted_us = job.accepted_us if job is not None else await _accepted_us(log, model, request_id)
-    if not accepted_us:
-        raise NotFound(
-            f"request '{text}' is unknown to this log: neither queued, nor a job, nor in what was read of the journal"
-        )
-    ended_us = job.ended_us if job is not None else 0
-    journal, cut = await JournalReader(log, model).around(request_id, accepted_us, ended_us)
-    catalog = await folded_control(log)
-    ended = job.events[-1].detail if job is not None and job.events else {}
-    history = History(
-        request_id,
-        accepted_us,
-        wall_ns() // 1000,
-        model,
-        job.events if job is not None else (),
-        journal,
-        await _control(log),
-        _batch_delay_us(catalog, model),
-        await log.paused(model),
-        cut,
-        ended.get("dead_letter") is True,
-    )
-    return {
-        "model": model,
-        "id": request_id.hex(),
-        "public_id": public_id(model, request_id),
-        "job": jobs.job_json(job, history.now_us) if job is not None else None,
-        "about": {name: jobs.plain(value) for name, value in job.about.items()} if job is not None else {},
-        "accepted_us": accepted_us,
-        "story": explain(history),
-        "dead_letter": history.dead_letter,
-        "names_others": not viewer.scoped,
-    }
-
-
-async def _accepted_us(log: EventLog, model: str, request_id: bytes) -> int:
-    """When a request that is no job was accepted, as the queue or the journal say it; 0 if they do not."""
-    if await log.unsettled(model, [request_id]) != [-1]:
-        found = await find_queued(log, model, request_id, wall_ns() // 1000)
-        if found is not None:
-            return found.record.accepted_ns // 1000
-    return await JournalReader(log, model).acceptance(request_id, wall_ns() // 1000)
-
-
-async def _control(log: EventLog) -> list[tuple[int, Fact]]:
-    """The control facts that are still in the log, each with its time."""
-    after, found = START, list[tuple[int, Fact]]()
-    while entries := await log.range(keys.CONTROL, after, _PAGE):
-        after = entries[-1].id
-        found += [(entry_us(entry.id), fact) for entry in entries for fact in facts_of(entry)]
-    return found
-
-
-def _batch_delay_us(catalog: Catalog, model: str) -> int | None:
-    served = catalog.held(model)
-    if not served:
-        return None
-    config = served[max(served)].config
-    if not config.HasField("dynamic_batching"):
-        return None
-    return int(config.dynamic_batching.max_queue_delay_microseconds)
 
 
 # -- dead letters ------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class PageRenderer:
             "clock": clock,
             "duration": duration,
             "milliseconds": milliseconds,
+            "percent": percent,
             "pretty": pretty,
             "size": size,
             "short": short,
@@ -58,6 +59,11 @@ def amount(value: float | None) -> str:
             return f"{value:.0f}{unit}" if value == int(value) and abs(value) < 1000 else f"{value:.3g}{unit}"
         value /= 1000
     raise AssertionError("the last unit takes every number")
+
+
+def percent(share: float | None) -> str:
+    """A share of 1, in percent without digits behind the point."""
+    return "–" if share is None else f"{share * 100:.0f}\u00a0%"
 
 
 def size(value: float | None) -> str:

@@ -6,10 +6,10 @@ what it has now is what it counted since.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .metric_samples import Scrape
+from .metric_samples import Scrape, Version
 
 SUCCESS, FAILURE = "nv_inference_request_success", "nv_inference_request_failure"
 PENDING = "nv_inference_pending_request_count"
@@ -38,6 +38,7 @@ class ModelFigures:
     latency_ms: float | None
     phases_ms: Mapping[str, float | None]
     rows_per_execution: float | None
+    execution_rate: float
     pending: int
     running: int
 
@@ -98,9 +99,23 @@ def _figures(before: Scrape, after: Scrape, model: str, version: str) -> ModelFi
         mean_ms(_DURATION),
         {phase: mean_ms(family) for phase, family in _OF_PHASES.items()},
         grown(_ROWS) / executions if executions else None,
+        executions / seconds,
         int(value(after, PENDING)),
         int(after.of_model(_RUNNING, model) if model else after.total(_RUNNING)),
     )
+
+
+def batch_fill(versions: Iterable[ModelFigures], most: Mapping[Version, int]) -> float | None:
+    """How full batches were: the rows of executions as a share of those that the same executions could have had, of the
+    versions that batch. `most` are their `max_batch_size`s, 0 for none; None without such an execution.
+    """
+    rows = capacity = 0.0
+    for one in versions:
+        largest = most.get((one.model, one.version), 0)
+        if largest and one.rows_per_execution is not None:
+            rows += one.execution_rate * one.rows_per_execution
+            capacity += one.execution_rate * largest
+    return rows / capacity if capacity else None
 
 
 def growth(before: float, after: float) -> float:

@@ -1,4 +1,5 @@
-"""Answers the console's requests: pages, their live updates as server-sent events, and static files.
+"""Answers the console's requests: pages, their live updates as server-sent events, and static files. What they show is
+`live_pages`'.
 
 A Starlette application below `/console`. Without `actions` it takes only GET and HEAD, so no page can be made to change
 anything; with them also the forms that `actions.action_routes` checks. Each answer has a content security policy under
@@ -11,8 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
@@ -21,24 +21,23 @@ from urllib.parse import quote
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from charonia.errors import CharoniaError, InvalidArgument, NotFound, PermissionDenied, Unauthenticated
 from charonia.eventlog.port import EventLog
-from charonia.facts.jobs import JobState, parse_public_id
-from charonia.operations.dead_letters import LetterPlace
-from charonia.operations.job_commands import Place
+from charonia.facts.jobs import parse_public_id
+from charonia.metrics.endpoint import LIVE, READY
 
 from . import log_views
 from .actions.action_routes import ActionRoutes, Acts
-from .cursors import Cursors
+from .live_pages import REGIONS, WORDS, LivePages, Values
 from .log_views import ReadStatistics
 from .page_rendering import HERE, PageRenderer
-from .readings import READ_S, PerSample, Sample, Sampler
-from .server_figures import LOAD, ModelFigures, bars, quantiles_ms
+from .readings import READ_S, Sampler
+from .stories.request_reading import ReadWebhook, no_webhooks
 from .viewers import OPERATOR, Viewer
 
 ROOT = "/console"
@@ -46,13 +45,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-_REGIONS = {
-    "overview": ("tiles", "models_table", "executors"),
-    "models": ("models_table",),
-    "streams": ("streams_table",),
-    "model": ("model_tiles", "model_control", "model_versions", "model_time", "model_batches", "model_queue"),
-}
-"""Of each page with live updates the templates that are rendered again, which are also the ids of their elements."""
 _HEADERS = (
     (b"content-security-policy", POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -64,6 +56,8 @@ _HEADERS = (
 
 _STATUSES = {NotFound: 404, PermissionDenied: 403, InvalidArgument: 400}
 """Of errors; others are the log's, which may answer later."""
+
+_NOTHING: Mapping[str, str] = {}
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 Identify = Callable[[RawHeaders], Viewer]
@@ -81,18 +75,16 @@ class ConsoleApp:
         identify: Identify | None = None,
         names: Collection[str] | None = None,
         *,
+        read_webhook: ReadWebhook = no_webhooks,
         actions: bool = False,
     ) -> None:
         """Without `identify` every viewer sees everything, and with `actions` may change everything. `names` are the
         host names, in lower case, under which it may be opened beside IP addresses and localhost; None for any.
         """
         self._log = log
-        self._sampler = sampler
-        self._read_statistics = read_statistics
         self._identify = identify
         self._pages = PageRenderer()
-        self._live_views = PerSample()
-        self._job_cursors, self._letter_cursors = Cursors[Place](), Cursors[LetterPlace]()
+        self._live_pages = LivePages(log, sampler, read_statistics, read_webhook, self._region)
         self._actions = ActionRoutes(log, ROOT, self._viewer, self._page) if actions else None
         pages = [
             *(self._actions.routes if self._actions is not None else ()),
@@ -112,7 +104,13 @@ class ConsoleApp:
             CharoniaError: self._failed,
             HTTPException: self._refused,
         }
-        routes = [Route("/", _to_console), Route(ROOT, _to_console), Mount(ROOT, routes=pages)]
+        routes = [
+            Route("/", _to_console),
+            Route(LIVE.decode(), _alive),
+            Route(READY.decode(), self._ready),
+            Route(ROOT, _to_console),
+            Mount(ROOT, routes=pages),
+        ]
         app = Starlette(routes=routes, exception_handlers=handlers)
         self.asgi: ASGIApp = _Guarded(app, names, ("GET", "HEAD", "POST") if actions else ("GET", "HEAD"))
 
@@ -124,32 +122,31 @@ class ConsoleApp:
     # -- pages --------------------------------------------------------------------------------------------------------
 
     async def _overview(self, request: Request) -> Response:
-        viewer = self._viewer(request)
-        await self._sampler.latest()
-        return self._page(request, viewer, "overview", **await self._overview_values(), here="overview")
+        return await self._live_page(request, "overview", "overview")
 
     async def _models(self, request: Request) -> Response:
-        viewer = self._viewer(request)
-        await self._sampler.latest()
-        return self._page(request, viewer, "models", **await self._overview_values(), here="models")
+        return await self._live_page(request, "models", "models")
 
     async def _model(self, request: Request) -> Response:
-        viewer = self._viewer(request)
-        values = await self._model_values(request.path_params["model"], viewer)
-        return self._page(request, viewer, "model", **values, here="models")
+        return await self._live_page(request, "model", "models", request.path_params)
 
     async def _jobs(self, request: Request) -> Response:
-        viewer, asked = self._viewer(request), request.query_params
-        model, state, after = (asked.get(name, "") for name in ("model", "state", "after"))
-        listed = await log_views.job_list(self._log, viewer, model, state, after, self._job_cursors)
-        states = [one.value for one in JobState]
-        return self._page(request, viewer, "jobs", **listed, model=model, state=state, states=states, here="jobs")
+        return await self._live_page(request, "jobs", "jobs", request.query_params)
 
     async def _streams(self, request: Request) -> Response:
+        return await self._live_page(request, "streams", "streams")
+
+    async def _request(self, request: Request) -> Response:
+        return await self._live_page(request, "request", "jobs", request.path_params)
+
+    async def _letters(self, request: Request) -> Response:
+        return await self._live_page(request, "letters", "letters", request.query_params)
+
+    async def _live_page(self, request: Request, name: str, here: str, asked: Mapping[str, str] = _NOTHING) -> Response:
+        """A page that `live_pages` knows; `here` is its place among the links at the top."""
         viewer = self._viewer(request)
-        await self._sampler.latest()
-        listed = await log_views.stream_list(self._log, viewer)
-        return self._page(request, viewer, "streams", **listed, here="streams")
+        values = await self._live_pages.values(name, asked, viewer)
+        return self._page(request, viewer, name, **values, here=here)
 
     async def _find(self, request: Request) -> Response:
         """From an id in the search field to its page."""
@@ -159,18 +156,6 @@ class ConsoleApp:
             raise HTTPException(400, "this is no id of a job: 32 hex digits, a dot, and the name of its model")
         model, job_id = parsed
         return RedirectResponse(f"{ROOT}/requests/{quote(model, safe='')}/{job_id.hex()}", 303)
-
-    async def _request(self, request: Request) -> Response:
-        viewer = self._viewer(request)
-        model, text = request.path_params["model"], request.path_params["id"]
-        found = await log_views.request_page(self._log, model, text, viewer)
-        return self._page(request, viewer, "request", **found, here="jobs")
-
-    async def _letters(self, request: Request) -> Response:
-        viewer = self._viewer(request)
-        model, after = (request.query_params.get(name, "") for name in ("model", "after"))
-        listed = await log_views.letter_list(self._log, viewer, model, after, self._letter_cursors)
-        return self._page(request, viewer, "letters", **listed, model=model, here="letters")
 
     async def _letter(self, request: Request) -> Response:
         viewer = self._viewer(request)
@@ -193,91 +178,39 @@ class ConsoleApp:
     # -- live ---------------------------------------------------------------------------------------------------------
 
     async def _live(self, request: Request) -> Response:
-        page, model = request.query_params.get("page", "overview"), request.query_params.get("model", "")
-        if page not in _REGIONS:
+        page = request.query_params.get("page", "overview")
+        asked = {name: request.query_params.get(name, "") for name in WORDS}
+        if page not in REGIONS:
             raise HTTPException(404, f"no page '{page}' has live updates")
         viewer = self._viewer(request)
         acts = self._actions.acts(request, viewer) if self._actions is not None else None
         return StreamingResponse(
-            self.live_events(page, model, viewer, acts),
+            self.live_events(page, asked, viewer, acts),
             media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )
 
-    async def live_events(
-        self, page: str, model: str, viewer: Viewer, acts: Acts | None = None
+    def live_events(
+        self, page: str, asked: Mapping[str, str], viewer: Viewer, acts: Acts | None = None
     ) -> AsyncIterator[bytes]:
-        """Events `update`: regions of the page as HTML, and a point, or at the beginning all points, for its plots."""
-        first = True
-        async for sample in self._sampler.follow():
-            if sample.error:  # the page keeps what it shows, and says how old that is
-                yield _event("problem", {"text": sample.error})
-                continue
-            try:
-                async with asyncio.timeout(READ_S):
-                    regions = await self._regions(page, model, viewer, acts)
-            except CharoniaError as error:
-                yield _event("problem", {"text": error.message})
-                continue
-            except TimeoutError:
-                yield _event("problem", {"text": f"The log does not answer within {READ_S:g} s"})
-                continue
-            points = {"history": self._sampler.history(model)} if first else {"point": self._sampler.point(model)}
-            first = False
-            yield _event("update", {"regions": regions, **points})
+        """The updates of an open page, whose address has the words `asked`."""
+        return self._live_pages.events(page, asked, viewer, acts)
 
-    async def _regions(self, page: str, model: str, viewer: Viewer, acts: Acts | None) -> dict[str, str]:
-        if page == "model":
-            values = await self._model_values(model, viewer, live=True)
-        elif page == "streams":
-            values = await self._live_streams(viewer)
-        else:
-            values = await self._overview_values()
-        return {name: self._pages.region(name, root=ROOT, acts=acts, **values) for name in _REGIONS[page]}
+    def _region(self, name: str, acts: Acts | None, values: Values) -> str:
+        return self._pages.region(name, root=ROOT, acts=acts, **values)
 
-    async def _live_streams(self, viewer: Viewer) -> dict[str, Any]:
-        async def read() -> dict[str, Any]:
-            return await log_views.stream_list(self._log, viewer)
+    # -- health -------------------------------------------------------------------------------------------------------
 
-        return await self._live_views.get(await self._sampler.latest(), ("streams", viewer), read)
-
-    async def _overview_values(self) -> dict[str, Any]:
-        sample = await self._sampler.latest()
-        server = self._sampler.server()
-        view = sample.log or {"executors": [], "models": [], "log": None, "lag_s": None, "queued": None}
-        by_model: dict[str, list[ModelFigures]] = {}
-        for one in server.models:
-            by_model.setdefault(one.model, []).append(one)
-        return {
-            "server": server,
-            "figures": by_model,
-            "has_metrics": bool(sample.scrape.families),
-            "problem": sample.error,
-            "sampled_us": int(sample.wall_s * 1e6),
-            **view,
-        }
-
-    async def _model_values(self, model: str, viewer: Viewer, *, live: bool = False) -> dict[str, Any]:
-        sample: Sample = await self._sampler.latest()
-
-        async def read() -> dict[str, Any]:
-            return await log_views.model_page(self._log, model, viewer, self._read_statistics)
-
-        found = await (self._live_views.get(sample, ("model", model, viewer), read) if live else read())
-        numbers = [one for one in self._sampler.server().models if one.model == model]
-        for row in found["versions"]:
-            loaded_s = sample.scrape.of_model(LOAD, model, str(row["version"]))
-            row["load_s"] = row["load_s"] or loaded_s
-        for counted in found["statistics"]:
-            counts = [(str(batch["batch_size"]), batch["compute_infer"]["count"]) for batch in counted["batches"]]
-            counted["bars"] = bars(counts)
-        return {
-            **found,
-            "figures": numbers,
-            "quantiles": quantiles_ms(sample.scrape, model),
-            "has_metrics": bool(sample.scrape.families),
-            "sampled_us": int(sample.wall_s * 1e6),
-        }
+    async def _ready(self, _request: Request) -> Response:
+        """As parts say it on their metrics ports: pages need the log, and nothing else."""
+        try:
+            async with asyncio.timeout(READ_S):
+                await self._log.memory_bytes()
+        except CharoniaError as error:
+            return JSONResponse({"error": error.message}, 503)
+        except TimeoutError:
+            return JSONResponse({"error": f"the log does not answer within {READ_S:g} s"}, 503)
+        return JSONResponse({"ready": True})
 
     # -- who, and what went wrong -------------------------------------------------------------------------------------
 
@@ -316,8 +249,8 @@ def _with_key(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
     return name, b"Bearer " + key
 
 
-def _event(name: str, document: dict[str, Any]) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(document)}\n\n".encode()
+async def _alive(_request: Request) -> Response:
+    return JSONResponse({"live": True})
 
 
 async def _to_console(_request: Request) -> Response:

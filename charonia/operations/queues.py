@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from charonia import keys
@@ -45,7 +45,8 @@ async def list_queues(
 
     A total is the log's exact count of single requests, and the requests of the waves that were read: a lower bound
     for a model with a lane that is longer than `scan_requests`, whose row says that it is not exact.
-    Without `tenants` theirs are not counted.
+    Tenants are those of the requests that were read and of the first jobs, each with its total of the same kind;
+    without `tenants` they are left out.
     """
     for model in models:
         await must_be_known(log, model)
@@ -55,25 +56,46 @@ async def list_queues(
         requests, size_bytes = await log.pending(model)
         owner, _ = await log.owner(model)
         paused = await log.paused(model)
-        of_tenants = await _tenants(log, model) if tenants else {}
         about = {"paused": paused, "owner": owner}
         total: dict[str, Any] = {"model": model, "requests": requests, "bytes": size_bytes, **about}
-        total["tenants"] = of_tenants
         totals.append(total)
+        waved = _Waved()
         for level, lane in sorted(await log.lanes(model)):
-            row, waved = await _lane(log, model, level, lane, now_ns, scan_requests)
-            total["requests"] += waved[0]
-            total["bytes"] += waved[1]
+            row = await _lane(log, model, level, lane, now_ns, scan_requests, waved)
             if row["requests"]:
                 lanes.append({"model": model, "level": level, "lane": lane, **row, **about})
+        total["requests"] += waved.requests
+        total["bytes"] += waved.size_bytes
+        total["tenants"] = await _tenants(log, model, waved.of_tenants) if tenants else {}
     return {"models": totals, "queues": lanes}
 
 
+@dataclass(slots=True)
+class _Waved:
+    """The requests in waves, which are in no count of the log; those of each tenant as [requests, bytes]. A tenant
+    without any has zeros: it has single requests.
+    """
+
+    requests: int = 0
+    size_bytes: int = 0
+    of_tenants: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, request: Queued) -> None:
+        tenant = request.record.meta.tenant
+        counts = self.of_tenants.setdefault(tenant, [0, 0]) if tenant else [0, 0]
+        if request.in_wave:
+            size_bytes = len(request.record.record)
+            self.requests += 1
+            self.size_bytes += size_bytes
+            counts[0] += 1
+            counts[1] += size_bytes
+
+
 async def _lane(
-    log: QueueLog, model: str, level: int, lane: int, now_ns: int, most: int
-) -> tuple[dict[str, Any], tuple[int, int]]:
-    """A lane, and the requests and bytes in its waves."""
-    requests = size_bytes = begun = waved = waved_bytes = 0
+    log: QueueLog, model: str, level: int, lane: int, now_ns: int, most: int, waved: _Waved
+) -> dict[str, Any]:
+    """A lane; the requests in its waves are added to `waved`."""
+    requests = size_bytes = begun = 0
     oldest_ns = now_ns
     exact = True
     async for page in queued(log, model, level, lane, first_page=min(most, FIRST_PAGE)):
@@ -81,27 +103,25 @@ async def _lane(
             requests += 1
             size_bytes += len(request.record.record)
             begun += request.attempt > 0
-            if request.in_wave:
-                waved += 1
-                waved_bytes += len(request.record.record)
+            waved.add(request)
             oldest_ns = min(oldest_ns, request.record.accepted_ns)
         if requests >= most:
             exact = False
             break
     age_s = (now_ns - oldest_ns) / 1e9
-    row = {"requests": requests, "bytes": size_bytes, "begun": begun, "oldest_age_s": age_s, "exact": exact}
-    return row, (waved, waved_bytes)
+    return {"requests": requests, "bytes": size_bytes, "begun": begun, "oldest_age_s": age_s, "exact": exact}
 
 
-async def _tenants(log: RequestLog, model: str) -> dict[str, dict[str, int]]:
-    """Exact counts of the tenants whose jobs are among the first in the queue."""
+async def _tenants(log: RequestLog, model: str, waved: Mapping[str, Sequence[int]]) -> dict[str, dict[str, int]]:
+    """The log's exact counts of the tenants in `waved` and of the first jobs, and what they have in waves."""
     jobs = await log.jobs(model, ended=False, count=_MOST_TENANTS)
-    names = sorted({job.tenant for job in jobs if job.tenant})
+    names = sorted({*waved, *(job.tenant for job in jobs if job.tenant)})[:_MOST_TENANTS]
     counts = await log.pending_of_tenants(model, names) if names else []
-    return {
-        name: {"requests": requests, "bytes": size_bytes}
-        for name, (requests, size_bytes) in zip(names, counts, strict=True)
-    }
+    found: dict[str, dict[str, int]] = {}
+    for name, (requests, size_bytes) in zip(names, counts, strict=True):
+        in_waves = waved.get(name, (0, 0))
+        found[name] = {"requests": requests + in_waves[0], "bytes": size_bytes + in_waves[1]}
+    return found
 
 
 async def inspect_queue(log: EventLog, model: str, now_ns: int, limit: int) -> dict[str, Any]:
@@ -138,7 +158,7 @@ async def _row(log: Jobs, model: str, request: Queued, now_ns: int) -> dict[str,
         "id": record.id.hex(),
         "job": public_id(model, record.id) if record.is_job else None,
         "client_id": record.client_id,
-        "tenant": job.tenant if job is not None else "",
+        "tenant": job.tenant if job is not None else record.meta.tenant,
         "level": request.level,
         "lane": request.lane,
         "age_s": (now_ns - record.accepted_ns) / 1e9,

@@ -361,7 +361,8 @@ OPTIONS: tuple[Option, ...] = (
         "str",
         (),
         _C,
-        "http://host:port/metrics of each part, or of serve; repeatable; that of --state-dir's server by default",
+        "http://host:port/metrics of each part, or of serve, dns+http://... for all that have the name; repeatable; "
+        "that of --state-dir's server by default",
         repeat=True,
     ),
     Option("log-verbose", "int", 0, _ALL | _C, "verbosity, 0 for none"),

@@ -32,23 +32,24 @@ def browser() -> Iterator[object]:
         chromium.close()
 
 
-def paths(seen: World) -> dict[str, str]:
-    def request(job: str) -> str:
-        digits, _, model = job.partition(".")
-        return f"/requests/{model}/{digits}"
+def request_path(job: str) -> str:
+    digits, _, model = job.partition(".")
+    return f"/requests/{model}/{digits}"
 
+
+def paths(seen: World) -> dict[str, str]:
     return {
         "overview": "/",
         "models": "/models",
         "model": "/models/moody",
         "jobs": "/jobs",
         "streams": "/streams",
-        "request-queued": request(seen.queued),
-        "request-cold": request(seen.cold),
-        "request-poison": request(seen.poison),
-        "request-innocent": request(seen.innocent),
+        "request-queued": request_path(seen.queued),
+        "request-cold": request_path(seen.cold),
+        "request-poison": request_path(seen.poison),
+        "request-innocent": request_path(seen.innocent),
         "dead-letters": "/dead-letters",
-        "dead-letter": request(seen.poison).replace("requests", "dead-letters"),
+        "dead-letter": request_path(seen.poison).replace("requests", "dead-letters"),
         "problem": "/models/nothing",
     }
 
@@ -66,7 +67,7 @@ def test_every_page(seen: World, browser: object, width: int, scheme: str) -> No
         page.on("pageerror", lambda error: complaints.append(str(error)))
         for name, path in paths(seen).items():
             page.goto(seen.console(path))
-            if name in ("overview", "models", "model", "streams"):
+            if name in ("overview", "models", "model", "jobs", "streams", "dead-letters"):
                 page.wait_for_selector("#live[data-state=live]", timeout=PATIENCE_MS)
             if name == "streams":
                 page.wait_for_selector("text=conversation 2", timeout=PATIENCE_MS)
@@ -111,6 +112,56 @@ def test_figures_move_and_can_be_held(seen: World, browser: object) -> None:
     page.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_accessible(seen: World, browser: object, scheme: str) -> None:
+    """By the rules of axe for WCAG 2.2, levels A and AA: contrast, names, roles, what a keyboard reaches."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "resultTypes": ["violations"]}
+    context = browser.new_context(viewport={"width": 1280, "height": WIDTHS[1280]}, color_scheme=scheme)
+    found: list[str] = []
+    try:
+        page = context.new_page()
+        for name, path in paths(seen).items():
+            page.goto(seen.console(path))
+            results = axe.Axe().run(page, options=options).response
+            assert "color-contrast" in {one["id"] for one in results["passes"]}
+            for one in results["violations"]:
+                nodes = [f"{node['html'][:120]}: {node['failureSummary']}" for node in one["nodes"][:2]]
+                found.append(f"{name}: {one['id']}, {len(one['nodes'])} times: {' '.join(nodes)}")
+    finally:
+        context.close()
+    assert not found, "\n".join(found)
+
+
+FOCUSABLE = """() => [...document.querySelectorAll(
+    'a[href], button, input:not([type=hidden]), select, summary, [tabindex="0"]'
+)].filter((one) => !one.disabled && one.checkVisibility())"""
+NAMED = "(one) => one.id || one.getAttribute('aria-label') || one.getAttribute('href') || one.textContent.trim()"
+RINGED = """(one) => {
+    const style = getComputedStyle(one);
+    const outlined = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2;
+    const placed = one.getBoundingClientRect();
+    return (outlined || style.boxShadow !== 'none') && placed.right > 0 && placed.bottom > 0;
+}"""
+
+
+def test_the_tab_key_reaches_everything_in_order_and_shows_where_it_is(seen: World, browser: object) -> None:
+    page = browser.new_page()
+    page.goto(seen.console("/dead-letters"))
+    page.wait_for_selector("#live[data-state=live]", timeout=PATIENCE_MS)
+    wanted = page.evaluate(f"({FOCUSABLE})().map({NAMED})")
+    reached: list[str] = []
+    for _ in wanted:
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(f"({NAMED})(document.activeElement)"))
+        assert page.evaluate(f"({RINGED})(document.activeElement)"), (
+            f"{reached[-1]} does not show that it has the focus"
+        )
+    assert reached == wanted
+    assert {"#content", "hold", "theme"} <= set(reached)
+    page.close()
+
+
 def test_keyboard_and_theme(seen: World, browser: object) -> None:
     page = browser.new_page()
     page.goto(seen.console("/"))
@@ -146,6 +197,25 @@ def test_streams_are_live(seen: World, browser: object) -> None:
     page.close()
 
 
+def test_the_page_of_a_waiting_request_changes_until_it_has_ended(seen: World, browser: object) -> None:
+    page, other = browser.new_page(), browser.new_page()
+    for one in (page, other):
+        one.set_default_timeout(PATIENCE_MS)
+    other.goto(seen.console("/models/patient"))
+    other.click("text=Pause the queue")
+    page.goto(seen.console(request_path(submit(seen.server, "patient", 1))))
+    page.wait_for_selector("#live[data-state=live]")
+    assert page.inner_text("#request_state") == "queued"
+    page.focus("text=Cancel it")  # what has the focus goes too, when nothing is left to cancel
+    other.click("text=Resume the queue")
+    page.wait_for_selector("#live[data-state=ended]")
+    assert page.inner_text("#request_state") == "succeeded"
+    assert "Cancel it" not in page.inner_text("main")
+    assert not page.is_visible("#hold")
+    for one in (page, other):
+        one.close()
+
+
 def said(page: object, name: str) -> str:
     """The message of an action; a picture of its page."""
     page.wait_for_selector(".outcome, div.problem", timeout=PATIENCE_MS)
@@ -171,6 +241,11 @@ def test_a_queue_is_edited(seen: World, browser: object, width: int, scheme: str
         page.click("text=Pause the queue")
         assert "is paused: nothing more of it is dispatched" in said(page, f"action-paused-{at}")
         jobs = [submit(seen.server, "patient", number) for number in range(4)]
+        page.goto(seen.console(request_path(jobs[3])))
+        if scripts:
+            page.wait_for_selector("#live[data-state=live]")
+        assert "the queue is paused" in page.inner_text("main")
+        page.screenshot(path=PICTURES / f"request-waiting-{at}.png", full_page=True)
         page.goto(address)
         page.click("text=The first of them")
         page.check(f"input[value='{jobs[0]}']")

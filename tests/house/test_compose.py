@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from charonia.options.table import OPTIONS
+from charonia.options.values import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 INFRA = ROOT / "infra"
@@ -44,6 +45,18 @@ def test_the_profile_for_language_models_adds_its_executor_and_its_gateway() -> 
     assert gateway["environment"]["CHARONIA_LOG_URL"] == SERVICES["gateway"]["environment"]["CHARONIA_LOG_URL"]
 
 
+def test_the_profile_of_the_console_adds_it_alone() -> None:
+    assert services_of("console") - services_of() == {"console"}
+    console = SERVICES["console"]
+    values = parse("console", [], console["environment"], {})
+    parts = {"gateway", "gateway-openai", "batcher", "executor", "executor-gpu", "executor-llm"}
+    assert set(values["metrics_url"]) == {f"dns+http://{name}:8002/metrics" for name in parts}
+    assert parts <= set(SERVICES)
+    assert (values["console_actions"], values["console_port"]) == (False, 8004)
+    assert console["ports"] == ["127.0.0.1:8004:8004"]
+    assert console["environment"]["CHARONIA_LOG_URL"] == SERVICES["operator"]["environment"]["CHARONIA_LOG_URL"]
+
+
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_an_image_of_ours_is_a_target_and_its_variables_are_options(name: str) -> None:
     service = OURS[name]
@@ -70,3 +83,4 @@ def test_extras_of_images_exist() -> None:
     used = re.findall(r"\.\[([\w,-]+)\]", (INFRA / "Dockerfile").read_text())
     assert {name for names in used for name in names.split(",")} <= set(declared)
     assert "openai" in ",".join(used)
+    assert {"embedded,console", "console"} <= set(used)

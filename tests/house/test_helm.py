@@ -131,7 +131,9 @@ def test_pods_drain_within_their_grace_period(case: str) -> None:
         pod = deployment["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         given = environment(container)
-        needed = float(given["CHARONIA_EXIT_TIMEOUT_SECS"]) + float(given.get("CHARONIA_DRAIN_DELAY_SECS", 0))
+        needed = float(given.get("CHARONIA_DRAIN_DELAY_SECS", 0))
+        if container["args"] != ["console"]:  # it has nothing to finish
+            needed += float(given["CHARONIA_EXIT_TIMEOUT_SECS"])
         hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command")
         if container["args"] == ["gateway"]:
             assert hook is not None
@@ -186,7 +188,9 @@ def test_networks_are_closed_but_for_what_is_needed() -> None:
             assert spec["policyTypes"] == ["Ingress", "Egress"]
             role = policy["metadata"]["labels"]["app.kubernetes.io/component"]
             entered = {port["port"] for rule in spec["ingress"] for port in rule["ports"]}
-            assert entered - {"openai"} == ({"metrics", "http", "grpc"} if role == "gateway" else {"metrics"})
+            of_console = {"console"} if case == "gpu-keda" else set()  # no one, unless peers are named
+            wanted = {"gateway": {"metrics", "http", "grpc"}, "console": of_console}.get(role, {"metrics"})
+            assert entered - {"openai"} == wanted
             left = {port["port"] for rule in spec["egress"] for port in rule["ports"]}
             assert left >= {53, 6379}
     (executor,) = (one for one in of_kind("small", "NetworkPolicy") if one["metadata"]["name"].endswith("executor"))
@@ -209,6 +213,38 @@ def test_a_pool_with_gpus() -> None:
     gateway = named("gpu-keda", "Deployment", "demo-charonia-gateway")["spec"]["template"]["spec"]["containers"][0]
     assert gateway["image"] == "registry.example/charonia-gateway:1.2.3"
     assert environment(gateway)["CHARONIA_LOG_URL"].startswith("rediss://gateway@")
+
+
+def test_the_console_reaches_the_log_as_operator_and_the_metrics_of_all_pods() -> None:
+    spec = named("gpu-keda", "Deployment", "demo-charonia-console")["spec"]
+    assert spec["replicas"] == 1
+    (container,) = spec["template"]["spec"]["containers"]
+    given = environment(container)
+    assert given["CHARONIA_LOG_URL"].startswith("rediss://operator@")
+    assert given["CHARONIA_API_KEYS"].startswith("/run/secrets/charonia/keys/")
+    headless = {
+        one["metadata"]["name"]
+        for one in of_kind("gpu-keda", "Service")
+        if one["spec"].get("clusterIP") == "None" and one["metadata"]["labels"]["charonia-metrics"] == "true"
+    }
+    urls = given["CHARONIA_METRICS_URL"].split("\n")
+    assert urls == [
+        f"dns+http://demo-charonia-{role}-metrics:8002/metrics" for role in ("gateway", "batcher", "executor")
+    ]
+    assert {url.split("/")[2].partition(":")[0] for url in urls} <= headless
+    # where scrapes are limited to peers, the console is one of them, and may go there itself
+    labels = spec["template"]["metadata"]["labels"]
+    for policy in of_kind("gpu-keda", "NetworkPolicy"):
+        scrapes = [
+            rule for rule in policy["spec"]["ingress"] if {"port": "metrics", "protocol": "TCP"} in rule["ports"]
+        ]
+        peers = [one["podSelector"]["matchLabels"] for rule in scrapes for one in rule["from"] if "podSelector" in one]
+        assert any(selects(peer, labels) for peer in peers) == bool(scrapes)
+        left = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+        assert ("metrics" in left) == policy["metadata"]["name"].endswith("-console")
+    alone = named("operator-hpa", "Deployment", "demo-charonia-console")["spec"]["template"]["spec"]["containers"][0]
+    assert "CHARONIA_API_KEYS" not in environment(alone)
+    assert environment(alone)["CHARONIA_CONSOLE_ACTIONS"] == "false"
 
 
 def test_scaling_asks_for_the_pools_queued_work() -> None:

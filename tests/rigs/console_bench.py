@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import AsyncIterator
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from charonia import keys
 from charonia.clock import wall_ns
-from charonia.composition.console.console_role import read_statistics
+from charonia.composition.console.console_role import read_statistics, read_webhook
 from charonia.console.readings import Sampler
 from charonia.console.web_app import ConsoleApp
 from charonia.eventlog.port import EventLog, Limits
@@ -76,8 +77,8 @@ class Browser:
     """A viewer of the console in this process."""
 
     def __init__(self, log: EventLog, identify: Any = None, *, actions: bool = False) -> None:
-        self.sampler = Sampler(log, metrics)
-        self.app = ConsoleApp(log, self.sampler, read_statistics, identify, actions=actions)
+        self.sampler = Sampler(log, metrics, interval_s=0.1)
+        self.app = ConsoleApp(log, self.sampler, read_statistics, identify, read_webhook=read_webhook, actions=actions)
         self._client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=self.app.asgi), base_url="http://console")
 
     async def get(self, path: str, **headers: str) -> httpx2.Response:
@@ -89,8 +90,20 @@ class Browser:
         kept = {name.replace("_", "-"): value for name, value in named.items() if value}
         return await self._client.post(f"/console{path}", content=urlencode(fields), headers=kept)
 
-    async def request(self, method: str, path: str) -> httpx2.Response:
-        return await self._client.request(method, f"/console{path}")
+    async def request(self, method: str, path: str, root: str = "/console") -> httpx2.Response:
+        return await self._client.request(method, f"{root}{path}")
+
+    async def event(self, events: AsyncIterator[bytes]) -> tuple[str, Any]:
+        """The next event of an open page: its name and its document."""
+        kind, data = (await anext(events)).decode().split("\n")[:2]
+        return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+    async def region(self, events: AsyncIterator[bytes], name: str) -> str:
+        """A region of an open page when it is read the next time."""
+        while True:
+            _, document = await self.event(events)
+            if name in document.get("regions", {}):
+                return str(document["regions"][name])
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -98,17 +111,26 @@ class Browser:
         await self.sampler.close()
 
 
-def packed_request(request_id: bytes) -> bytes:
-    now_ns, flags = wall_ns(), FLAG_JOB | FLAG_JOURNALLED
+def packed_request(request_id: bytes, flags: int = FLAG_JOB | FLAG_JOURNALLED, tenant: str = "") -> bytes:
+    now_ns, meta = wall_ns(), META.of_tenant(tenant)
     return pack_request(
-        request_id, b"g", b"", META, [INPUT.data], rows=1, signature=1, level=0, accepted_ns=now_ns, flags=flags
+        request_id, b"g", b"", meta, [INPUT.data], rows=1, signature=1, level=0, accepted_ns=now_ns, flags=flags
     )
 
 
-async def submit(log: EventLog, tenant: str = "") -> bytes:
+async def call(log: EventLog, tenant: str = "") -> bytes:
+    """Queues a call that is no job; its id."""
+    request_id = secrets.token_bytes(16)
+    packed = packed_request(request_id, 0, tenant)
+    lane, sizes = keys.lane_of(tenant), [(request_id, len(packed))]
+    await log.accept(MODEL, 0, lane, sizes, record_fields([packed]), Limits(), tenant=tenant)
+    return request_id
+
+
+async def submit(log: EventLog, tenant: str = "", **about: Any) -> bytes:
     job_id = secrets.token_bytes(16)
     packed = packed_request(job_id)
-    new = NewJob(job_id, len(packed), wall_ns() // 1000, 600, tenant)
+    new = NewJob(job_id, len(packed), wall_ns() // 1000, 600, tenant, about=about)
     await log.accept_job(MODEL, 0, keys.lane_of(tenant), new, record_fields([packed]), Limits())
     return job_id
 

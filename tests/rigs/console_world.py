@@ -22,7 +22,7 @@ from e2e_server import Server, serving
 POISON, REFUSED, HELD = 666, 5, 900
 
 MOODY = f"""
-import ctypes, os, time
+import ctypes, faulthandler, os, time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
@@ -31,6 +31,7 @@ class TritonPythonModel:
         deeds = [int(array[0, 0]) for array in arrays]
         if {POISON} in deeds:
             print("last words of a batch of", len(requests), flush=True)
+            faulthandler.disable()  # its lines have paths of this machine, and pictures of them are in the docs
             ctypes.string_at(0)
         if {HELD} in deeds:
             open("@here/entered", "w").close()

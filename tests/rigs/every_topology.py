@@ -93,6 +93,7 @@ OVER_ONE_SERVER = {
             "cloud_fronts",
             "clients",
             "console",
+            "console_stories",
             "hanging_models",
             "heartbeats",
             "hostile",

@@ -37,6 +37,7 @@ CASES: dict[str, Case] = {
             },
             "gateways": {"apiKeysSecret": {"name": "tenants"}, "env": {"CHARONIA_HTTP_THREAD_COUNT": 4}},
             "webhooks": _SIGNING | {"allow": ["hooks.example", "10.1.0.0/16"]},
+            "console": {"enabled": True, "actions": True, "names": ["console.example"]},
             "executorDefaults": {"models": {"claim": "models", "subPath": "production"}},
             "executorPools": {
                 "cpu": {"labels": {"zone": "a", "disk": "nvme"}, "maxLoadedModels": 20},
@@ -61,6 +62,7 @@ CASES: dict[str, Case] = {
             "networkPolicy": {
                 "log": [{"podSelector": {"matchLabels": {"app": "redis"}}}],
                 "metrics": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+                "console": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress"}}}],
                 "webhooksEgress": [{"ports": [{"port": 443, "protocol": "TCP"}]}],
             },
             "topologySpread": {"zone": "DoNotSchedule"},
@@ -86,6 +88,7 @@ CASES: dict[str, Case] = {
                 "service": {"type": "LoadBalancer", "annotations": {"example.com/internal": "true"}},
             },
             "webhooks": _SIGNING | {"replicas": 2},
+            "console": {"enabled": True},
             "serviceAccount": {"annotations": {"iam.example/role": "models"}},
             "executorPools": {
                 "default": {

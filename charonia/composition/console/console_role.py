@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,23 +22,21 @@ from charonia.composition.logs import configure_logging
 from charonia.composition.roles import check_servers, close_log, open_blobs
 from charonia.composition.state_directory import ENDPOINTS, default_state_dir
 from charonia.errors import PermissionDenied, StartupError
-from charonia.eventlog.port import Limits
-from charonia.metrics.endpoint import scrape
-from charonia.metrics.exposition import merge
+from charonia.eventlog.port import EventLog, Limits
+from charonia.facts.jobs import JobRecord
 from charonia.options.role_settings import restricted_groups
 from charonia.options.values import Values
 
-from .console_part import INSTALL, as_host, is_installed
+from .console_part import INSTALL, is_installed
+from .metric_pages import metrics_reader, metrics_urls
 
 if TYPE_CHECKING:
+    from charonia.console.stories.answer_delivery import WebhookCall
     from charonia.console.web_app import Identify
     from gateway.access.restrictions import Restrictions
 
-_SCRAPE_TIMEOUT_S = 2.0
 _NO_CACHE: Values = {"cache_config": (), "response_cache_byte_size": 0}
 """The options of the response cache, whose server is checked with the log's, and which the console does not read."""
-
-_log = logging.getLogger(__name__)
 
 
 def run_console(values: Values) -> int:
@@ -75,7 +73,8 @@ async def _run(values: Values) -> int:
         names = {name.lower() for name in (socket.gethostname(), *values["console_name"])}
         # who needs a key cannot be made to send it by a site that lets its name point here
         known = None if values["api_keys"] else names
-        app = ConsoleApp(log, sampler, read_statistics, identify, known, actions=values["console_actions"])
+        actions = values["console_actions"]
+        app = ConsoleApp(log, sampler, read_statistics, identify, known, read_webhook=read_webhook, actions=actions)
         place = Place(values["console_socket"], values["console_address"], values["console_port"])
         try:
             await serve_pages(app.asgi, place, lambda where: _announce(values["report_fd"], where))
@@ -97,15 +96,6 @@ def _told(values: Values) -> Mapping[str, str]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def metrics_urls(values: Values, told: Mapping[str, str]) -> tuple[str, ...]:
-    """Where the metrics are: as the options have it, else as a running `serve` has told. Raises `StartupError`."""
-    given: tuple[str, ...] = values["metrics_url"]
-    for address in given:
-        if not address.startswith(("http://", "https://", "unix:")):
-            raise StartupError(f"--metrics-url must begin with http://, https:// or unix:, got '{address}'")
-    return given or ((f"http://{as_host(told['metrics'])}/metrics",) if "metrics" in told else ())
 
 
 def identification(values: Values) -> Identify | None:
@@ -167,29 +157,15 @@ def read_statistics(name: str, version: int, counters: Mapping[str, int], memory
     return asdict(model_statistics(name, version, counters, memory))
 
 
-def metrics_reader(urls: Sequence[str]) -> Callable[[], Awaitable[str]]:
-    """Reads the pages at all addresses and adds them up; those that do not answer are left out."""
+async def read_webhook(log: EventLog, job: JobRecord) -> WebhookCall | None:
+    """How far the webhook of an ended job has come, as its senders keep it; None where none is called."""
+    from charonia.console.stories.answer_delivery import WebhookCall
+    from gateway.webhooks.deliveries import Delivery, called, delivery_of
 
-    async def read() -> str:
-        pages = await asyncio.gather(*(_page(url) for url in urls))
-        answered = [page for page in pages if page]
-        return answered[0] if len(answered) == 1 else merge(answered).decode() if answered else ""
-
-    return read
-
-
-async def _page(url: str) -> str:
-    if url.startswith("unix:"):
-        return await scrape(Path(url.removeprefix("unix:")))
-    import httpx2
-
-    try:
-        async with httpx2.AsyncClient(timeout=_SCRAPE_TIMEOUT_S, trust_env=False) as client:
-            answer = await client.get(url)
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        _log.debug("no metrics from %s: %s", url, error)
-        return ""
-    return answer.text if answer.status_code == 200 else ""
+    if not called(job):
+        return None
+    found = await delivery_of(log, job.model, job.id) or Delivery()
+    return WebhookCall(str(found.state), found.attempts, found.last_status, found.last_error, found.last_us)
 
 
 def _announce(report_fd: int, where: str) -> None:

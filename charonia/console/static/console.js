@@ -77,13 +77,17 @@
   let held = false;
   const say = (state, words) => { live.dataset.state = state; if (text.textContent !== words) text.textContent = words; };
 
-  function replace(id, html) {
+  function replace(id, html, last) {
     const region = document.getElementById(id);
-    // what has the keyboard's focus, or is open, stays as it is
-    if (!region || region.contains(document.activeElement) || region.querySelector("details[open]")) return;
+    if (!region) return;
+    // what has the keyboard's focus, is open, or was chosen stays as it is, until nothing follows
+    const inUse = region.contains(document.activeElement) || region.querySelector("details[open], input:checked");
+    if (inUse && !last) return;
     const scrolled = [...region.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    const open = [...region.querySelectorAll("details")].map((one) => one.open);
     region.innerHTML = html;
     region.querySelectorAll(".scroll").forEach((one, at) => { one.scrollLeft = scrolled[at] || 0; });
+    region.querySelectorAll("details").forEach((one, at) => { one.open = open[at] || false; });
   }
 
   // readings come every two seconds, and one is given up after five: longer silence is no good news
@@ -93,13 +97,19 @@
     if (source && !held && live.dataset.state !== "bad" && Date.now() - heard > SILENCE_MS) say("bad", "nothing heard for 8 s");
   }, 1000);
 
-  const query = new URLSearchParams({ page: live.dataset.page, model: live.dataset.model });
   let source = null;
+  let ending = null; // the last update, of a page that shows something that has ended
   function connect() {
     heard = Date.now();
     if (!held) say("connecting", "connecting");
-    source = new EventSource(`${location.pathname.split("/console")[0]}/console/live?${query}`);
+    source = new EventSource(`${location.pathname.split("/console")[0]}/console/live?${live.dataset.asked}`);
     source.addEventListener("update", update);
+    source.addEventListener("ended", (event) => {
+      source.close(); // it would connect again by itself
+      source = null;
+      ending = JSON.parse(event.data);
+      if (!held) end();
+    });
     source.addEventListener("problem", (event) => {
       heard = Date.now();
       say("bad", JSON.parse(event.data).text);
@@ -111,7 +121,7 @@
     if (document.hidden) {
       if (source) source.close();
       source = null;
-    } else if (!source) connect();
+    } else if (!source && !ending) connect();
   });
   function update(event) {
     heard = Date.now();
@@ -121,11 +131,17 @@
     for (const [id, html] of Object.entries(told.regions)) replace(id, html);
     say("live", "live");
   }
+  function end() {
+    for (const [id, html] of Object.entries(ending.regions)) replace(id, html, true);
+    $("#hold").hidden = true;
+    say("ended", "ended");
+  }
   if (!document.hidden) connect();
   $("#hold").addEventListener("click", (event) => {
     held = !held;
     event.target.setAttribute("aria-pressed", String(held));
     event.target.textContent = held ? "Go on" : "Hold";
     if (held) say("held", "held");
+    else if (ending) end();
   });
 })();

@@ -1,7 +1,7 @@
 {{- /* What pods of all roles share. */ -}}
 
-{{- /* Variables of every role: root, role. Each is an option of the program. */ -}}
-{{- define "charonia.environment" -}}
+{{- /* Variables that say where the log is: root, role. Each is an option of the program. */ -}}
+{{- define "charonia.logEnvironment" -}}
 {{- $log := .root.Values.log -}}
 {{- $operator := $log.operator -}}
 - name: CHARONIA_LOG_URL
@@ -13,7 +13,7 @@
       name: {{ $log.urlSecret.name }}
       key: {{ $log.urlSecret.key }}
 {{- else }}
-  value: {{ required "log.url, log.urlSecret.name or log.operator.enabled is needed" $log.url | replace "{role}" .role | quote }}
+  value: {{ required "log.url, log.urlSecret.name or log.operator.enabled is needed" $log.url | replace "{role}" (ternary "operator" .role (eq .role "console")) | quote }}
 {{- end }}
 {{- if or $log.passwordSecret.name (and $operator.enabled $operator.passwordSecret) }}
 - name: CHARONIA_LOG_PASSWORD_FILE
@@ -23,6 +23,11 @@
 - name: CHARONIA_REQUIRE_SECURE_LOG
   value: "true"
 {{- end }}
+{{- end -}}
+
+{{- /* Variables of every part that has a lease in the log: root, role. */ -}}
+{{- define "charonia.environment" -}}
+{{ include "charonia.logEnvironment" . }}
 - name: CHARONIA_EXIT_TIMEOUT_SECS
   value: {{ .root.Values.exitTimeoutSecs | quote }}
 - name: {{ if eq .role "gateway" }}CHARONIA_GATEWAY_HEARTBEAT_TTL_SECS{{ else }}CHARONIA_HEARTBEAT_TTL_SECS{{ end }}
@@ -154,20 +159,20 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{- /* A part without a front says on its metrics port how it is: startupSecs. What it waits for, as the log, is no reason to
+{{- /* A part without a front says on its metrics port, or the one named, how it is: startupSecs, port. What it waits for, as the log, is no reason to
        restart it: readiness alone holds up a roll. */ -}}
 {{- define "charonia.healthProbes" -}}
 startupProbe:
-  httpGet: {path: /health/live, port: metrics}
+  httpGet: {path: /health/live, port: {{ default "metrics" .port }}}
   periodSeconds: 2
   timeoutSeconds: 5
   failureThreshold: {{ div (int .startupSecs) 2 }}
 readinessProbe:
-  httpGet: {path: /health/ready, port: metrics}
+  httpGet: {path: /health/ready, port: {{ default "metrics" .port }}}
   periodSeconds: 2
   timeoutSeconds: 5
 livenessProbe:
-  httpGet: {path: /health/live, port: metrics}
+  httpGet: {path: /health/live, port: {{ default "metrics" .port }}}
   periodSeconds: 10
   timeoutSeconds: 10
   failureThreshold: 6

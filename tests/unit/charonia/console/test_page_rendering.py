@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from charonia.console.page_rendering import HERE, amount, clock, duration, ending, milliseconds, short, size
+from charonia.console.page_rendering import HERE, amount, clock, duration, ending, milliseconds, percent, short, size
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,7 @@ def test_durations(seconds: float | None, text: str) -> None:
 
 
 def test_other_forms() -> None:
+    assert (percent(0.125), percent(1.0), percent(None)) == ("12\u00a0%", "100\u00a0%", "–")
     assert (milliseconds(1.5), size(1536), size(None)) == ("1.5 ms", "1.5 KiB", "–")
     assert clock(1_700_000_000_123_456) == "2023-11-14 22:13:20.123"
     assert (short("0123456789abcdef"), ending("0123456789abcdef", 4)) == ("0123456789ab…", "…cdef")

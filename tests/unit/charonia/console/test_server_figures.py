@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from charonia.console.metric_samples import Scrape, read_page
-from charonia.console.server_figures import FAMILIES, bars, figures, growth, model_figures, quantiles_ms
+from charonia.console.server_figures import FAMILIES, bars, batch_fill, figures, growth, model_figures, quantiles_ms
 
 PAGE = """# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
 # TYPE nv_inference_request_success counter
@@ -49,6 +51,16 @@ def test_rates_and_means_between_two_readings() -> None:
     assert (found.log_used_bytes, found.log_most_bytes) == (1000, None)
     assert model_figures(before, after, "a").rate == 20.0
     assert model_figures(before, after, "") == found.whole
+
+
+def test_batches_are_as_full_as_their_rows_are_of_what_they_could_have_had() -> None:
+    found = figures(page(10.0), page(20.0, a=100, rows=400)).models
+    assert batch_fill(found, {("a", "1"): 8}) == 0.5
+    assert batch_fill(found, {("a", "1"): 8, ("b", "1"): 4}) == 0.5  # b executed nothing
+    assert batch_fill(found, {("a", "1"): 0}) is None
+    # 100 executions with 4 rows of 8, and 50 with 2 rows of 2: 500 rows of 900
+    other = replace(found[0], model="c", rows_per_execution=2.0, execution_rate=found[0].execution_rate / 2)
+    assert batch_fill([found[0], other], {("a", "1"): 8, ("c", "1"): 2}) == 500 / 900
 
 
 def test_only_families_that_are_used_are_kept() -> None:

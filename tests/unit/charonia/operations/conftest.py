@@ -36,9 +36,16 @@ class Yard:
     model: str = "m"
 
     def record(
-        self, request_id: bytes, *, job: bool = False, journalled: bool = True, age_s: float = 1.0, level: int = 0
+        self,
+        request_id: bytes,
+        *,
+        job: bool = False,
+        journalled: bool = True,
+        age_s: float = 1.0,
+        level: int = 0,
+        tenant: str = "",
     ) -> bytes:
-        meta = request_meta(1, "hash-1", INPUTS, ("Y",), {"speed": 3})
+        meta = request_meta(1, "hash-1", INPUTS, ("Y",), {"speed": 3}).of_tenant(tenant)
         flags = (FLAG_JOB if job else 0) | (FLAG_JOURNALLED if journalled else 0)
         return pack_request(
             request_id,
@@ -54,11 +61,14 @@ class Yard:
             flags=flags,
         )
 
-    async def requests(self, *ids: bytes, level: int = 0, journalled: bool = False, age_s: float = 1.0) -> None:
+    async def requests(
+        self, *ids: bytes, level: int = 0, journalled: bool = False, age_s: float = 1.0, tenant: str = ""
+    ) -> None:
         """Synchronous requests of one entry."""
-        records = [self.record(i, journalled=journalled, age_s=age_s, level=level) for i in ids]
+        records = [self.record(i, journalled=journalled, age_s=age_s, level=level, tenant=tenant) for i in ids]
         sizes = [(i, len(record)) for i, record in zip(ids, records, strict=True)]
-        await self.log.accept(self.model, level, 0, sizes, record_fields(records), Limits(), journalled=journalled)
+        fields = record_fields(records)
+        await self.log.accept(self.model, level, 0, sizes, fields, Limits(), journalled=journalled, tenant=tenant)
 
     async def job(
         self, job_id: bytes, *, level: int = 0, lane: int = 0, tenant: str = "", age_s: float = 1.0, **about: Any

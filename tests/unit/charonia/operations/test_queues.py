@@ -43,6 +43,21 @@ async def test_ls_counts_what_is_unsettled_in_each_lane(yard: Any, ids: Ids) -> 
     assert "acme=2" in shown
 
 
+async def test_calls_that_are_no_jobs_have_tenants_too(yard: Any, ids: Ids) -> None:
+    await yard.requests(ids(1), ids(2), tenant="acme")
+    await yard.job(ids(3), tenant="acme")
+    await yard.requests(ids(4), tenant="umbrella")
+    await yard.requests(ids(5))
+
+    document, _, shown = await yard.run("queue", "ls", "--model", "m")
+    tenants = document["models"][0]["tenants"]
+    assert {name: counts["requests"] for name, counts in tenants.items()} == {"acme": 3, "umbrella": 1}
+    assert "acme=3" in shown
+
+    document, _, _ = await yard.run("queue", "inspect", "m")
+    assert [row["tenant"] for row in document["queue"]] == ["acme", "acme", "acme", "umbrella", ""]
+
+
 async def test_ls_of_one_model_leaves_the_others_out(yard: Any) -> None:
     document, _, _ = await yard.run("queue", "ls", "--model", "idle")
     assert [row["model"] for row in document["models"]] == ["idle"]

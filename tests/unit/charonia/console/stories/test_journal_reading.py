@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from charonia.console.journal_reading import JournalReader, entry_us
+from charonia.console.stories.journal_reading import JournalReader, entry_us
 from charonia.eventlog.port import Entry, Streams
 from charonia.facts.jobs import OUTCOME_CODES, JobState
 from charonia.facts.journal import FIELD, pack_accepted, pack_ended

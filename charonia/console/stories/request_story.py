@@ -1,7 +1,8 @@
 """Explains one request from what the log has about it: what happened when, with whom it ran, and why it waited. Pure.
 
 Sources are the events of a job's record, the facts of the model's journal, and the control facts, each with its time;
-`log_views` reads them. Requests that are no jobs are in the journal with `--journal=all` alone.
+`request_reading` reads them. Requests that are no jobs are in the journal with `--journal=all` alone. What is known of
+the answer's way to its caller is `answer_delivery`'s to say.
 
 Times are microseconds of wall clocks. Those of job events and of journal entries are the log server's, the acceptance
 and the start of an execution are those of the processes that saw them: on several machines they differ by what the
@@ -17,6 +18,8 @@ from typing import Any
 from charonia.facts.events import Fact, ProcessLeft, VersionHeld, VersionLoaded
 from charonia.facts.jobs import JobEvent
 from charonia.facts.journal import JournalFact
+
+from .answer_delivery import WebhookCall, known_of_delivery
 
 _PLACES = {
     "queue": "in the queue",
@@ -48,6 +51,7 @@ class History:
     paused: bool = False
     journal_cut: bool = False
     dead_letter: bool = False
+    webhook: WebhookCall | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """The whole explanation. `verdict` is the answer to "why did this take so long", one or two sentences."""
+    """The whole explanation. `verdict` is the answer to "why did this take so long", one or two sentences.
+
+    `delivery` is what the log has of the answer's way to its caller, "" before the end.
+    """
 
     moments: tuple[Moment, ...]
     stretches: tuple[Stretch, ...]
@@ -104,6 +111,7 @@ class Story:
     verdict: str
     state: str
     total_us: int
+    delivery: str
 
 
 @dataclass(slots=True)
@@ -133,6 +141,7 @@ def explain(history: History) -> Story:
         _verdict(history, stretches, attempts, state),
         state,
         until_us - history.accepted_us,
+        known_of_delivery(bool(history.events), history.webhook) if end is not None else "",
     )
 
 
@@ -242,8 +251,10 @@ def _ending(history: History, at_us: int, state: str, detail: Mapping[str, Any])
     found.append((at_us, state, error or "settled"))
     if history.dead_letter:
         found.append((at_us, "dead letter", "it was given up; its inputs are kept"))
-    kept = "its result is kept with the job" if history.events else "the answer went to its gateway with the settlement"
-    found.append((at_us, "delivered", kept))
+    call = history.webhook
+    if call is not None and call.attempts:
+        kind = "delivered" if call.state == "delivered" else "webhook called"
+        found.append((max(at_us, call.last_us), kind, call.words()))
     return found
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from charonia.console.request_story import History, Story, explain
+from charonia.console.stories.answer_delivery import WebhookCall
+from charonia.console.stories.request_story import History, Story, explain
 from charonia.facts.events import ProcessLeft, VersionHeld, VersionLoaded
 from charonia.facts.jobs import JobEvent, JobState
 from charonia.facts.journal import JournalFact
@@ -44,7 +45,8 @@ def test_the_time_of_a_job_is_divided_into_queue_executor_and_run() -> None:
     told = story(events=events(("accepted", 0, {}), batched(30), succeeded(100, 40)))
     assert [(one.kind, one.lasted_us // MS) for one in told.stretches] == [("queue", 30), ("executor", 10), ("run", 60)]
     assert (told.state, told.total_us) == ("succeeded", 100 * MS)
-    assert [one.kind for one in told.moments] == ["accepted", "batched", "executed", "succeeded", "delivered"]
+    assert [one.kind for one in told.moments] == ["accepted", "batched", "executed", "succeeded"]
+    assert told.delivery.endswith("Whether a caller has read it is not recorded in the log.")
     assert told.verdict.startswith("Most of the time, 60 ms of 100 ms, was spent in the model")
 
 
@@ -153,6 +155,18 @@ def test_waits_that_only_the_model_or_nothing_explains() -> None:
     queued = story(events=events(("accepted", 0, {})), paused=True)
     assert queue_reasons(queued) == ["the queue is paused"]
     assert (queued.state, queued.total_us) == ("queued", 60_000 * MS)
+
+
+def test_the_call_of_a_webhook_is_the_only_delivery_that_is_known() -> None:
+    happened = events(("accepted", 0, {}), batched(30), succeeded(100, 40))
+    told = story(events=happened, webhook=WebhookCall("delivered", 2, 200, "", START_US + 150 * MS))
+    assert [(one.kind, one.after_us) for one in told.moments][-2:] == [("succeeded", 100 * MS), ("delivered", 150 * MS)]
+    assert told.total_us == 100 * MS
+    told = story(events=happened, webhook=WebhookCall("pending", 1, 503, "", START_US + 150 * MS))
+    assert told.moments[-1].kind == "webhook called"
+    told = story(events=happened, webhook=WebhookCall("pending"))
+    assert told.moments[-1].kind == "succeeded"
+    assert story(events=events(("accepted", 0, {}))).delivery == ""
 
 
 def test_clocks_that_differ_give_no_negative_times() -> None:
