@@ -1,10 +1,10 @@
 """Runs the commands of a page and compares what they print with what the page shows.
 
 A block of a page is executed when the line before its fence is `<!-- executed -->`, or `<!-- executed, other numbers
--->` where what it prints is measured. In a `console` block each `$ `
-begins a command and the lines below are its output; commands of a page share a folder and exported variables. A
-`python` block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of
-the usual ports, which are replaced by those of the server at hand.
+-->` where what it prints is measured. In a `console` block each `$ ` begins a command, which goes on in lines behind
+six spaces, and the lines below are its output; commands of a page share a folder and exported variables. A `python`
+block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of the usual
+ports, which are replaced by those of the server at hand.
 
 Shown and printed text match if they are equal but for white space, with these liberties: `...` stands for anything;
 an id of 32 hex digits stands for another one, everywhere for the same; a number with a decimal point for one within 2
@@ -32,6 +32,8 @@ _OF_THE_MOMENT = re.compile(r'("(?:\w+_(?:us|s)|position|queue_length)":)(?:null
 _TOKEN = re.compile(r"\.\.\.|[0-9a-f]{32}|\d+\.\d+|.", re.DOTALL)
 _TOKEN_OF_OTHERS = re.compile(r"\.\.\.|[0-9a-f]{32}|[+-]?\d+(?:\.\d+)?|.", re.DOTALL)
 _ANY_NUMBER = r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?"
+_GOES_ON = " " * 6
+"""Begins a further line of a command."""
 _COMMAND_WITHIN_S = 120
 
 
@@ -48,8 +50,14 @@ class Block:
         """Each command of a console block with the output that the page shows."""
         parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)
         assert not parts[0].strip(), "a console block begins with a command"
-        pairs = [part.partition("\n") for part in parts[1:]]
-        return [(command, output) for command, _, output in pairs]
+        found = []
+        for part in parts[1:]:
+            command, _, output = part.partition("\n")
+            while output.startswith(_GOES_ON):
+                more, _, output = output.partition("\n")
+                command += "\n" + more
+            found.append((command, output))
+        return found
 
 
 def executed_blocks(text: str) -> list[Block]:
