@@ -153,7 +153,9 @@ class BatcherMetrics(Collector):
             "charonia_journal_sealed_entries", "Entries of the journal that were sealed", labels=["model"]
         )
         failures = CounterMetricFamily(
-            "charonia_journal_seal_failures", "Seals of the journal that the log refused, or that failed", labels=["model"]
+            "charonia_journal_seal_failures",
+            "Seals of the journal that the log refused, or that failed",
+            labels=["model"],
         )
         unsealed = GaugeMetricFamily(
             "charonia_journal_unsealed_seconds", "Time since the whole journal was sealed", labels=["model"]

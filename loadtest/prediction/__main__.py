@@ -90,29 +90,29 @@ def compared(options: argparse.Namespace) -> dict[str, Any]:
         with recorded:
             recorded.load(intervals, options.shape)
             from_journal = recorded.journal_predictions(texts)
-        from_traces = trace_predictions(recorded, texts)
-        measured: dict[str, list[Mapping[str, Any]]] = {words: [] for words in texts}
+        judged: dict[str, list[Mapping[str, Any]]] = {words: [] for words in texts}
         for number in range(options.rounds):
             for one in asked if number % 2 == 0 else asked[::-1]:
                 place = folder / f"{number} {one.text}"
                 with RealRun(place, options.model, one) as run:
                     run.load(intervals, options.shape)
                 # the product's own comparison: it reads the measured file
-                judged = trace_predictions(recorded, [one.text], run.trace)["what_ifs"][-1]
-                measured[one.text].append(judged["measured"])
+                judged[one.text].append(trace_predictions(recorded, one.text, run.trace))
                 load.append(_load())
+    from_traces = judged[texts[0]][0]
     found = []
     for at, words in enumerate(texts):
-        real = {figure: median(run[figure] for run in measured[words]) for figure in COMPARED}
+        answers = [document["what_ifs"][-1] for document in judged[words]]
+        real = {figure: median(one["measured"][figure] for one in answers) for figure in COMPARED}
         predicted = {
-            "traces": from_traces["what_ifs"][at]["figures"],
+            "traces": answers[0]["figures"],
             "journal": from_journal["what_ifs"][at]["figures"],
         }
         found.append(
             {
                 "what_if": words,
                 "measured": real,
-                "runs": [{figure: run[figure] for figure in COMPARED} for run in measured[words]],
+                "runs": [_compared(one["measured"]) for one in answers],
                 "predicted": {source: _compared(predicted[source]) for source in SOURCES},
                 "error_percent": {source: _errors(predicted[source], real) for source in SOURCES},
             }
@@ -148,11 +148,12 @@ def text(found: Mapping[str, Any]) -> str:
     return f"{about}{', '.join(f'{one:.1f}' for one in found['load'])}\n{table(rows)}"
 
 
-def _cells(figures: Mapping[str, float], errors: Mapping[str, float] | None = None) -> list[str]:
-    values = [f"{figures[name] / divisor:.2f}" for name, (_, divisor) in COMPARED.items()]
-    if errors is None:
-        return values
-    return [f"{value} ({errors[name]:+.1f} %)" for value, name in zip(values, COMPARED, strict=True)]
+def _cells(figures: Mapping[str, float], errors: Mapping[str, float | None] | None = None) -> list[str]:
+    cells = []
+    for name, (_, divisor) in COMPARED.items():
+        error = errors[name] if errors is not None else None
+        cells.append(f"{figures[name] / divisor:.2f}" + (f" ({error:+.1f} %)" if error is not None else ""))
+    return cells
 
 
 def _compared(figures: Mapping[str, float]) -> dict[str, float]:

@@ -146,5 +146,3 @@ def _counted(before: int, value: str) -> int:
 def _microseconds(value: str) -> int:
     unit = value.lstrip("0123456789.")
     return round(float(value.removesuffix(unit)) * _UNITS_US[unit or "ms"])
-
-

@@ -65,14 +65,15 @@ class RealRun:
     def journal_predictions(self, questions: Sequence[str]) -> dict[str, Any]:
         """What `charonia simulate` says of this run from its journal, while the server runs."""
         place = ["--log-url", str(self._server.endpoints.log_url), "--since", self._began]
-        return simulated([*place, "-m", self.model, *_asked(questions)])
+        asked = [word for text in questions for word in ("--what-if", text)]
+        return simulated([*place, "-m", self.model, *asked])
 
 
-def trace_predictions(recorded: RealRun, questions: Sequence[str], measured: Path | None = None) -> dict[str, Any]:
-    """What `charonia simulate` says from the trace file of a run that has ended. `measured` is the trace file of a
-    real run under the last question."""
+def trace_predictions(recorded: RealRun, text: str, measured: Path) -> dict[str, Any]:
+    """What `charonia simulate` says from the trace file of a run that has ended, and how far that is from the trace
+    file `measured` of a real run under the question."""
     words = [str(recorded.trace), "-m", recorded.model, "--model-repository", str(recorded.repository)]
-    return simulated([*words, *_asked(questions), *(("--measured", str(measured)) if measured else ())])
+    return simulated([*words, "--what-if", text, "--measured", str(measured)])
 
 
 def _trace_all(address: str, model: str) -> None:
@@ -88,10 +89,6 @@ def _trace_all(address: str, model: str) -> None:
         raise LoadTestError(f"tracing: {error}") from None
     finally:
         connection.close()
-
-
-def _asked(questions: Sequence[str]) -> list[str]:
-    return [word for text in questions for word in ("--what-if", text)]
 
 
 def simulated(words: Sequence[str]) -> dict[str, Any]:

@@ -75,7 +75,9 @@ def test_a_reader_sees_what_the_page_shows(page: str, tutorial_server: Server, t
 
 
 def test_every_page_with_a_mark_is_followed() -> None:
-    marked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if MARK.search(path.read_text())}
+    marked = {
+        path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if MARK.search(path.read_text())
+    }
     assert marked | {"README.md"} == set(PAGES)
     for page in PAGES:
         assert executed_blocks((ROOT / page).read_text())
