@@ -58,6 +58,11 @@ def _case(name: str, accept: bool, short: bool) -> Iterator[str]:
         place = "spec" if "spec" in manifest else "metadata"
         if not schemas.faults(manifest | {place: manifest[place] | {"noSuchField": 1}}, short):
             yield f"{name}: the schema of {kind} takes a field that there is not"
+    for manifest in manifests:
+        if manifest["apiVersion"].startswith("serving.kserve.io/"):
+            less = {field: value for field, value in manifest["spec"].items() if field != "containers"}
+            if not any("must not be" in fault for fault in schemas.faults(manifest | {"spec": less}, short)):
+                yield f"{name}: the schema of {manifest['kind']} does not miss its containers"
     unchecked = sorted({one["kind"] for one in manifests if not schemas.is_checked(one, short)})
     print(f"{name}: {len(manifests)} manifests" + (f", without a schema: {', '.join(unchecked)}" if unchecked else ""))
     if not case.kept:
