@@ -1,8 +1,9 @@
 """Renders and checks the chart: `python -m helm_chart [--short] [--accept]`, from `tools`.
 
 For each case of the matrix: Helm renders it, every manifest has the form of its kind, and the kept manifests are those
-in `tests/house/rendered_chart`. Wrong values are refused, with words that help, and each schema refuses a field that
-there is not. `--short` leaves out the schemas that take long, those of operators and of older releases of Kubernetes.
+in `tests/house/rendered_chart`. Wrong values are refused, with words that help, each schema refuses a field that
+there is not, and KServe's a missing one that it requires. `--short` leaves out the schemas that take long, those of
+operators and of older releases of Kubernetes.
 `--accept` writes the kept manifests and the page of values.
 Exit code 0 when all is well, 1 otherwise.
 """
