@@ -38,7 +38,7 @@ class JournalSealing:
         self.sealed_entries = 0
         """Under this owner."""
         self.failures = 0
-        """Seals that the log refused, or that could not be made; after a refusal for good one each time that one is due."""
+        """Seals that the log refused, or that could not be made; after a refusal for good, one whenever one is due."""
         self.complete_ns = monotonic_ns()
         """When all that was written had a seal; before that was ever so, when this owner began."""
 

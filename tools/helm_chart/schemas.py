@@ -2,8 +2,8 @@
 
 Kinds of Kubernetes: its JSON schemas, the strict ones, which refuse unknown fields. KEDA's and the Prometheus
 operator's: models that were made of their resource definitions, and no field that those do not know. KServe's: the
-field names and types of its Python SDK and the fields that this requires, with containers and volumes checked as Kubernetes' own. No package has a schema
-of `RedisFailover`: `UNCHECKED`.
+field names and types of its Python SDK and the fields that this requires, with containers and volumes checked as
+Kubernetes' own. No package has a schema of `RedisFailover`: `UNCHECKED`.
 """
 
 from __future__ import annotations
