@@ -98,6 +98,7 @@ class BatcherMetrics(Collector):
                 live.add_metric([model], owned.scheduler.live_sequences())
         yield from self._of_ensembles()
         yield from self._of_routing()
+        yield from self._of_journals()
         yield self._failures()
         if self.log_epoch_changes is not None:
             yield log_epoch_changes(self.log_epoch_changes())
@@ -146,6 +147,25 @@ class BatcherMetrics(Collector):
             tokens.add_metric([model, number, "false"], counts.prompt_tokens - counts.warm_tokens)
             to_do.add_metric([model, number], sum(routing.to_do().values()))
         yield from (requests, tokens, to_do)
+
+    def _of_journals(self) -> Iterable[Metric]:
+        sealed = CounterMetricFamily(
+            "charonia_journal_sealed_entries", "Entries of the journal that were sealed", labels=["model"]
+        )
+        failures = CounterMetricFamily(
+            "charonia_journal_seal_failures",
+            "Seals of the journal that the log refused, or that failed",
+            labels=["model"],
+        )
+        unsealed = GaugeMetricFamily(
+            "charonia_journal_unsealed_seconds", "Time since the whole journal was sealed", labels=["model"]
+        )
+        now_ns = monotonic_ns()
+        for model, sealing in self._service.sealings.items():
+            sealed.add_metric([model], sealing.sealed_entries)
+            failures.add_metric([model], sealing.failures)
+            unsealed.add_metric([model], (now_ns - sealing.complete_ns) / 1e9)
+        yield from (family for family in (sealed, failures, unsealed) if family.samples)
 
     def _of_ensembles(self) -> Iterable[Metric]:
         ensembles = [(m, owned) for m, owned in self._service.owned.items() if isinstance(owned, OwnedEnsemble)]

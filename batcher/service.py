@@ -26,6 +26,7 @@ from .deadlock.deadlock_watch import DeadlockChecks
 from .ensembles.owned_ensemble import OwnedEnsemble
 from .entries.carriers import RETRY_S
 from .housekeeping.departed_endpoints import DepartedEndpoints, streams_of
+from .housekeeping.journal_sealing import JournalSealing
 from .housekeeping.model_checks import ModelChecks
 from .housekeeping.periodic_checks import PeriodicChecks
 from .owner.owned import BatcherContext, OwnedModel
@@ -134,6 +135,11 @@ class BatcherService:
     def owned(self) -> dict[str, OwnedModel]:
         """The models that this batcher owns."""
         return self._owned
+
+    @property
+    def sealings(self) -> dict[str, JournalSealing]:
+        """Who seals the journal of an owned model; without models whose journals are not sealed."""
+        return {model: checks.sealing for model, checks in self._checks.items() if checks.sealing is not None}
 
     @property
     def taking(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ Fronts only translate: no front knows the log, and the handler knows no protocol
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -169,6 +169,12 @@ class Handler(Protocol):
         """The version that an inference with this name and version would use. Raises E5's errors.
 
         A front reads its interface and labels, and sets it as `served` of the request.
+        """
+
+    def version_for(self, name: str, headers: Iterable[tuple[bytes, bytes]], tenant: str) -> ServedVersion:
+        """The version of a model that a caller who names none gets, where what is sent depends on it, as a prompt on
+        the tokenizer: the candidate of its rule if a header or the tenant names that, else the present version. Raises
+        E5's errors.
         """
 
     async def infer(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -274,6 +274,9 @@ class GatewayService:
 
     def served_model(self, name: str, version: str) -> ServedVersion:
         return self._catalog.find(name, parse_version(version))
+
+    def version_for(self, name: str, headers: Iterable[tuple[bytes, bytes]], tenant: str) -> ServedVersion:
+        return self._entrances.choice.named(self.served_model(name, ""), headers, tenant)
 
     # -- inference ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from charonia import keys
-from charonia.clock import wall_ns
+from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InvalidRecord, LogRefused
 from charonia.eventlog.port import START, JobLog
 from charonia.facts.seals import Seal, SegmentDigest, make_seal, read_seal
@@ -35,21 +35,30 @@ class JournalSealing:
         """Of the next seal."""
         self.refused = False
         """The log allows no seals, so none are waited for."""
+        self.sealed_entries = 0
+        """Under this owner."""
+        self.failures = 0
+        """Seals that the log refused, or that could not be made; after a refusal for good, one whenever one is due."""
+        self.complete_ns = monotonic_ns()
+        """When all that was written had a seal; before that was ever so, when this owner began."""
 
     async def seal(self) -> bool:
         """Seal what was written since the last seal, or the oldest part of it; returns whether some is left. Raises
         what the log raises, but for a refusal for good.
         """
         if self.refused:
+            self.failures += 1
             return False
         try:
             return await self._seal()
         except LogRefused as error:
+            self.failures += 1
             if error.passes:
                 raise
             self.refused = True
             _log.warning("the journal of model '%s' is not sealed: %s", self._model, error)
         except InvalidRecord as error:
+            self.failures += 1
             self.refused = True
             _log.error("the journal of model '%s' is not sealed: its last seal is none: %s", self._model, error)
         return False
@@ -62,6 +71,7 @@ class JournalSealing:
             after = before.last if before is not None else START
             segment, is_left = await self._read(after)
             if not segment.count:
+                self.complete_ns = monotonic_ns()
                 return False
             seal, packed = make_seal(self._model, before, segment, wall_ns() // 1_000_000)
             if not await self._log.seal_journal(self._model, after, seal.last, packed):
@@ -74,7 +84,9 @@ class JournalSealing:
                 self._pages *= 2
                 return False
             self._last, self._pages = seal, 1
+            self.sealed_entries += segment.count
             if not is_left:
+                self.complete_ns = monotonic_ns()
                 return False
         return True
 

@@ -85,7 +85,8 @@ class ModelChecks:
         self._owned = owned
         self._letters_size_bytes = letters_size_bytes
         self._letters_seen = -1
-        self._sealing = JournalSealing(owned.log, owned.model) if seal_s else None
+        self.sealing = JournalSealing(owned.log, owned.model) if seal_s else None
+        """None if the journal is not sealed."""
         self._seal_every_ns = seal_s * 1_000_000_000
         self._look_ns = self._trim_ns = self._seal_ns = monotonic_ns()
         self._waves_ns = self._look_ns + _LOOK_NS
@@ -110,7 +111,7 @@ class ModelChecks:
             self._look_ns = now
             await self.find_lost()
             await self._forget_expired()
-        if self._sealing is not None and now >= self._seal_ns + self._seal_every_ns and not await self._sealing.seal():
+        if self.sealing is not None and now >= self._seal_ns + self._seal_every_ns and not await self.sealing.seal():
             self._seal_ns = now
         if now >= self._trim_ns + _TRIM_NS:
             self._trim_ns = now
@@ -119,7 +120,7 @@ class ModelChecks:
             if self._owned.dispatched.resumable:
                 await self._drop_progress()
             oldest = await self._oldest_unfinished()
-            sealed = self._sealing is not None and not self._sealing.refused
+            sealed = self.sealing is not None and not self.sealing.refused
             await self._owned.log.trim_journal(self._owned.model, oldest, sealed=sealed)
             condemned = self._owned.condemned
             if self._letters_size_bytes and condemned != self._letters_seen:

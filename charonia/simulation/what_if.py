@@ -91,7 +91,11 @@ def _check(change: Change) -> None:
 
 
 def _executors(setting: Setting, value: str) -> Setting:
-    return replace(setting, executors=_counted("executors", setting.executors, value))
+    """A single executor has the batcher in its process and is given no batch ahead, several are, as `serve` has it."""
+    executors = _counted("executors", setting.executors, value)
+    if executors == setting.executors:
+        return setting
+    return replace(setting, executors=executors, prefetch=0 if executors == 1 else max(1, setting.prefetch))
 
 
 def _instances(setting: Setting, value: str) -> Setting:

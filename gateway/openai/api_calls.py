@@ -21,6 +21,7 @@ from gateway.http.codec.error_replies import JSON_CONTENT_TYPE, Headers, HttpRef
 from gateway.requests.delivery import ANYONE, Caller
 
 from .shapes.api_errors import ApiError, json_bytes
+from .text_models import Asked
 
 EVENT_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -76,6 +77,11 @@ class ApiCall:
 
     def __post_init__(self) -> None:
         self.headers = dict(self.scope["headers"])
+
+    @property
+    def asked(self) -> Asked:
+        """What the routing rule of a model may ask of it."""
+        return Asked(self.scope["headers"], self.caller.tenant)
 
     @property
     def query(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from .api_calls import ApiCall, RouteTable
 from .shapes.api_errors import ApiError
 from .shapes.embedding_shapes import EmbeddingRequest, Vector, embedding_document, read_embedding
 from .text_metrics import TextCounts
-from .text_models import TextModel, TextModels, TextTools, too_long
+from .text_models import NOBODY, Asked, TextModel, TextModels, TextTools, too_long
 from .text_serving import element, shape_of
 
 EMBEDDING = "embedding"
@@ -40,10 +40,10 @@ class EmbeddingEndpoint:
         self._models = models
         self._counts = counts
 
-    async def document(self, body: Mapping[str, Any], caller: Caller = ANYONE) -> dict[str, Any]:
+    async def document(self, body: Mapping[str, Any], caller: Caller = ANYONE, asked: Asked = NOBODY) -> dict[str, Any]:
         """The answer to a body. Raises `ApiError`, and the error of the first text that failed."""
         wanted = read_embedding(body)
-        model = self._models.find(wanted.model)
+        model = self._models.find(wanted.model, asked)
         name, output = embedding_tensors(model)
         tools = await self._models.tools(model)
         texts, tokens = await self._texts(wanted, tools)
@@ -142,6 +142,6 @@ def add_embeddings(routes: RouteTable, endpoint: EmbeddingEndpoint) -> None:
     """Add the path of this module."""
 
     async def embeddings(call: ApiCall) -> None:
-        await call.reply(await endpoint.document(await call.json(), call.caller))
+        await call.reply(await endpoint.document(await call.json(), call.caller, call.asked))
 
     routes.add("POST", "/v1/embeddings", embeddings)

@@ -25,7 +25,7 @@ def add_messages(routes: RouteTable, serving: TextServing) -> None:
 
     async def messages(call: ApiCall) -> None:
         chat = read_messages_request(await call.json())
-        prepared = await serving.prepare_chat(chat)
+        prepared = await serving.prepare_chat(chat, call.asked)
         choice = chat.tool_choice
         reader = call_reader(prepared.tool_format) if choice.mode == "auto" else reader_of(choice)
         answer = MessageAnswer(chat, f"msg_{uuid.uuid4().hex}", reader, prepared.prompt_tokens)
@@ -43,7 +43,7 @@ def add_messages(routes: RouteTable, serving: TextServing) -> None:
 
     async def count_tokens(call: ApiCall) -> None:
         chat = read_messages_request(await call.json(), counts=True)
-        tools = await serving.models.tools(serving.models.find(chat.model))
+        tools = await serving.models.tools(serving.models.find(chat.model, call.asked))
         if tools is None:
             raise ApiError(f"The model '{chat.model}' has no tokenizer here", param="model")
         tokens = await serving.models.encode(tools, await serving.models.render(tools, chat), special=False)

@@ -22,7 +22,7 @@ from .api_calls import ApiCall, OpenAiContext, RouteTable
 from .shapes.api_errors import ApiError, json_bytes
 from .shapes.chat_shapes import read_chat
 from .shapes.sampling_fields import flag, text, token_ids
-from .text_models import TextModel, TextModels, TextTools
+from .text_models import Asked, TextModel, TextModels, TextTools
 
 DOCUMENT_PATH, METRICS_PATH = "/openapi.json", "/metrics"
 OWN_PATHS = frozenset((DOCUMENT_PATH, METRICS_PATH))
@@ -72,7 +72,7 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
 
     async def tokenize(call: ApiCall) -> None:
         body = await call.json()
-        tools = await needed(text(body, "model"))
+        tools = await needed(text(body, "model"), call.asked)
         if body.get("messages") is not None:
             prompt = await models.render(tools, read_chat(body))
             special = flag(body, "add_special_tokens")
@@ -87,7 +87,7 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
 
     async def detokenize(call: ApiCall) -> None:
         body = await call.json()
-        tools = await needed(text(body, "model"))
+        tools = await needed(text(body, "model"), call.asked)
         ids = token_ids(body.get("tokens"), "tokens", tools.context)
         try:
             prompt = tools.tokenizer.decode(ids).decode("utf-8", "replace")
@@ -95,8 +95,8 @@ def add_models(routes: RouteTable, context: OpenAiContext, models: TextModels) -
             raise ApiError(error.message, param="tokens") from None
         await call.reply({"prompt": prompt})
 
-    async def needed(name: str) -> TextTools:
-        tools = await models.tools(models.find(name))
+    async def needed(name: str, asked: Asked) -> TextTools:
+        tools = await models.tools(models.find(name, asked))
         if tools is None:
             raise ApiError(f"The model '{name}' has no tokenizer here", param="model")
         return tools

@@ -21,7 +21,7 @@ from .shapes.api_errors import ApiError
 from .shapes.embedding_shapes import Vector
 from .shapes.sampling_fields import text
 from .text_metrics import TextCounts
-from .text_models import TextModel, TextModels
+from .text_models import Asked, TextModel, TextModels
 
 MODERATION = "moderation"
 THRESHOLD = "charonia.moderation_threshold"
@@ -38,7 +38,7 @@ def add_moderations(routes: RouteTable, handler: Handler, models: TextModels, co
     async def moderations(call: ApiCall) -> None:
         body = await call.json()
         inputs = _inputs(body.get("input"))
-        model = _model(body, models)
+        model = _model(body, models, call.asked)
         name, output, labels = _tensors(model)
         threshold = _threshold(model)
         with counts.call(MODERATION, model.name, call.caller.tenant, 0):
@@ -68,16 +68,16 @@ def _inputs(given: Any) -> list[str]:
     return ["\n".join(texts)]
 
 
-def _model(body: Mapping[str, Any], models: TextModels) -> TextModel:
+def _model(body: Mapping[str, Any], models: TextModels, asked: Asked) -> TextModel:
     """The model of a body; the only one that moderates where none is named."""
     if body.get("model") is not None:
-        return models.find(text(body, "model"))
+        return models.find(text(body, "model"), asked)
     found = [model for model in models.all() if model.task == "moderate"]
     if not found:
         raise ApiError(f"no model here moderates: {_NEEDED}", status=404, param="model")
     if len(found) > 1:
         raise ApiError(f"'model' must name one of {', '.join(model.name for model in found)}", param="model")
-    return found[0]
+    return models.find(found[0].name, asked)
 
 
 def _tensors(model: TextModel) -> tuple[str, str, Sequence[str]]:

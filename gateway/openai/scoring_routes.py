@@ -22,7 +22,7 @@ from .shapes.api_errors import ApiError
 from .shapes.embedding_shapes import Vector
 from .shapes.scoring_shapes import read_rerank, read_score, rerank_document, score_document
 from .text_metrics import TextCounts
-from .text_models import TextModel, TextModels, size_of, too_long
+from .text_models import Asked, TextModel, TextModels, size_of, too_long
 
 RERANK, SCORE = "rerank", "score"
 QUERY, DOCUMENT = "query", "document"
@@ -39,12 +39,14 @@ class Scoring:
         self._models = models
         self._counts = counts
 
-    async def scores(self, name: str, pairs: Pairs, caller: Caller, endpoint: str) -> tuple[list[float], int]:
+    async def scores(
+        self, name: str, pairs: Pairs, caller: Caller, endpoint: str, asked: Asked
+    ) -> tuple[list[float], int]:
         """The score of each pair, and how many tokens the model reads: 0 where it has no tokenizer here.
 
         Raises `ApiError` for a model that cannot, and the error of the first request that failed.
         """
-        model = self._models.find(name)
+        model = self._models.find(name, asked)
         scores = model.task == "score"
         output = _score_output(model) if scores else ""
         text, vector = ("", "") if scores else _embedding_tensors(model)
@@ -125,12 +127,12 @@ def add_scoring(routes: RouteTable, scoring: Scoring) -> None:
 
     async def rerank(call: ApiCall) -> None:
         wanted = read_rerank(await call.json())
-        scores, tokens = await scoring.scores(wanted.model, wanted.pairs, call.caller, RERANK)
+        scores, tokens = await scoring.scores(wanted.model, wanted.pairs, call.caller, RERANK, call.asked)
         await call.reply(rerank_document(wanted, f"rerank-{uuid.uuid4().hex}", scores, tokens))
 
     async def score(call: ApiCall) -> None:
         wanted = read_score(await call.json())
-        scores, tokens = await scoring.scores(wanted.model, wanted.pairs, call.caller, SCORE)
+        scores, tokens = await scoring.scores(wanted.model, wanted.pairs, call.caller, SCORE, call.asked)
         created_s = wall_ns() // 1_000_000_000
         await call.reply(score_document(wanted, f"score-{uuid.uuid4().hex}", created_s, scores, tokens))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +137,17 @@ class TextModel:
         return [name.strip() for name in text.split(",") if name.strip()]
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a routing rule may ask of a call: headers, with names in lower case, and the tenant."""
+
+    headers: Iterable[tuple[bytes, bytes]] = ()
+    tenant: str = ""
+
+
+NOBODY = Asked()
+
+
 @dataclass(slots=True)
 class TextModels:
     """The models that a handler serves. `separator` stands between a model and an adapter.
@@ -149,17 +160,18 @@ class TextModels:
     max_bytes: int
     _assets: OrderedDict[str, asyncio.Task[TextTools]] = field(default_factory=OrderedDict)
 
-    def find(self, name: str) -> TextModel:
+    def find(self, name: str, asked: Asked = NOBODY) -> TextModel:
         """The model `<model>`, `<model><separator><adapter>` or `<adapter>`. Raises a 404 `ApiError`.
 
-        An adapter that the model does not list is refused, never answered by the model without one.
+        An adapter that the model does not list is refused, never answered by the model without one. The version is the
+        one that the model's routing rule has for such a call.
         """
-        served = self._served(name)
+        served = self._served(name, asked)
         if served is not None:
             return TextModel(served)
         if self.separator and self.separator in name:
             base, _, adapter = name.rpartition(self.separator)
-            served = self._served(base)
+            served = self._served(base, asked)
             if served is not None and adapter in (model := TextModel(served, adapter)).adapters:
                 return model
         for model in self.all():
@@ -188,9 +200,9 @@ class TextModels:
         """The name of an adapter that is listed: with its model's, unless there is no separator."""
         return f"{model.name}{self.separator}{adapter}" if self.separator else adapter
 
-    def _served(self, name: str) -> ServedVersion | None:
+    def _served(self, name: str, asked: Asked = NOBODY) -> ServedVersion | None:
         try:
-            return self.handler.served_model(name, "")
+            return self.handler.version_for(name, asked.headers, asked.tenant)
         except CharoniaError as error:
             if error.code in (ErrorCode.NOT_FOUND, ErrorCode.INVALID_ARG):
                 return None

@@ -19,6 +19,7 @@ from .api_calls import ApiCall, RouteTable
 from .shapes.api_errors import json_bytes
 from .shapes.chat_shapes import ChatAnswer, read_chat
 from .shapes.completion_shapes import CompletionAnswer, read_completion
+from .text_models import NOBODY, Asked
 from .text_serving import PreparedText, TextServing
 
 Prepared = tuple[PreparedText, ChatAnswer | CompletionAnswer]
@@ -32,19 +33,19 @@ class TextEndpoints:
     def __init__(self, serving: TextServing) -> None:
         self._serving = serving
 
-    async def prepare_chat(self, body: Mapping[str, Any]) -> Prepared:
+    async def prepare_chat(self, body: Mapping[str, Any], asked: Asked = NOBODY) -> Prepared:
         """The requests of a chat's body, and what writes their answer. Raises `ApiError`."""
         chat = read_chat(body)
-        prepared = await self._serving.prepare_chat(chat)
+        prepared = await self._serving.prepare_chat(chat, asked)
         reader = partial(call_reader, prepared.tool_format)
         answer = ChatAnswer(chat, _new_id("chatcmpl-"), _now_s(), _bytes_of(prepared), reader)
         answer.prompt_tokens = prepared.prompt_tokens
         return prepared, answer
 
-    async def prepare_completion(self, body: Mapping[str, Any]) -> Prepared:
+    async def prepare_completion(self, body: Mapping[str, Any], asked: Asked = NOBODY) -> Prepared:
         """The requests of a completion's body, and what writes their answer. Raises `ApiError`."""
         wanted = read_completion(body)
-        prepared = await self._serving.prepare_completion(wanted)
+        prepared = await self._serving.prepare_completion(wanted, asked)
         answer = CompletionAnswer(
             wanted, _new_id("cmpl-"), _now_s(), _bytes_of(prepared), prepared.prompts, prepared.prompt_ids
         )
@@ -78,12 +79,12 @@ def add_texts(routes: RouteTable, endpoints: TextEndpoints) -> None:
 
     async def chat(call: ApiCall) -> None:
         body = await call.json()
-        prepared = await endpoints.prepare_chat(body)
+        prepared = await endpoints.prepare_chat(body, call.asked)
         await answer(call, body, prepared, CHAT)
 
     async def completion(call: ApiCall) -> None:
         body = await call.json()
-        prepared = await endpoints.prepare_completion(body)
+        prepared = await endpoints.prepare_completion(body, call.asked)
         await answer(call, body, prepared, COMPLETION)
 
     async def answer(call: ApiCall, body: Mapping[str, Any], prepared: Prepared, endpoint: str) -> None:

@@ -39,7 +39,7 @@ from .shapes.completion_shapes import CompletionRequest, Prompt
 from .shapes.sampling_fields import seed_of
 from .shapes.text_answers import TextDelta, read_delta
 from .text_metrics import TextCounts
-from .text_models import TextModel, TextModels, TextTools, size_of, too_long
+from .text_models import NOBODY, Asked, TextModel, TextModels, TextTools, size_of, too_long
 
 _WAITING_DELTAS = 64
 """Deltas of all choices together that wait for a slow client; then their readers wait as well."""
@@ -76,9 +76,9 @@ class TextServing:
 
     # -- making --------------------------------------------------------------------------------------------------------
 
-    async def prepare_chat(self, chat: ChatRequest) -> PreparedText:
+    async def prepare_chat(self, chat: ChatRequest, asked: Asked = NOBODY) -> PreparedText:
         """The requests of a chat. Raises `ApiError`; nothing has entered the log then."""
-        model = self._generating(chat.model)
+        model = self._generating(chat.model, asked)
         tools = await self.models.tools(model)
         await self._check_structure(chat.sampling, tools)
         prompt = await self.models.render(tools, chat)
@@ -95,9 +95,9 @@ class TextServing:
         found.tool_format = tool_format
         return found
 
-    async def prepare_completion(self, wanted: CompletionRequest) -> PreparedText:
+    async def prepare_completion(self, wanted: CompletionRequest, asked: Asked = NOBODY) -> PreparedText:
         """The requests of a completion. Raises `ApiError`; nothing has entered the log then."""
-        model = self._generating(wanted.model)
+        model = self._generating(wanted.model, asked)
         tools = await self.models.tools(model)
         await self._check_structure(wanted.sampling, tools)
         if "prompt_logprobs" in wanted.sampling:
@@ -117,8 +117,8 @@ class TextServing:
             *(model, tools, prompts, tokens, wanted.sampling, wanted.count, wanted.max_tokens), stream=wanted.stream
         )
 
-    def _generating(self, name: str) -> TextModel:
-        model = self.models.find(name)
+    def _generating(self, name: str, asked: Asked) -> TextModel:
+        model = self.models.find(name, asked)
         if not model.generates:
             raise ApiError(
                 f"The model '{name}' does not generate text: it has no text_input and text_output", param="model"

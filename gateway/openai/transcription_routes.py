@@ -44,7 +44,7 @@ def add_transcriptions(routes: RouteTable, handler: Handler, models: TextModels,
         name = fields.get("model")
         if not name:
             raise ApiError("Missing required parameter: 'model'", param="model", code="missing_required_parameter")
-        request = _request(models.find(name), audio, fields)
+        request = _request(models.find(name, call.asked), audio, fields)
         streams = fields.get("stream", "").lower() in ("true", "1")
         parts: list[str] = []
         with counts.call(TRANSCRIPTION, request.model, call.caller.tenant, 0):

@@ -6,13 +6,16 @@ with a rule come here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from charonia.catalog.catalog import Catalog, ServedVersion
 from charonia.errors import CharoniaError, ErrorCode
 from charonia.inference import InferenceRequest
 from charonia.releases.route_rule import RequestFacts, RouteRule, chosen, spread_draw, sticky_draw, sticky_key
 from gateway.requests.delivery import DeliveryOptions, is_job
+
+Headers = Iterable[tuple[bytes, bytes]]
+"""Names in lower case, with their values."""
 
 _FINAL = frozenset({ErrorCode.CANCELLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.UNAUTHENTICATED})
 
@@ -66,6 +69,17 @@ class VersionChoice:
         if served is None or served.interface.decoupled != found.interface.decoupled:
             return found, None
         return served, None if is_bound or version == rule.present else found
+
+    def named(self, found: ServedVersion, headers: Headers, tenant: str) -> ServedVersion:
+        """The version for callers who send no single request: the candidate if a header or the tenant names it, else
+        `found`. No share is drawn for them.
+        """
+        rule = self.rules.get(found.model)
+        if rule is None:
+            return found
+        version = chosen(rule, RequestFacts(headers, tenant, is_bound=True), 0)
+        served = self._catalog.served(found.model).get(version)
+        return found if served is None or served.interface.decoupled != found.interface.decoupled else served
 
     def ran_again(self, model: str) -> None:
         """Count a request that a candidate has failed and that goes to the present version."""

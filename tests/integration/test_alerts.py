@@ -35,7 +35,7 @@ def test_alerts_fire_when_they_should() -> None:
 def test_the_configuration_is_one(tmp_path: Path) -> None:
     text = (DIRECTORY / "prometheus.yml").read_text().replace("/etc/prometheus/", f"{DIRECTORY}/")
     (tmp_path / "prometheus.yml").write_text(text)
-    assert "13 rules found" in promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    assert "14 rules found" in promtool("check", "config", str(tmp_path / "prometheus.yml"))
 
 
 def test_every_alert_has_a_page_of_the_run_book_and_is_tried() -> None:

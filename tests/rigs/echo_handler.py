@@ -6,7 +6,7 @@ It admits like the real one where the wire shows it (unknown models, sizes that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -120,6 +120,9 @@ class EchoHandler(EchoJobs):
     def model_config(self, name: str, version: str) -> ModelConfig:
         view = self.served_model(name, version).interface
         return ModelConfig(name=name, backend=view.backend, max_batch_size=view.max_batch_size)
+
+    def version_for(self, name: str, headers: Iterable[tuple[bytes, bytes]], tenant: str) -> ServedVersion:
+        return self.served_model(name, "")
 
     def served_model(self, name: str, version: str) -> ServedVersion:
         view = MODELS.get(name)

@@ -121,7 +121,7 @@ OVER_ONE_SERVER = {
         "unwanted_runs",
     ),
     "of state directories, which have a private log": ("state_moves", "upgrades"),
-    "over servers of their own": ("cluster", "drill", "failover", "log_failures", "waves"),
+    "over servers of their own": ("cluster", "drill", "failover", "log_failures", "predictions", "waves"),
 }
 """Tests of whole servers that are not made over other topologies, and why."""
 SHORT_PARTS = ("integration/test_gateway_jobs", "integration/test_operations", "e2e/test_gateways", "e2e/test_pools")

@@ -1,13 +1,15 @@
 """Runs the commands of a page and compares what they print with what the page shows.
 
-A block of a page is executed when the line before its fence is `<!-- executed -->`. In a `console` block each `$ `
-begins a command and the lines below are its output; commands of a page share a folder and exported variables. A
-`python` block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of
-the usual ports, which are replaced by those of the server at hand.
+A block of a page is executed when the line before its fence is `<!-- executed -->`, or `<!-- executed, other numbers
+-->` where what it prints is measured. In a `console` block each `$ ` begins a command, which goes on in lines behind
+six spaces, and the lines below are its output; commands of a page share a folder and exported variables. A `python`
+block runs with the names of those before it, and a plain block right behind it is its output. Pages speak of the usual
+ports, which are replaced by those of the server at hand.
 
 Shown and printed text match if they are equal but for white space, with these liberties: `...` stands for anything;
 an id of 32 hex digits stands for another one, everywhere for the same; a number with a decimal point for one within 2
-%; times and places in a queue (`_us`, `_s`, `position`, `queue_length`) for any.
+%; times and places in a queue (`_us`, `_s`, `position`, `queue_length`) for any. In a block with other numbers, each
+number stands for any.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = "<!-- executed -->"
-_FENCE = re.compile(rf"^{re.escape(MARK)}\n```(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
+MARK = re.compile(r"<!-- executed(, other numbers)? -->")
+_FENCE = re.compile(rf"^{MARK.pattern}\n```(\w*)\n(.*?)^```\n(?:\n```\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 _OF_THE_MOMENT = re.compile(r'("(?:\w+_(?:us|s)|position|queue_length)":)(?:null|[\d.]+)')
 _TOKEN = re.compile(r"\.\.\.|[0-9a-f]{32}|\d+\.\d+|.", re.DOTALL)
+_TOKEN_OF_OTHERS = re.compile(r"\.\.\.|[0-9a-f]{32}|[+-]?\d+(?:\.\d+)?|.", re.DOTALL)
+_ANY_NUMBER = r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?"
+_GOES_ON = " " * 6
+"""Begins a further line of a command."""
 _COMMAND_WITHIN_S = 120
 
 
@@ -38,19 +44,26 @@ class Block:
     kind: str
     text: str
     output: str
+    other_numbers: bool = False
 
     def commands(self) -> list[tuple[str, str]]:
         """Each command of a console block with the output that the page shows."""
         parts = re.split(r"^\$ ", self.text, flags=re.MULTILINE)
         assert not parts[0].strip(), "a console block begins with a command"
-        pairs = [part.partition("\n") for part in parts[1:]]
-        return [(command, output) for command, _, output in pairs]
+        found = []
+        for part in parts[1:]:
+            command, _, output = part.partition("\n")
+            while output.startswith(_GOES_ON):
+                more, _, output = output.partition("\n")
+                command += "\n" + more
+            found.append((command, output))
+        return found
 
 
 def executed_blocks(text: str) -> list[Block]:
     """The marked blocks of a page. Raises AssertionError for a mark that no block follows."""
-    found = [Block(kind, body, output) for kind, body, output in _FENCE.findall(text)]
-    assert len(found) == text.count(MARK), "a mark stands before no block"
+    found = [Block(kind, body, output, bool(others)) for others, kind, body, output in _FENCE.findall(text)]
+    assert len(found) == len(MARK.findall(text)), "a mark stands before no block"
     assert {block.kind for block in found} <= {"console", "python"}
     return found
 
@@ -68,15 +81,18 @@ class Ids:
         return text
 
 
-def matches(shown: str, printed: str, ids: Ids) -> bool:
+def matches(shown: str, printed: str, ids: Ids, *, other_numbers: bool = False) -> bool:
     """Whether a page that shows one thing is right about another; learns ids."""
     pattern, shown_numbers, shown_ids = "", [], []
-    for token in _TOKEN.findall(_OF_THE_MOMENT.sub(r"\1...", re.sub(r"\s+", "", shown))):
+    tokens = _TOKEN_OF_OTHERS if other_numbers else _TOKEN
+    for token in tokens.findall(_OF_THE_MOMENT.sub(r"\1...", re.sub(r"\s+", "", shown))):
         if token == "...":
             pattern += ".*?"
         elif re.fullmatch(r"[0-9a-f]{32}", token):
             pattern += f"(?P<i{len(shown_ids)}>[0-9a-f]{{32}})"
             shown_ids.append(token)
+        elif other_numbers and re.fullmatch(_ANY_NUMBER, token):
+            pattern += _ANY_NUMBER
         elif re.fullmatch(r"\d+\.\d+", token):
             pattern += rf"(?P<n{len(shown_numbers)}>\d+(?:\.\d+)?(?:e-?\d+)?)"
             shown_numbers.append(float(token))
@@ -97,8 +113,8 @@ def matches(shown: str, printed: str, ids: Ids) -> bool:
 class Reader:
     """One who does what a page says, in a folder of his own that looks like the repository's root."""
 
-    def __init__(self, folder: Path, *, http: str, grpc: str, metrics: str) -> None:
-        """`http`, `grpc` and `metrics` are the host:port of a running server."""
+    def __init__(self, folder: Path, *, http: str, grpc: str, metrics: str, log_url: str) -> None:
+        """`http`, `grpc` and `metrics` are the host:port of a running server, `log_url` is of its log."""
         self._folder = folder
         self._places = {"localhost:8000": http, "localhost:8001": grpc, "localhost:8002": metrics}
         self._clients = {"grpc": grpc, "http": http}
@@ -110,6 +126,7 @@ class Reader:
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
             "CHARONIA_URL": f"http://{http}",
+            "CHARONIA_LOG_URL": log_url,
         }
 
     def follow(self, text: str) -> list[str]:
@@ -151,6 +168,6 @@ class Reader:
                 timeout=_COMMAND_WITHIN_S,
                 check=False,
             )
-            if done.returncode or not matches(shown, done.stdout, ids):
+            if done.returncode or not matches(shown, done.stdout, ids, other_numbers=block.other_numbers):
                 wrong.append(f"$ {command} ({done.returncode})\nthe page shows:\n{shown}\nprinted:\n{done.stdout}")
         return wrong

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import echo_handler
@@ -63,6 +64,9 @@ _NUMBERS = ModelInterface(
 )
 
 
+CANARY = (b"x-canary", b"yes")
+
+
 class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
     """Models: `says` with a tokenizer and adapters red and blue, `plain`, `embeds`, and `numbers`, which is neither.
 
@@ -84,6 +88,11 @@ class TextHandler(echo_handler.EchoHandler):  # type: ignore[misc,name-defined]
         if name not in self.models:
             raise NotFound(f"Request for unknown model: '{name}' is not found")
         return ServedVersion(name, 1, "", ModelConfig(), self.models[name], {}, {})
+
+    def version_for(self, name: str, headers: Iterable[tuple[bytes, bytes]], tenant: str) -> ServedVersion:
+        """Version 2 for calls with CANARY, and for its tenant."""
+        served = self.served_model(name, "")
+        return replace(served, version=2) if CANARY in headers or tenant == "canary" else served
 
     def repository_index(self, *, ready: bool) -> list[ModelIndexEntry]:
         return [ModelIndexEntry(name, "1", "READY") for name in self.models]

@@ -1,8 +1,9 @@
 """Renders and checks the chart: `python -m helm_chart [--short] [--accept]`, from `tools`.
 
 For each case of the matrix: Helm renders it, every manifest has the form of its kind, and the kept manifests are those
-in `tests/house/rendered_chart`. Wrong values are refused, with words that help, and each schema refuses a field that
-there is not. `--short` leaves out the schemas that take long, those of operators and of older releases of Kubernetes.
+in `tests/house/rendered_chart`. Wrong values are refused, with words that help, each schema refuses a field that
+there is not, and KServe's a missing one that it requires. `--short` leaves out the schemas that take long, those of
+operators and of older releases of Kubernetes.
 `--accept` writes the kept manifests and the page of values.
 Exit code 0 when all is well, 1 otherwise.
 """
@@ -58,6 +59,11 @@ def _case(name: str, accept: bool, short: bool) -> Iterator[str]:
         place = "spec" if "spec" in manifest else "metadata"
         if not schemas.faults(manifest | {place: manifest[place] | {"noSuchField": 1}}, short):
             yield f"{name}: the schema of {kind} takes a field that there is not"
+    for manifest in manifests:
+        if manifest["apiVersion"].startswith("serving.kserve.io/"):
+            less = {field: value for field, value in manifest["spec"].items() if field != "containers"}
+            if not any("must not be" in fault for fault in schemas.faults(manifest | {"spec": less}, short)):
+                yield f"{name}: the schema of {manifest['kind']} does not miss its containers"
     unchecked = sorted({one["kind"] for one in manifests if not schemas.is_checked(one, short)})
     print(f"{name}: {len(manifests)} manifests" + (f", without a schema: {', '.join(unchecked)}" if unchecked else ""))
     if not case.kept:

@@ -2,8 +2,8 @@
 
 Kinds of Kubernetes: its JSON schemas, the strict ones, which refuse unknown fields. KEDA's and the Prometheus
 operator's: models that were made of their resource definitions, and no field that those do not know. KServe's: the
-field names and types of its Python SDK, with containers and volumes checked as Kubernetes' own. No package has a schema
-of `RedisFailover`: `UNCHECKED`.
+field names and types of its Python SDK and the fields that this requires, with containers and volumes checked as
+Kubernetes' own. No package has a schema of `RedisFailover`: `UNCHECKED`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _kserve_model(name: str) -> Any:
 def _of_kserve(manifest: Mapping[str, Any], versions: Iterable[str]) -> Iterator[str]:
     yield from _of_sdk(manifest, f"V1alpha1{manifest['kind']}", manifest["kind"])
     spec = manifest["spec"]
-    pod = {"containers": spec["containers"], "volumes": spec.get("volumes", [])}
+    pod = {"containers": spec.get("containers", []), "volumes": spec.get("volumes", [])}
     whole = {"apiVersion": "v1", "kind": "Pod", "metadata": manifest["metadata"], "spec": pod}
     yield from _of_kubernetes(whole, versions)
 
@@ -135,5 +135,9 @@ def _of_sdk(value: Any, kind: str, where: str) -> Iterator[str]:
                 yield f"{where}.{name}: unknown field"
             else:
                 yield from _of_sdk(one, types_by_field[name], f"{where}.{name}")
+        try:  # the class itself knows which fields it needs
+            model(**{name: value.get(field) for name, field in model.attribute_map.items()})
+        except ValueError as error:
+            yield f"{where}: {error}"
     elif not isinstance(value, dict):  # a class of Kubernetes, which `_of_kserve` has checked as a part of a pod
         yield f"{where}: no object"

@@ -41,6 +41,23 @@ async def test_a_long_journal_gets_a_seal_for_each_page(log: MemoryLog, monkeypa
     found = await seals(log)
     assert [(seal.number, seal.count) for seal in found] == [(1, MOST_OF_SEAL), (2, MOST_OF_SEAL), (3, 3)]
     assert [seal.previous for seal in found[1:]] == [seal.link for seal in found[:-1]]
+    assert (sealing.sealed_entries, sealing.failures) == (2 * MOST_OF_SEAL + 3, 0)
+
+
+async def test_a_journal_is_complete_when_nothing_is_left_to_seal(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_sealing, "_MOST_PAGES", 1)
+    await grow(log, 2 * MOST_OF_SEAL - 1)
+    sealing = JournalSealing(log, "m")
+    began_ns = sealing.complete_ns
+    assert await sealing.seal()
+    assert sealing.complete_ns == began_ns
+    assert not await sealing.seal()
+    assert sealing.complete_ns > began_ns
+    second_ns = sealing.complete_ns
+    assert not await sealing.seal()
+    assert sealing.complete_ns > second_ns
 
 
 async def test_an_empty_journal_gets_none(log: MemoryLog) -> None:
@@ -104,6 +121,7 @@ async def test_a_log_that_refuses_seals_is_asked_once(log: MemoryLog, caplog: py
     for _ in range(2):
         assert not await sealing.seal()
     assert (asked, sealing.refused) == (2, True)
+    assert (sealing.sealed_entries, sealing.failures) == (0, 3)
     assert "the journal of model 'm' is not sealed: no permission" in caplog.text
 
 

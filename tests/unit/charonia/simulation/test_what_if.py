@@ -23,6 +23,7 @@ def after(text: str) -> Setting:
 def test_each_change() -> None:
     assert after("executors=+2").executors == 3
     assert after("executors=4").executors == 4
+    assert (after("executors=1").prefetch, after("executors=2").prefetch) == (0, 1)  # as `serve` gives them batches
     assert after("instances=-1").instances == 1
     found = after("delay=5ms max-batch=6 instances=3")
     assert settings_text(found) == "executors=1 instances=3 max-batch=6 delay=5000us preferred=4"

@@ -55,6 +55,26 @@ async def test_a_chat(client: httpx2.AsyncClient, handler: Any) -> None:
     assert document["usage"]["total_tokens"] == len(ids) + len("hello there")
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat("say hello.")),
+        (COMPLETIONS, {"model": "says", "prompt": "say hello."}),
+        ("/v1/messages", chat("say hello.", max_tokens=9)),
+        ("/v1/embeddings", {"model": "embeds", "input": "a text"}),
+        ("/v1/rerank", {"model": "embeds", "query": "a text", "documents": ["a text"]}),
+    ],
+)
+async def test_a_call_goes_to_the_version_that_the_rule_has_for_it(
+    path: str, body: dict[str, Any], client: httpx2.AsyncClient, handler: Any
+) -> None:
+    for headers, version in (({"X-Canary": "yes"}, 2), ({"X-Canary": "no"}, 1), ({}, 1)):
+        handler.requests.clear()
+        reply = await client.post(path, json=body, headers=headers)
+        assert reply.status_code == 200, reply.text
+        assert {request.served.version for request in handler.requests} == {version}
+
+
 async def test_chunks_come_in_the_order_that_clients_expect(client: httpx2.AsyncClient) -> None:
     chunks = await events(client, CHAT, chat("say abc."))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]

@@ -77,6 +77,16 @@ def test_tenants_and_sequences_kept_together() -> None:
     assert {1, 2} == set().union(*versions.values())
 
 
+def test_callers_without_a_request_get_the_candidate_by_name_alone() -> None:
+    made, catalog = choice(replace(RULE, share=10_000))
+    found = catalog.find("m", -1)
+    assert made.named(found, MATCH, "").version == 2
+    assert made.named(found, [], "acme").version == 2
+    assert made.named(found, [(b"x-canary", b"no")], "north") is found
+    catalog.apply(route_fact("m", 2, None))
+    assert made.named(found, MATCH, "acme") is found
+
+
 def test_a_version_that_is_not_served_gets_nothing() -> None:
     made, catalog = choice(replace(RULE, candidate=9, share=10_000))
     found = catalog.find("m", -1)
