@@ -567,6 +567,16 @@ class Interrupted(InstanceDied):
     """The execution was interrupted (`InterruptibleInstance`). The instance can be used, and runs the batch again."""
 
 
+class DeviceLost(InstanceDied):
+    """The process has lost its GPU: all that it does there fails until it ends. An isolated model's process ends with
+    it, an executor whose own process it is ends after other batches had a few seconds.
+    """
+
+    def __init__(self, message: str) -> None:
+        # work of other instances may have caused it: errors of a GPU are reported late, to the first that asks
+        super().__init__(message, shared=True)
+
+
 class Model(Protocol):
     """One load of a model's version: what its instances share, as weights and a compiled graph.
 
@@ -719,11 +729,14 @@ __all__ = [
     "ColumnInput",
     "ColumnInstance",
     "ColumnOutput",
+    "DeviceLost",
     "Feature",
     "Format",
     "GraphSignature",
     "InstanceDied",
     "InstanceSpec",
+    "Interrupted",
+    "InterruptibleInstance",
     "Isolation",
     "LateAnswering",
     "MeasuredModel",

@@ -27,6 +27,7 @@ import numpy as np
 from charonia.backend import (
     Array,
     GraphSignature,
+    InstanceDied,
     InstanceSpec,
     MemoryUse,
     ModelRequest,
@@ -202,8 +203,8 @@ class DeepModel(_Model):
 
 
 class DeepInstance:
-    """A device that runs one batch after another: a thread. It refuses -1, ends the process for -2, and waits for
-    another process to open the FIFO `gate` for -3.
+    """A device that runs one batch after another: a thread. It refuses -1, ends the process for -2, waits for
+    another process to open the FIFO `gate` for -3, and cannot be used any more after -4.
     """
 
     stateless = True
@@ -240,6 +241,8 @@ class DeepInstance:
             os._exit(3)
         if np.any(x == -3):
             self.gate.read_bytes()
+        if np.any(x == -4):
+            raise InstanceDied("the device is worn out")
         return dict.fromkeys(outputs, x * 2)
 
     def close(self) -> None:
