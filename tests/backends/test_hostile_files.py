@@ -29,7 +29,9 @@ def onnx_bytes() -> bytes:
         helper.make_node("Add", ["xw", "b"], ["sum"]),
         helper.make_node("Relu", ["sum"], ["y"]),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", (2, 3)), ("y", (2, 2)))]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in (("x", (2, 3)), ("y", (2, 2)))
+    ]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     return bytes(model.SerializeToString())
