@@ -63,7 +63,8 @@ def reference_of(made: Made, directory: Path) -> ReferenceModel:
         expected=expected,
         requests=[{"x": numbers[:2]}, {"x": numbers[2:3]}, {"x": numbers[3:]}],
         failing={"x": np.zeros((2, 5), np.float32)},
-        loads=3,
+        strict=True,
+        loads=3 if made is as_program else 40,
         rtol=1e-5,
         atol=1e-6,
     )
@@ -86,7 +87,8 @@ async def test_packages_keep_the_contract(check: Check, tmp_path: Path, package:
     failing = {**requests[0], "ARGS[0]": np.zeros((2, 5), np.float32)}
     interface = ModelInterface.of(of.config)
     await check(
-        PyTorchBackend(), ReferenceModel(of, interface, expected, requests, failing, loads=3, rtol=1e-5, atol=1e-6)
+        PyTorchBackend(),
+        ReferenceModel(of, interface, expected, requests, failing, strict=True, loads=3, rtol=1e-5, atol=1e-6),
     )
 
 

@@ -70,10 +70,10 @@ def outcomes(backend: str, file: str, directory: Path) -> dict[str, str]:
     return dict(found)
 
 
-async def _run(word: str, file: str, directory: Path) -> None:
+async def _run(word: str, file: str, folders: list[Path]) -> None:
     backend = BackendRegistry().get(word)
     config = normalise(parse(f'name: "m" backend: "{word}" default_model_filename: "{file}" {CONFIG}'))
-    for folder in sorted(directory.iterdir()):
+    for folder in folders:
         said = await _outcome(backend, ModelSource("m", 1, folder, config))
         print("@" + json.dumps([folder.name, said]), flush=True)
 
@@ -97,6 +97,6 @@ async def _outcome(backend: object, source: ModelSource) -> str:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    asyncio.run(_run(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    asyncio.run(_run(sys.argv[1], sys.argv[2], sorted(Path(sys.argv[3]).iterdir())))
     sys.stdout.flush()
     os._exit(0)
