@@ -42,8 +42,10 @@ from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.tensors import Tensor
 
-ECHO, SEGFAULT, HANG, READ, WRITE, CONNECT, DATAGRAM, FORK, SIGNAL, ENVIRONMENT, SPAWN, THREADS = range(12)
-"""What a hostile model may be asked for."""
+ECHO, SEGFAULT, HANG, READ, WRITE, CONNECT, DATAGRAM, FORK, SIGNAL, ENVIRONMENT, SPAWN, THREADS, BOMB = range(13)
+"""What a hostile model may be asked for. BOMB is answered with how many processes it could start."""
+BOMB_SIZE = 20
+SLEEP = ("sleep", "86399")
 
 
 def install(directory: Path) -> Path:
@@ -276,11 +278,30 @@ class HostileInstance:
         return dict.fromkeys(outputs, errors)
 
     def error_of(self, act: int) -> int:
+        if act == BOMB:
+            return self.bomb()
         try:
             self.act(act)
         except OSError as error:
             return error.errno or -1
         return 0
+
+    def bomb(self) -> int:
+        """Start processes that never end, each in another way than the one before; their ids go to `file`.pids."""
+        pids: list[int] = []
+        for number in range(BOMB_SIZE):
+            try:
+                if number % 2:
+                    pids.append(os.posix_spawnp(SLEEP[0], SLEEP, os.environ))
+                elif pid := os.fork():
+                    pids.append(pid)
+                else:
+                    signal.pause()
+            except OSError:
+                continue
+        if pids:
+            Path(f"{self.file}.pids").write_text(" ".join(map(str, pids)))
+        return len(pids)
 
     def act(self, act: int) -> None:
         if act == SEGFAULT:

@@ -47,8 +47,8 @@ _TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" 
 
 
 def metrics(device: str) -> Outcome:
-    """A model that asks for a GPU loads, a client's memory there takes its tensors, and the figures of the GPUs move and
-    are those of `nvidia-smi`.
+    """A model that asks for a GPU loads, its tensors may lie in a client's memory there, and the figures of the GPUs
+    move and are those of `nvidia-smi`.
     """
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
     with tempfile.TemporaryDirectory() as folder:
