@@ -19,6 +19,7 @@ from .serving import Array, Served, has_backend, saturate, write_model, write_to
 
 _SECONDS = {"cuda": 5.0, "cpu": 1.0}
 _UNPINNED = "optimization { input_pinned_memory { enable: false } output_pinned_memory { enable: false } }"
+_OWN_STREAM = 'parameters { key: "charonia.own_stream" value { string_value: "true" } }'
 _UNPINNED_ONE = "1_unpinned"
 _VARIANTS = {"1": (1, ""), "2": (2, ""), _UNPINNED_ONE: (1, _UNPINNED)}
 """By the end of a model's name: how many instances it has, and what else its configuration says."""
@@ -86,7 +87,7 @@ def batching(device: str) -> Outcome:
     values = {}
     with tempfile.TemporaryDirectory() as folder:
         config = f"max_batch_size: 8 {network.tensors}"
-        for model, more, count in (("off", "", 1), ("on", "dynamic_batching { }", 1), ("two", "", 2)):
+        for model, more, count in (("off", "", 1), ("on", "dynamic_batching { }", 1), ("two", _OWN_STREAM, 2)):
             write_torch_model(Path(folder), model, script, device, f"{config} {more}", count=count)
         with Served(Path(folder)) as server:
             for model in ("off", "on", "two"):
