@@ -26,7 +26,7 @@ _SENTENCES = {
     718: "invalid program counter",
     719: "unspecified launch failure",
 }
-"""By the number that driver and runtime have for them (`CUresult`, `cudaError_t`), with the driver's sentence."""
+"""By the number that driver and runtime have for them, with the driver's sentence."""
 _WORD = "cuda"
 
 

@@ -16,7 +16,7 @@ from .predictions import Predictions
 
 INPUT, OUTPUT, SHAP_OUTPUT = "input__0", "output__0", "treeshap_output"
 _WORK = 1_000_000
-"""Rows times trees of one step, some 50 ms and half as much more at most: an engine cannot be interrupted within one."""
+"""Rows times trees of one step, some 50 ms, or half as much more: an engine cannot be interrupted within one."""
 
 
 class FilInstance:
