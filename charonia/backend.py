@@ -149,17 +149,28 @@ class ModelSource:
     def integer(self, key: str) -> int | None:
         """A parameter that is a whole number. Raises `InvalidArgument` for one that is none, or below 0."""
         said = self.parameter(key)
-        if said is None:
-            return None
-        if not (said.isascii() and said.isdecimal() and len(said) < _MAX_DIGITS):
-            raise InvalidArgument(f"parameter '{key}' of '{self.name}' must be an integer of at least 0, got '{said}'")
-        return int(said)
+        return None if said is None else self.read_integer(key, said)
 
     def flag(self, key: str) -> bool | None:
         """A parameter that is on or off. Raises `InvalidArgument` for another word."""
         said = self.parameter(key)
-        if said is None or said.lower() in _WORDS_OF_ON:
-            return None if said is None else True
+        return None if said is None else self.read_flag(key, said)
+
+    def read_integer(self, key: str, said: str, least: int = 0) -> int:
+        """The same of a text from elsewhere, as a parameter of an accelerator. Raises `InvalidArgument` below `least`,
+        which is 0, or the negative number that means something.
+        """
+        digits = said[1:] if said.startswith("-") else said
+        if not (digits.isascii() and digits.isdecimal() and len(digits) < _MAX_DIGITS and int(said) >= least):
+            raise InvalidArgument(
+                f"parameter '{key}' of '{self.name}' must be an integer of at least {least}, got '{said}'"
+            )
+        return int(said)
+
+    def read_flag(self, key: str, said: str) -> bool:
+        """The same of a text from elsewhere."""
+        if said.lower() in _WORDS_OF_ON:
+            return True
         if said.lower() in _WORDS_OF_OFF:
             return False
         raise InvalidArgument(f"parameter '{key}' of '{self.name}' must be 0 or 1, got '{said}'")
@@ -567,6 +578,16 @@ class Interrupted(InstanceDied):
     """The execution was interrupted (`InterruptibleInstance`). The instance can be used, and runs the batch again."""
 
 
+class DeviceLost(InstanceDied):
+    """The process has lost its GPU: all that it does there fails until it ends. An isolated model's process ends with
+    it, an executor whose own process it is ends after other batches had a few seconds.
+    """
+
+    def __init__(self, message: str) -> None:
+        # work of other instances may have caused it: errors of a GPU are reported late, to the first that asks
+        super().__init__(message, shared=True)
+
+
 class Model(Protocol):
     """One load of a model's version: what its instances share, as weights and a compiled graph.
 
@@ -719,11 +740,14 @@ __all__ = [
     "ColumnInput",
     "ColumnInstance",
     "ColumnOutput",
+    "DeviceLost",
     "Feature",
     "Format",
     "GraphSignature",
     "InstanceDied",
     "InstanceSpec",
+    "Interrupted",
+    "InterruptibleInstance",
     "Isolation",
     "LateAnswering",
     "MeasuredModel",

@@ -116,7 +116,7 @@ class ExecutorApp:
         )
 
     def _failure(self) -> str:
-        return "it has to end: a batch hangs" if self.service.failed else ""
+        return "it has to end: a batch hangs, or its GPU is lost" if self.service.failed else ""
 
     def add_metrics(self, render: Callable[[], bytes]) -> None:
         """Add the metrics of a part hosted in this process (the batcher) to the page."""

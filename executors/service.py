@@ -64,8 +64,8 @@ _NAMES_EVERY_S = 1.0
 class ExecutorService:
     """One executor, made by `executors.app`. Call `start`, then `drain` and `close`, all in one event loop.
 
-    `on_failure` is called when a batch hangs in a thread: the process should then be stopped and started again.
-    `failed` is true from then on; other batches may still finish.
+    `on_failure` is called when a batch hangs in a thread, or this process has lost its GPU: the process should then be
+    stopped and started again. `failed` is true from then on; other batches may still finish.
     """
 
     def __init__(
@@ -285,7 +285,8 @@ class ExecutorService:
             await self._intake.report_hung_batches()
 
     def _hung(self, batch: SubmittedBatch, death: Death) -> None:
-        _log.critical("executor %s must end: a batch hangs in %s: %s", self._executor, death.instance, death.reason)
+        what = "has lost its GPU" if death.ends_process else "hangs"
+        _log.critical("executor %s must end: a batch %s in %s: %s", self._executor, what, death.instance, death.reason)
         self._intake.report_hung(batch, death)
         if not self.failed:
             self.failed = True

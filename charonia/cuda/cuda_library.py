@@ -31,7 +31,11 @@ _CALLS: Calls = {
 
 
 class CudaError(Exception):
-    """The driver refused a call; the text is its own."""
+    """The driver refused a call; the text is its own, and so is `status`: 0 where no call was made."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class CudaLibrary:
@@ -83,7 +87,7 @@ class CudaLibrary:
         if status:
             text = c_char_p()
             self._library.cuGetErrorString(status, byref(text))
-            raise CudaError((text.value or b"").decode(errors="replace") or f"error {status}")
+            raise CudaError((text.value or b"").decode(errors="replace") or f"error {status}", status)
 
     def call_quietly(self, name: str, *arguments: Any) -> None:
         """Call a function that gives something up; what the driver says does not matter."""

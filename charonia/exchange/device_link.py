@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from charonia.backend import Array
+from charonia.backend import Array, DeviceLost
 from charonia.cuda.cuda_library import CudaError
 from charonia.cuda.cuda_stream import CudaDevice, CudaStream, DeviceMemory
 from charonia.cuda.dlpack_capsules import Described
+from charonia.cuda.lost_contexts import is_lost
 from charonia.cuda.pinned_memory import PinnedMemory, PinnedPool
 from charonia.datatypes import DataType
 from charonia.errors import InternalError
@@ -130,11 +131,13 @@ class DeviceLink:
 
 @contextlib.contextmanager
 def on(link: DeviceLink, model: str) -> Iterator[None]:
-    """With the context of a GPU. Raises `InternalError` for what the driver refuses."""
+    """With the context of a GPU. Raises `InternalError` for what the driver refuses, `DeviceLost` if it is the last."""
     try:
         with link.device.current():
             yield
     except CudaError as error:
+        if is_lost(error):
+            raise DeviceLost(f"model '{model}' has lost GPU {link.device.device_id}: {error}") from None
         raise InternalError(f"model '{model}' on GPU {link.device.device_id}: {error}") from None
 
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from charonia.backend import Array, BatchInstance, InstanceSpec, Outcome, Timings, Wants
+from charonia.backend import Array, BatchInstance, DeviceLost, InstanceDied, InstanceSpec, Outcome, Timings, Wants
 from charonia.clock import monotonic_ns
 from charonia.cuda.cuda_library import CudaError
 from charonia.cuda.cuda_stream import CudaDevice, CudaDevices
 from charonia.cuda.dlpack_capsules import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, Described, described
+from charonia.cuda.lost_contexts import is_lost
 from charonia.cuda.pinned_memory import shared_pool
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unsupported
 from charonia.options.table import PINNED_POOL_BYTES
@@ -150,29 +151,35 @@ class ExchangingInstance:
     # -- executing -----------------------------------------------------------------------------------------------------
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array] | Outcome:
-        """Run one batch. Raises what the instance raises, `InternalError` for outputs that cannot be fetched."""
+        """Run one batch.
+
+        Raises what the instance raises, `InternalError` for outputs that cannot be fetched, `DeviceLost` for whatever
+        error says that this process can use its GPU no more.
+        """
         link = self._link
         if link is None:
             begun = monotonic_ns()
             return self._outcome(self._instance.execute(inputs, outputs), outputs, begun, begun)
         begun = monotonic_ns()
-        with on(link, self._model):
-            staged = {
-                name: array if array.dtype == np.object_ else link.staged(array) for name, array in inputs.items()
-            }
-            given: dict[str, Any] = dict(staged)
-            if self._places:
-                given |= link.send({name: array for name, array in staged.items() if array.dtype != np.object_})
-        placed = monotonic_ns()
         try:
+            with on(link, self._model):
+                staged = {
+                    name: array if array.dtype == np.object_ else link.staged(array) for name, array in inputs.items()
+                }
+                given: dict[str, Any] = dict(staged)
+                if self._places:
+                    given |= link.send({name: array for name, array in staged.items() if array.dtype != np.object_})
+            placed = monotonic_ns()
             outcome = self._outcome(self._instance.execute(given, outputs), outputs, begun, placed)
             if self._places:
                 with on(link, self._model):
                     link.wait()  # for inputs that the instance did not read
             return outcome
-        except BaseException:
+        except BaseException as error:
             with suppress(CudaError), link.device.current():
                 link.drain()
+            if is_lost(error) and not isinstance(error, InstanceDied):
+                raise DeviceLost(f"model '{self._model}' has lost GPU {link.device.device_id}: {error}") from error
             raise
 
     def _outcome(

@@ -28,7 +28,7 @@ from charonia.models.interface import ModelInterface
 from protos.model_config_pb2 import ModelConfig
 
 from .driven_instance import DrivenInstance, Inputs, require
-from .flow_checks import check_submissions, check_window
+from .flow_checks import check_cancellations, check_submissions, check_window
 from .lasting_checks import (
     check_close_in_a_call,
     check_late_calls,
@@ -197,6 +197,7 @@ CHECKS: tuple[Check, ...] = (
     check_refusals,
     check_window,
     check_submissions,
+    check_cancellations,
 )
 
 
@@ -220,6 +221,7 @@ __all__ = [
     "Check",
     "ReferenceModel",
     "check_backend",
+    "check_cancellations",
     "check_close",
     "check_close_in_a_call",
     "check_failure",

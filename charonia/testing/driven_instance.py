@@ -78,6 +78,11 @@ class DrivenInstance:
         )
         return DrivenInstance(spec, await with_wanted_memory(model, instance, spec), copies)
 
+    @property
+    def decoupled(self) -> bool:
+        """Whether its model may answer a request any number of times."""
+        return self._interface.decoupled
+
     async def run(self, requests: Sequence[Inputs], outputs: tuple[str, ...]) -> list[Answer]:
         """One answer for each request, in order; no `outputs` asks for all. One batch at a time, as the executor does.
 
@@ -85,7 +90,7 @@ class DrivenInstance:
         """
         async with self._turn:
             if isinstance(self.instance, StreamingInstance) and (
-                self._interface.decoupled or not isinstance(self.instance, RequestInstance)
+                self.decoupled or not isinstance(self.instance, RequestInstance)
             ):
                 responses = await stream(self.instance, asked(requests, outputs))
                 return [self._only(some) for some in responses]

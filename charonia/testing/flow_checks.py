@@ -16,16 +16,20 @@ import numpy as np
 from charonia.backend import (
     Array,
     Backend,
+    CancellableInstance,
+    Interrupted,
+    InterruptibleInstance,
     ModelRequest,
     ModelResponse,
     Outcome,
+    RequestInstance,
     StreamingInstance,
     SubmittingInstance,
     WindowedInstance,
 )
 
-from .driven_instance import Inputs, KeptResponses, asked, of_response, require
-from .reference_model import ReferenceModel, check_answer, check_material, instance_of
+from .driven_instance import DrivenInstance, Inputs, KeptResponses, asked, of_response, require, stream
+from .reference_model import ReferenceModel, check_answer, check_material, instance_of, round_trip
 
 _ENDS_WITHIN_S = 60.0
 _SETTLES_S = 0.1
@@ -222,6 +226,55 @@ def _check(model: ReferenceModel, place: int, result: Mapping[str, Array] | Outc
     if isinstance(result, Outcome):
         result = next(iter(result.failures.values())) if result.failures else result.arrays
     check_answer(model, model.requests[place], result, tuple(model.interface.outputs), what)
+
+
+async def check_cancellations(backend: Backend, model: ReferenceModel) -> None:
+    """Interrupting or cancelling a call under way ends it, or does nothing, and the instance goes on working."""
+    check_material(model)
+    async with AsyncExitStack() as stack:
+        driven = await instance_of(stack, backend, model)
+        if isinstance(driven.instance, InterruptibleInstance) and not isinstance(driven.instance, SubmittingInstance):
+            await _interrupted(driven, driven.instance, model)
+        if isinstance(driven.instance, CancellableInstance):
+            await _cancelled(driven, driven.instance, model)
+
+
+async def _interrupted(driven: DrivenInstance, instance: InterruptibleInstance, model: ReferenceModel) -> None:
+    outputs = tuple(model.interface.outputs)
+    for _ in range(_ROUNDS):
+        running = asyncio.ensure_future(driven.run(model.requests[:1], ()))
+        while not running.done():
+            instance.interrupt()
+            await asyncio.sleep(0)
+        (answer,) = running.result()
+        if not isinstance(answer, Interrupted):
+            check_answer(model, model.requests[0], answer, outputs, "a request that was interrupted too late")
+    await driven.run(model.requests[:1], ())  # the last interruption may have come after the call
+    await round_trip(driven, model, model.requests, "requests after interrupted ones")
+
+
+async def _cancelled(driven: DrivenInstance, instance: CancellableInstance, model: ReferenceModel) -> None:
+    for _ in range(_ROUNDS):
+        requests = asked(model.requests, ())
+        running = asyncio.ensure_future(_responses(driven, requests))
+        while not running.done():
+            instance.cancel_requests(requests)
+            await asyncio.sleep(0)
+        count = running.result()
+        require(
+            count == len(requests),
+            f"{count} of {len(requests)} requests that were cancelled had a response; each still gets its own",
+        )
+    await round_trip(driven, model, model.requests, "requests after cancelled ones")
+
+
+async def _responses(driven: DrivenInstance, requests: Sequence[ModelRequest]) -> int:
+    """How many of the requests the instance answered, if only with an error."""
+    instance = driven.instance
+    if isinstance(instance, StreamingInstance) and (driven.decoupled or not isinstance(instance, RequestInstance)):
+        return len(await stream(instance, requests))
+    assert isinstance(instance, RequestInstance)
+    return len(await instance.execute_requests(requests))
 
 
 def _copy(inputs: Inputs) -> dict[str, Array]:

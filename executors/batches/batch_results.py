@@ -51,7 +51,8 @@ class Failure:
 class Death:
     """How an instance died under a batch. `stderr` holds its last lines; `blameless`: the batch is not the cause.
 
-    `shared_instance`: the instance ran other batches too, so which of them caused the death is unknown.
+    `shared_instance`: the instance ran other batches too, so which of them caused the death is unknown. `ends_process`:
+    no instance of this process can do its work any more.
     """
 
     instance: str
@@ -59,6 +60,7 @@ class Death:
     stderr: str = ""
     blameless: bool = False
     shared_instance: bool = False
+    ends_process: bool = False
 
 
 @dataclass(slots=True)

@@ -99,7 +99,8 @@ class InstancePool:
     """The instances of one loaded version and their queue. Create, use and close it in one event loop.
 
     When a thread has run a batch for `ceiling_s` seconds (0: no limit), `on_hung` is called once and the batch counts
-    as finished. Its thread is lost, so `on_hung` must bring the process to an end. With `resource_grants`, a rate
+    as finished. Its thread is lost, so `on_hung` must bring the process to an end. The same when an instance has died
+    because this process has lost its GPU. With `resource_grants`, a rate
     limiter decides when an instance may take the next batch (Q1-Q4). With `sequences`, each batch is bound to one
     instance (S34).
     """
@@ -431,6 +432,12 @@ class InstancePool:
     def finish(self, batch: SubmittedBatch, executed: Executed) -> None:
         """Pass on the result of a batch that was executed or whose instance died. Called in the event loop."""
         if batch.abandoned:
+            return
+        death = executed.death
+        if death is not None and death.ends_process and self.on_hung is not None:
+            batch.abandoned = True
+            self.on_hung(batch, death)
+            self._finished(1)
             return
         if batch.waves:
             self._pace.seen(executed)

@@ -22,6 +22,7 @@ from typing import Protocol
 from charonia import failpoints
 from charonia.backend import (
     BatchInstance,
+    DeviceLost,
     InstanceDied,
     InstanceSpec,
     Interrupted,
@@ -187,7 +188,10 @@ class Worker(ABC):
         _log.error("instance %s died: %s %s", self.spec.name, death, death.stderr)
         # while closing, the instance was ended by us
         blameless = death.blameless or self._closing.is_set()
-        execution.executed.death = Death(self.spec.name, str(death), death.stderr, blameless, death.shared)
+        execution.executed.death = Death(
+            *(self.spec.name, str(death), death.stderr, blameless, death.shared),
+            ends_process=isinstance(death, DeviceLost),
+        )
         return execution.executed
 
     def _failed(self, execution: Batch | WaveBatch, error: Exception) -> Executed:

@@ -12,8 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ALWAYS = ("metrics", "onnxruntime")
-WITH_TORCH = ("saturation", "graphs", "batching", "faults", "memory")
-NAMES = (*ALWAYS, *(WITH_TORCH if importlib.util.find_spec("torch") else ()))
+NEEDS = {
+    **dict.fromkeys(("saturation", "graphs", "batching", "compiled", "faults", "memory"), ("torch",)),
+    "pipelines": ("torch", "jax", "xgboost"),
+}
+"""By check: the modules without which it is not run."""
+NAMES = (*ALWAYS, *(name for name, modules in NEEDS.items() if all(map(importlib.util.find_spec, modules))))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +43,9 @@ from charonia.errors import InternalError, InvalidArgument, NotFound, Unsupporte
 from charonia.models.interface import ModelInterface
 from charonia.testing.backend_contract import CHECKS, Check, Inputs, ReferenceModel
 from executors.backends.pytorch import PyTorchBackend
+from executors.backends.pytorch.model_archives import Form
+from executors.backends.pytorch.torch_instance import TorchInstance
+from executors.backends.pytorch.torch_settings import TorchSettings
 from executors.backends.registry import BackendRegistry
 from executors.batches.answers import OutputPart
 from executors.configuration.autofill import from_graph
@@ -63,7 +69,8 @@ def reference_of(made: Made, directory: Path) -> ReferenceModel:
         expected=expected,
         requests=[{"x": numbers[:2]}, {"x": numbers[2:3]}, {"x": numbers[3:]}],
         failing={"x": np.zeros((2, 5), np.float32)},
-        loads=3,
+        strict=True,
+        loads=3 if made is as_program else 40,
         rtol=1e-5,
         atol=1e-6,
     )
@@ -86,7 +93,8 @@ async def test_packages_keep_the_contract(check: Check, tmp_path: Path, package:
     failing = {**requests[0], "ARGS[0]": np.zeros((2, 5), np.float32)}
     interface = ModelInterface.of(of.config)
     await check(
-        PyTorchBackend(), ReferenceModel(of, interface, expected, requests, failing, loads=3, rtol=1e-5, atol=1e-6)
+        PyTorchBackend(),
+        ReferenceModel(of, interface, expected, requests, failing, strict=True, loads=3, rtol=1e-5, atol=1e-6),
     )
 
 
@@ -483,3 +491,51 @@ def test_who_runs_a_class(tmp_path: Path) -> None:
     (tmp_path / "backends" / "pytorch" / "model.py").write_text("")
     with_backend = ModelSource("m", 1, of.directory, of.config, {"backend-directory": str(tmp_path / "backends")})
     assert BackendRegistry().of(with_backend).name == "python"
+
+
+class FakeStreams:
+    """`torch.cuda` as far as an instance uses it: notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def synchronize(self, device: Any) -> None:
+        self.events.append(f"wait for {device}")
+
+    def Stream(self, device: Any) -> FakeStreams:
+        self.events.append(f"stream on {device}")
+        self.of_stream = FakeStreams()
+        self.of_stream.synchronize = lambda: self.events.append("wait for the stream")  # type: ignore[method-assign,misc,assignment]
+        return self.of_stream
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStreams) -> Iterator[None]:
+        assert stream is self.of_stream
+        self.events.append("enter")
+        yield
+        self.events.append("leave")
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_an_instance_may_have_a_stream_of_its_own(own: bool, tmp_path: Path) -> None:
+    """The weights are there before it, its work is between entering and leaving, and outputs leave when it is done."""
+    on_cpu = await instance_of(PyTorchBackend(), spec(as_script(tmp_path)))
+    of = source(tmp_path, f"max_batch_size: 8 {DENSE}", charonia__own_stream=str(own).lower())
+    on_gpu = spec(of, "GPU")
+    cuda = FakeStreams()
+    names = ("from_numpy", "inference_mode", "no_grad", "set_num_threads", "Tensor", "bfloat16")
+    fake = SimpleNamespace(cuda=cuda, **{name: getattr(torch, name) for name in names})
+    settings = TorchSettings.of(on_gpu, Form.SCRIPT)
+    assert settings.own_stream is own
+    assert not TorchSettings.of(spec(of), Form.SCRIPT).own_stream, "a CPU has none"
+    program = on_cpu._instance._program
+    instance = TorchInstance(fake, on_gpu, program, settings, "cuda:0", 0, stateless=True)
+    run = program.module
+    program.module = lambda x: (cuda.events.append("run"), run(x))[1]
+    instance.started()
+    given = np.ones((2, 4), np.float32)
+    for _ in range(2):
+        answer = instance.execute({"x": given}, ["OUTPUT__0"])["OUTPUT__0"]
+        assert np.array_equal(answer, eager(dense(), given))
+    each = ["enter", "run", "wait for the stream", "leave"] if own else ["run"]
+    assert cuda.events == own * ["wait for cuda:0", "stream on cuda:0"] + each + each

@@ -84,6 +84,35 @@ SENTENCES = (
 """By the model's vocabulary."""
 
 
+def test_torch_is_imported_in_the_processes_of_its_models_alone(server: Any) -> None:
+    """Imported in the executor it would hold the interpreter's lock for longer than a heartbeat may take."""
+    infer(server, "dense", {"INPUT__0": np.ones((1, 4), np.float32)}, "OUTPUT__0")
+    with_torch = [pid for pid in own_processes(server) if "libtorch" in read_of(pid, "maps")]
+    assert with_torch, "a model has run"
+    assert all("executors.isolation.child" in read_of(pid, "cmdline") for pid in with_torch)
+
+
+def own_processes(server: Any) -> list[int]:
+    """All processes of the server: children of its parts, and theirs."""
+    found = [server.process.pid]
+    parents = {
+        int(entry.name): int(stat.rpartition(")")[2].split()[1])
+        for entry in Path("/proc").glob("[0-9]*")
+        if (stat := read_of(int(entry.name), "stat"))
+    }
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def read_of(pid: int, file: str) -> str:
+    """A file of a process, "" once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/{file}").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def test_minilm_gives_the_vectors_of_eager_torch(server: Any, models: Path) -> None:
     ids = np.array(SENTENCES, np.int64)
     mask = (ids != 0).astype(np.int64)

@@ -22,6 +22,7 @@ from charonia.backend import (
     Backend,
     GraphSignature,
     InstanceSpec,
+    Interrupted,
     ModelRequest,
     ModelResponse,
     ModelSource,
@@ -36,6 +37,7 @@ from charonia.testing.backend_contract import (
     Check,
     ReferenceModel,
     check_backend,
+    check_cancellations,
     check_close_in_a_call,
     check_late_calls,
     check_lock,
@@ -412,6 +414,51 @@ async def test_a_lock_that_is_held_is_measured(tmp_path: Path, monkeypatch: pyte
 async def test_an_interruption_that_comes_late_must_do_no_harm(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="nothing runs"):
         await check_late_calls(EchoBackend(Touchy), identity(tmp_path, "echo", batching=True))
+
+
+class Unforgiving(Echo):
+    """One that was interrupted in a call refuses all later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = self.spoilt = False
+
+    def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
+        self.running = True
+        deadline = time.monotonic() + 20
+        while not self.spoilt and time.monotonic() < deadline:
+            time.sleep(0)
+        self.running = False
+        raise Interrupted("it was interrupted") if self.spoilt else TimeoutError
+
+    def interrupt(self) -> None:
+        self.spoilt |= self.running
+
+
+async def test_an_instance_has_to_go_on_after_an_interruption(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="requests after interrupted ones"):
+        await check_cancellations(EchoBackend(Unforgiving), identity(tmp_path, "echo", batching=True))
+
+
+class Silent:
+    """Requests that are cancelled get no response."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+
+    async def execute_requests(self, requests: Sequence[ModelRequest]) -> Sequence[ModelResponse]:
+        await self.cancelled.wait()
+        return []
+
+    def cancel_requests(self, requests: Sequence[ModelRequest]) -> None:
+        self.cancelled.set()
+
+    async def close_instance(self) -> None: ...
+
+
+async def test_a_cancelled_request_still_gets_its_response(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"0 of \d requests that were cancelled had a response"):
+        await check_cancellations(EchoBackend(Silent), identity(tmp_path, "echo", batching=True))
 
 
 async def test_files_that_stay_open_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

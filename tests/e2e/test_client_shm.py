@@ -23,6 +23,7 @@ from e2e_asking import Gate, client, inputs, pending, until
 from e2e_models import WIDTH, gated, python, scaling
 from e2e_server import serving
 from fake_cuda import FakeCuda, cuda
+from gpu_checks.regions import through_regions
 from memory_objects import objects
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, serialize_byte_tensor
 
@@ -362,6 +363,12 @@ class TestGpus:
             left = asking.get_cuda_shared_memory_status()
             assert not (left if kind == "http" else left.regions)
             assert cuda.open_handles() == ""
+
+    def test_the_check_for_gpus(self, with_gpus: Any, cuda: FakeCuda) -> None:
+        values = np.arange(WIDTH, dtype=np.float32).reshape(1, WIDTH)
+        found = through_regions(f"http://{with_gpus.http}", "double", ("INPUT0", "OUTPUT0"), values)
+        assert np.array_equal(found, 2 * values)
+        assert cuda.open_handles() == ""
 
     def test_bodies_of_registrations(self, with_gpus: Any, cuda: FakeCuda) -> None:
         handle = base64.b64encode(cuda.make(b"12345678")).decode()

@@ -110,6 +110,15 @@ def ask(server: Server, model: str, act: int) -> int:
     return int(infer(server, model, act=np.array([[act]], np.int32)).as_numpy("error")[0, 0])
 
 
+def runs(pid: int) -> bool:
+    """Whether it is a process of the bomb, which has not ended: one of its model's command, or of its own."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"isolation.child" in command or command.split(b"\0")[:-1] == [word.encode() for word in acts.SLEEP]
+
+
 def test_a_hostile_model_harms_nobody(tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(acts.install(tmp_path / "site")), prepend=":")
     secret = tmp_path / "secret"
@@ -130,16 +139,21 @@ def test_a_hostile_model_harms_nobody(tmp_path: Path, listener: Listener, monkey
         with Bystander(server, "within", "beside") as others:
             refused = (acts.READ, acts.WRITE, acts.CONNECT, acts.DATAGRAM, acts.FORK, acts.SPAWN, acts.ENVIRONMENT)
             assert {act: ask(server, "hostile", act) for act in refused} == dict.fromkeys(refused, errno.EACCES)
+            assert ask(server, "hostile", acts.BOMB) == 0, "no way leads to another process"
             assert ask(server, "hostile", acts.SIGNAL) == errno.EPERM
             assert ask(server, "hostile", acts.THREADS) == 0
             assert ask(server, "reads_itself", acts.READ) == 0
             assert ask(server, "reads_itself", acts.WRITE) == errno.EACCES
             assert not listener.was_reached()
+            assert ask(server, "unrestricted", acts.BOMB) == acts.BOMB_SIZE, "it may have processes, but"
+            bomb = [int(pid) for pid in Path(f"{secret}.pids").read_text().split()]
+            assert len([pid for pid in bomb if runs(pid)]) == acts.BOMB_SIZE
             for model in ("hostile", "unrestricted"):
                 for act in (acts.SEGFAULT, acts.HANG):
                     with pytest.raises(InferenceServerException, match="is not healthy"):
                         ask(server, model, act)
                     assert ask(server, model, acts.ECHO) == 0, "another process runs it"
+            until("the end of the bomb, with its model's process", lambda: not any(map(runs, bomb)))
             assert ask(server, "unrestricted", acts.READ) == 0, "what the sandbox is for"
             assert ask(server, "unrestricted", acts.CONNECT) == 0
             assert listener.was_reached()

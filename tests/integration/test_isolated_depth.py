@@ -26,6 +26,7 @@ name: "m" backend: "deep" max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: -1 }
 """
 GATED = -3.0
+WORN_OUT = -4.0
 
 
 @pytest.fixture
@@ -80,6 +81,20 @@ async def test_one_that_never_ends_is_ended_although_others_wait_for_it(gate: Pa
     assert all(isinstance(one, InstanceDied) for one in found)
     assert any("it ran longer than 4 s (charonia.max_execution_s)" in str(one) for one in found)
     assert [one.blameless for one in found if isinstance(one, InstanceDied)].count(False) == 1
+
+
+async def test_one_whose_instance_cannot_be_used_any_more_ends_the_process(gate: Path) -> None:
+    deep = Deep(gate)
+    async with deep as (first, second):
+        ends = [begin(first, WORN_OUT), begin(second, WORN_OUT)]
+        found = await asyncio.gather(*ends, return_exceptions=True)
+        assert all(isinstance(one, InstanceDied) for one in found)
+        assert all("exited with code 70" in str(one) for one in found)
+        assert any("cannot be used any more: the device is worn out" in one.stderr for one in found)  # type: ignore[union-attr]
+        again = await deep.model.create_instance(deep.spec)
+        assert isinstance(again, IsolatedBatches)
+        assert await begin(again, 3) == 6
+        await asyncio.to_thread(again.close)
 
 
 async def test_a_batch_is_cancelled_before_its_device_has_begun(gate: Path) -> None:

@@ -17,7 +17,7 @@ typedef struct { char bytes[64]; } Handle;
 typedef unsigned long long Address;
 
 #define MOST 64
-static struct { char *at; size_t size; int count; char path[80]; int device; } open_memory[MOST];
+static struct { char *at; size_t size; int count, is_own; char path[80]; int device; } open_memory[MOST];
 static int initialised, retained[8];
 static __thread int current = -1;
 static struct { char *to, *bytes; size_t size; } staged[MOST];
@@ -42,7 +42,7 @@ static void note(void) {
   FILE *file = fopen(path, "w");
   if (!file) return;
   for (int i = 0; i < MOST; i++)
-    if (open_memory[i].count) fprintf(file, "%s %d\n", open_memory[i].path, open_memory[i].count);
+    if (open_memory[i].count && !open_memory[i].is_own) fprintf(file, "%s %d\n", open_memory[i].path, open_memory[i].count);
   fclose(file);
 }
 
@@ -98,6 +98,37 @@ int cuCtxSynchronize(void) {
     free(staged[i].bytes);
   }
   staged_count = 0;
+  return 0;
+}
+int cuMemAlloc_v2(Address *address, size_t size) {
+  int status = ready(), i = 0;
+  if (status) return status;
+  while (i < MOST && open_memory[i].count) i++;
+  if (i == MOST) return 2;
+  strcpy(open_memory[i].path, "/dev/shm/test-XXXXXX");
+  int file = mkstemp(open_memory[i].path);
+  if (file < 0 || ftruncate(file, size)) return 2;
+  open_memory[i].at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  close(file);
+  if (open_memory[i].at == MAP_FAILED) return 2;
+  open_memory[i].size = size;
+  open_memory[i].count = open_memory[i].is_own = 1;
+  open_memory[i].device = current;
+  *address = (Address)open_memory[i].at;
+  return 0;
+}
+int cuMemFree_v2(Address address) {
+  int status = ready(), i = found(address, 0);
+  if (status || i < 0) return status ? status : 1;
+  munmap(open_memory[i].at, open_memory[i].size);
+  open_memory[i].count = open_memory[i].is_own = 0;
+  return unlink(open_memory[i].path) ? 1 : 0;
+}
+int cuIpcGetMemHandle(Handle *handle, Address address) {
+  int status = ready(), i = found(address, 0);
+  if (status || i < 0) return status ? status : 1;
+  memset(handle, 0, sizeof *handle);
+  strcpy(handle->bytes, open_memory[i].path);
   return 0;
 }
 int cuIpcOpenMemHandle_v2(Address *address, Handle handle, unsigned flags) {

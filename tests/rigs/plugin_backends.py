@@ -27,6 +27,7 @@ import numpy as np
 from charonia.backend import (
     Array,
     GraphSignature,
+    InstanceDied,
     InstanceSpec,
     MemoryUse,
     ModelRequest,
@@ -41,8 +42,10 @@ from charonia.errors import InvalidArgument
 from charonia.inference import InferenceRequest
 from charonia.tensors import Tensor
 
-ECHO, SEGFAULT, HANG, READ, WRITE, CONNECT, DATAGRAM, FORK, SIGNAL, ENVIRONMENT, SPAWN, THREADS = range(12)
-"""What a hostile model may be asked for."""
+ECHO, SEGFAULT, HANG, READ, WRITE, CONNECT, DATAGRAM, FORK, SIGNAL, ENVIRONMENT, SPAWN, THREADS, BOMB = range(13)
+"""What a hostile model may be asked for. BOMB is answered with how many processes it could start."""
+BOMB_SIZE = 20
+SLEEP = ("sleep", "86399")
 
 
 def install(directory: Path) -> Path:
@@ -202,8 +205,8 @@ class DeepModel(_Model):
 
 
 class DeepInstance:
-    """A device that runs one batch after another: a thread. It refuses -1, ends the process for -2, and waits for
-    another process to open the FIFO `gate` for -3.
+    """A device that runs one batch after another: a thread. It refuses -1, ends the process for -2, waits for
+    another process to open the FIFO `gate` for -3, and cannot be used any more after -4.
     """
 
     stateless = True
@@ -240,6 +243,8 @@ class DeepInstance:
             os._exit(3)
         if np.any(x == -3):
             self.gate.read_bytes()
+        if np.any(x == -4):
+            raise InstanceDied("the device is worn out")
         return dict.fromkeys(outputs, x * 2)
 
     def close(self) -> None:
@@ -273,11 +278,30 @@ class HostileInstance:
         return dict.fromkeys(outputs, errors)
 
     def error_of(self, act: int) -> int:
+        if act == BOMB:
+            return self.bomb()
         try:
             self.act(act)
         except OSError as error:
             return error.errno or -1
         return 0
+
+    def bomb(self) -> int:
+        """Start processes that never end, each in another way than the one before; their ids go to `file`.pids."""
+        pids: list[int] = []
+        for number in range(BOMB_SIZE):
+            try:
+                if number % 2:
+                    pids.append(os.posix_spawnp(SLEEP[0], SLEEP, os.environ))
+                elif pid := os.fork():
+                    pids.append(pid)
+                else:
+                    signal.pause()
+            except OSError:
+                continue
+        if pids:
+            Path(f"{self.file}.pids").write_text(" ".join(map(str, pids)))
+        return len(pids)
 
     def act(self, act: int) -> None:
         if act == SEGFAULT:

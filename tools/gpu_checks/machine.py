@@ -14,6 +14,7 @@ import numpy as np
 from charonia.client import Client
 
 from .outcome import FAILED, PASSED, Outcome
+from .regions import through_regions
 from .serving import Served, write_model
 
 FAMILIES = (
@@ -46,7 +47,9 @@ _TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" 
 
 
 def metrics(device: str) -> Outcome:
-    """A model that asks for a GPU loads, and the figures of the GPUs are those of `nvidia-smi`, and move."""
+    """A model that asks for a GPU loads, its tensors may lie in a client's memory there, and the figures of the GPUs
+    move and are those of `nvidia-smi`.
+    """
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
     with tempfile.TemporaryDirectory() as folder:
         write_model(
@@ -57,6 +60,8 @@ def metrics(device: str) -> Outcome:
             given = np.arange(4, dtype=np.float32)
             if not np.array_equal(client.infer("echo", {"x": given})["y"], given):
                 return Outcome(FAILED, reason="a model on this device gave another answer than its input")
+            if device == "cuda" and not np.array_equal(through_regions(server.url, "echo", ("x", "y"), given), given):
+                return Outcome(FAILED, reason="through memory of this process on the GPU, an answer was another one")
             first = families(_page(server))
             if device == "cpu":
                 extra = [name for name in FAMILIES if name in first]

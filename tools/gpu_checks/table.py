@@ -28,7 +28,7 @@ class Check:
 CHECKS = {
     check.name: check
     for check in (
-        Check("metrics", 40, "nv_gpu_* equal nvidia-smi ±5 %", "machine:metrics"),
+        Check("metrics", 40, "nv_gpu_* = nvidia-smi ±5 %, CUDA regions", "machine:metrics"),
         Check("saturation", 120, "served ≥ 0.95 of the bare module", "torch_speed:saturation"),
         Check("graphs", 60, "p50 of batch 1 ≤ bare + 0.3 ms", "torch_speed:graphs"),
         Check("batching", 60, "8 in flight ≥ 3.7x, 2 instances ≥ 1.5x", "torch_speed:batching"),

@@ -42,7 +42,6 @@ _CUDA_WORDS = {
     "cudnn_conv_algo_search": {"0": "EXHAUSTIVE", "1": "HEURISTIC", "2": "DEFAULT"},
 }
 _PRECISIONS = {"FP32": None, "FP16": "trt_fp16_enable", "BF16": "trt_bf16_enable", "INT8": "trt_int8_enable"}
-_ON, _OFF = ("1", "true", "on"), ("0", "false", "off")
 
 Options = dict[str, str]
 
@@ -87,7 +86,7 @@ def cuda_options(source: ModelSource, device_id: int, parameters: Mapping[str, s
     for key in _CUDA_FLAGS.intersection(options):
         options[key] = _flag(source, key, options[key])
     if options.get("gpu_mem_limit"):
-        _integer(source, "gpu_mem_limit", options["gpu_mem_limit"])
+        options["gpu_mem_limit"] = _integer(source, "gpu_mem_limit", options["gpu_mem_limit"])
     return options | {"device_id": str(device_id)}
 
 
@@ -154,17 +153,16 @@ def _text(source: ModelSource, key: str, value: str) -> str:
 
 
 def _flag(source: ModelSource, key: str, value: str) -> str:
-    if value.lower() not in _ON + _OFF:
-        raise InvalidArgument(f"parameter '{key}' of '{source.name}' must be 0 or 1, got '{value}'")
-    return "1" if value.lower() in _ON else "0"
+    return "1" if source.read_flag(key, value) else "0"
 
 
 def _integer(source: ModelSource, key: str, value: str) -> str:
-    try:
-        int(value)
-    except ValueError:
-        raise InvalidArgument(f"parameter '{key}' of '{source.name}' must be an integer, got '{value}'") from None
-    return value
+    return str(source.read_integer(key, value))
+
+
+def _integer_or_automatic(source: ModelSource, key: str, value: str) -> str:
+    """-1 leaves the number to TensorRT."""
+    return str(source.read_integer(key, value, -1))
 
 
 _Check = Callable[[ModelSource, str, str], str]
@@ -172,6 +170,7 @@ _TENSORRT: dict[str, tuple[str, _Check]] = {
     "max_workspace_size_bytes": ("trt_max_workspace_size", _integer),
     "int8_calibration_table_name": ("trt_int8_calibration_table_name", _text),
     "int8_use_native_calibration_table": ("trt_int8_use_native_calibration_table", _flag),
+    "trt_auxiliary_streams": ("trt_auxiliary_streams", _integer_or_automatic),
     **{
         key: (key, _integer)
         for key in (
@@ -179,7 +178,6 @@ _TENSORRT: dict[str, tuple[str, _Check]] = {
             "trt_min_subgraph_size",
             "trt_dla_core",
             "trt_builder_optimization_level",
-            "trt_auxiliary_streams",
             "trt_ep_context_embed_mode",
         )
     },

@@ -29,6 +29,7 @@ import numpy as np
 from charonia.backend import (
     Array,
     Backend,
+    DeviceLost,
     Format,
     GraphSignature,
     InstanceSpec,
@@ -37,6 +38,7 @@ from charonia.backend import (
     ModelSource,
     TensorSignature,
 )
+from charonia.cuda.lost_contexts import is_lost
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unsupported
 from charonia.models.interface import ModelInterface
@@ -192,13 +194,14 @@ class OnnxRuntimeInstance:
         graph = (*opened.signature.inputs, *opened.signature.outputs)
         self._strings = frozenset(t.name for t in opened.signature.inputs if t.datatype == "BYTES")
         self._typed = any(t.datatype == "BF16" for t in graph)
+        self._on_gpu = CUDA in self.session.get_providers()
         self._name = interface.name
 
     def execute(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> Mapping[str, Array]:
         """Run the graph for the wanted outputs.
 
-        Raises `InvalidArgument` for strings that are not UTF-8, `Interrupted` after `interrupt`, `InternalError` with
-        onnxruntime's message otherwise.
+        Raises `InvalidArgument` for strings that are not UTF-8, `Interrupted` after `interrupt`, `DeviceLost` for
+        what says that this process has lost its GPU, `InternalError` with onnxruntime's message otherwise.
         """
         self._run_options.terminate = False
         if self._strings:
@@ -212,6 +215,8 @@ class OnnxRuntimeInstance:
                 f"onnx runtime error: a string output of model '{self._name}' is not UTF-8 text"
             ) from None
         except Exception as error:
+            if self._on_gpu and is_lost(error):
+                raise DeviceLost(f"model '{self._name}' has lost its GPU: {_reason(error)}") from None
             if self._run_options.terminate:
                 raise Interrupted(f"an execution of model '{self._name}' was interrupted", blameless=True) from None
             raise InternalError(_reason(error)) from None

@@ -47,11 +47,16 @@ class TorchInstance:
         self._outputs = output_names(config)
         self._datatypes = {name: output.datatype for name, output in spec.interface.outputs.items()}
         self._found: dict[tuple[str, ...], dict[str, int]] = {}
+        self._stream: Any = None
+        """Of its GPU; None: PyTorch's default one."""
         self._cleans_cache = bool(spec.source.flag("ENABLE_CACHE_CLEANING")) and spec.kind == "GPU"
 
     def started(self) -> None:
-        """Set the number of threads, which counts for the thread that sets it."""
+        """Set the number of threads, which counts for the thread that sets it, and make the instance's stream."""
         self._torch.set_num_threads(self._settings.threads)
+        if self._settings.own_stream:
+            self._torch.cuda.synchronize(self._device)  # the weights came in the default stream
+            self._stream = self._torch.cuda.Stream(self._device)
 
     def execute(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Mapping[str, Any]:
         """Run the program on arrays of NumPy, or of its GPU; return tensors where they are.
@@ -70,6 +75,8 @@ class TorchInstance:
                 found = list(leaves(result))
                 places = self._places_of(tuple(name for name, _ in found))
                 tensors = {name: self._output(name, found[places[name]][1]) for name in outputs if name in places}
+                if self._stream is not None:  # who fetches the tensors waits for the default stream
+                    self._stream.synchronize()
         except CharoniaError:
             raise
         except Exception as error:
@@ -88,6 +95,8 @@ class TorchInstance:
 
     def _enter(self, stack: ExitStack) -> None:
         torch, settings = self._torch, self._settings
+        if self._stream is not None:
+            stack.enter_context(torch.cuda.stream(self._stream))
         stack.enter_context(torch.inference_mode() if settings.inference_mode else torch.no_grad())
         if not settings.optimizes:
             stack.enter_context(torch.jit.optimized_execution(False))

@@ -45,6 +45,11 @@ class PyTorchBackend(Backend):
         trusted = source.config.runtime == CODE or source.config.platform == "torch_aoti"
         return "process" if trusted else self.isolation
 
+    def prefers_gpu(self) -> bool:
+        """Whether instances of kind AUTO use a GPU: when the installed PyTorch sees one (C8)."""
+        with LOADING:
+            return bool(library().cuda.is_available())
+
     async def load(self, source: ModelSource) -> TorchModel:
         """Return the model; its file is read when something asks for it."""
         warn_of_unused(source)

@@ -18,6 +18,7 @@ from .model_archives import Form
 
 AUTOCAST = "charonia.autocast"
 CHANNELS_LAST = "charonia.channels_last"
+OWN_STREAM = "charonia.own_stream"
 COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 
 _COMPILE_OPTIONS = {
@@ -46,6 +47,8 @@ class TorchSettings:
     autocast: str | None
     """The name of the type that operators compute in where that is safe, as torch has it."""
     compile_options: dict[str, Any] | None
+    own_stream: bool = False
+    """Whether an instance on a GPU has a stream of its own there, so that instances overlap."""
 
     @staticmethod
     def of(spec: InstanceSpec, form: Form) -> TorchSettings:
@@ -71,6 +74,7 @@ class TorchSettings:
             channels_last=bool(source.flag(CHANNELS_LAST)),
             autocast=_PRECISIONS.get(precision),
             compile_options=_compile_options(source, form),
+            own_stream=bool(source.flag(OWN_STREAM)) and spec.kind == "GPU",
         )
 
 

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from charonia.backend import Array, InstanceSpec, MemoryUse
+from charonia.backend import Array, DeviceLost, InstanceSpec, MemoryUse
 from charonia.cuda.cuda_library import CudaError
 from charonia.cuda.cuda_stream import CapturedGraph, CudaDevice, CudaStream, DeviceMemory
+from charonia.cuda.lost_contexts import is_lost
 from charonia.cuda.pinned_memory import PinnedMemory
 from charonia.errors import InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface
@@ -118,7 +119,7 @@ class PlanInstance:
         """Run one batch.
 
         Raises `InvalidArgument` for shapes that no profile takes, `InternalError` for what TensorRT or the driver
-        refuses.
+        refuses, `DeviceLost` for what says that this process has lost the GPU.
         """
         tensors = self._engine.tensors.tensors
         for name in outputs:
@@ -142,7 +143,10 @@ class PlanInstance:
                     self._stream.drain()  # copies may still be reading the arrays
                     raise
         except CudaError as error:
-            raise InternalError(f"model '{self._model}' on GPU {self._engine.device.device_id}: {error}") from None
+            device_id = self._engine.device.device_id
+            if is_lost(error):
+                raise DeviceLost(f"model '{self._model}' has lost GPU {device_id}: {error}") from None
+            raise InternalError(f"model '{self._model}' on GPU {device_id}: {error}") from None
 
     def memory(self) -> list[MemoryUse]:
         """Buffers and what TensorRT takes for contexts, on the GPU; pinned memory that batches were copied through."""

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from charonia.backend import Array, BatchInstance, Interrupted
+from charonia.backend import Array, BatchInstance, InstanceDied, InstanceSpec, Interrupted
+from charonia.cuda.lost_contexts import is_lost
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.submissions import CancellablePart
 from executors.host.host_policy import restrict_thread
 from executors.isolation.forms import arrays_of, described, encoded_outputs, in_frame, outcome_content
+
+from .unusable import end_process
 
 
 class BatchServer:
@@ -34,13 +37,13 @@ class BatchServer:
         part: BatchInstance,
         connection: socket.socket,
         slots: ModelSlots | None,
-        cores: frozenset[int],
+        spec: InstanceSpec,
     ) -> None:
         self._instance = instance
         self._part = part
         self._connection = connection
         self._slots = slots
-        self._cores = cores
+        self._spec = spec
         self._call = 0
         """The batch under way, by its number."""
 
@@ -49,14 +52,14 @@ class BatchServer:
         if self._call == call and isinstance(self._part, CancellablePart):
             self._part.cancel()
 
-    async def start(self, name: str) -> None:
+    async def start(self) -> None:
         """Start the thread. Raises what the instance raises when it is notified of that."""
         is_ready: Future[None] = Future()
-        threading.Thread(target=self._begin, args=(is_ready,), name=f"instance {name}", daemon=True).start()
+        threading.Thread(target=self._begin, args=(is_ready,), name=f"instance {self._spec.name}", daemon=True).start()
         await asyncio.wrap_future(is_ready)
 
     def _begin(self, is_ready: Future[None]) -> None:
-        restrict_thread(self._cores)
+        restrict_thread(self._spec.cores)
         started = getattr(self._instance, "started", None)
         try:
             if started is not None:
@@ -91,10 +94,16 @@ class BatchServer:
         except Interrupted:
             kind, content, data = Kind.CANCEL, None, ()
         except Exception as error:
+            if frame.kind is not Kind.FINALIZE and self._ends_process(error):
+                end_process(self._spec.source.name, error)
             known = error if isinstance(error, CharoniaError) else InternalError(f"{type(error).__name__}: {error}")
             kind, content, data = Kind.FAILED, [int(known.code), known.message], ()
         for buffer in pack(kind, frame.call, content, data):
             self._connection.sendall(buffer)
+
+    def _ends_process(self, error: Exception) -> bool:
+        """Whether no further batch can succeed here: the executor goes by the end of the process."""
+        return isinstance(error, InstanceDied) or (self._spec.kind != "CPU" and is_lost(error))
 
     def _execute(self, frame: Frame) -> tuple[list[Any], Sequence[Buffer]]:
         outputs, tensors, taken, expected, *rows = frame.content()

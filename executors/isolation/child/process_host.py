@@ -175,8 +175,8 @@ class ProcessHost:
             pins = False
             if slots is not None and isinstance(instance, ExchangingInstance) and instance.pins:
                 slots.pin, pins = instance.pin, True
-            server = BatchServer(instance, part, connection, slots, spec.cores)
-            await server.start(spec.name)
+            server = BatchServer(instance, part, connection, slots, spec)
+            await server.start()
             checks = isinstance(instance, SelfCheckingInstance) and instance.checks_health
             number = next(self._numbers)
             self._servers[number] = server
@@ -214,8 +214,8 @@ class ProcessHost:
         part = deep.parts.pop()
         if not deep.parts:
             del self._depths[number]
-        server = BatchServer(deep.instance, part, connection, slots, deep.spec.cores)
-        await server.start(deep.spec.name)
+        server = BatchServer(deep.instance, part, connection, slots, deep.spec)
+        await server.start()
         number = next(self._numbers)
         self._servers[number] = server
         return Made(True, False, False, number)

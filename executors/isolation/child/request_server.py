@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
-import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -31,12 +29,10 @@ from executors.isolation.forms import in_frame
 
 from .link import Link
 from .remote_calls import Answers, Origin
+from .unusable import end_process
 
 _SPAN, _WINDOW, _PROGRESS, _PRIORITY = 7, 9, 10, 11
 """Where a request of an EXECUTE has its span, its window, its progress and its level (`frame_content`)."""
-
-_UNUSABLE = 70
-"""Exit status of a process whose instance says that it cannot be used any more."""
 
 
 class _Ends(Protocol):
@@ -133,7 +129,7 @@ class RequestServer:
                 content = await self._instance.check_health()
             self.link.send(Kind.DONE, frame.call, content)
         except InstanceDied as death:
-            self._exit(death)
+            end_process(self._model, death)
         except Exception as error:
             self._fail(frame.call, error)
         if frame.kind is Kind.FINALIZE:
@@ -147,17 +143,12 @@ class RequestServer:
             else:
                 await self._stream(call, requests)
         except InstanceDied as death:
-            self._exit(death)
+            end_process(self._model, death)
         except Exception as error:
             self._fail(call, error)
         finally:
             self._requests.pop(call, None)
             self._running.pop(call, None)
-
-    def _exit(self, death: InstanceDied) -> None:
-        sys.stderr.write(f"an instance of model '{self._model}' cannot be used any more: {death}\n")
-        sys.stderr.flush()
-        os._exit(_UNUSABLE)
 
     def _fail(self, call: int, error: Exception) -> None:
         known = _known(error)

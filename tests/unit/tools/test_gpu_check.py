@@ -114,3 +114,15 @@ def test_figures_that_agree_within_five_percent() -> None:
 def test_a_card_that_the_page_does_not_have() -> None:
     outcome = machine.compare(machine.families(PAGE), machine.smi(SMI), True)
     assert (outcome.verdict, outcome.reason) == (FAILED, "nv_gpu_memory_total_bytes has no value of GPU-b")
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "unpinned", "verdict"),
+    [(99, 99, 40, PASSED), (94, 130, 130, FAILED), (130, 94, 130, FAILED)],
+)
+def test_each_number_of_instances_has_to_reach_the_goal(one: int, two: int, unpinned: int, verdict: str) -> None:
+    torch_speed = pytest.importorskip("gpu_checks.torch_speed", reason="torch is not installed")
+    values = {"net_bare": 100.0, "net_1": float(one), "net_2": float(two), "net_1_unpinned": float(unpinned)}
+    outcome = torch_speed.judged_rates("cuda", ["net"], values)
+    figure = f"net 100 bare, {one / 100:.2f}/{two / 100:.2f}/{unpinned / 100:.2f}x (rows/s)"
+    assert (outcome.verdict, outcome.figure) == (verdict, figure)

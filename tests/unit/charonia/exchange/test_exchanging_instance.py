@@ -16,7 +16,7 @@ import pytest
 from device_models import TENSORS, Given, OnDevice, numbers
 from fake_tensorrt import FakeDriver, driver, driver_file
 
-from charonia.backend import Backend, InstanceSpec, ModelSource, Outcome, Timings
+from charonia.backend import Backend, DeviceLost, InstanceSpec, ModelSource, Outcome, Timings
 from charonia.cuda.cuda_stream import CudaDevice, CudaDevices
 from charonia.cuda.dlpack_capsules import head_of
 from charonia.cuda.pinned_memory import PinnedPool, shared_pool
@@ -210,10 +210,41 @@ class TestOnAGpu:
     async def test_a_gpu_that_is_lost(self, tmp_path: Path, driver: FakeDriver) -> None:
         made = await exchanging(OnDevice(), device_models.spec(tmp_path))
         driver.fail(700)
-        with pytest.raises(InternalError, match="model 'm' on GPU 0: an illegal memory access"):
+        with pytest.raises(DeviceLost, match="model 'm' has lost GPU 0: an illegal memory access") as lost:
+            made.execute({"x": numbers(2, 3)}, ["y"])
+        assert (lost.value.shared, lost.value.blameless) == (True, False)
+
+    async def test_an_error_that_passes(self, tmp_path: Path, driver: FakeDriver) -> None:
+        made = await exchanging(OnDevice(), device_models.spec(tmp_path))
+        driver.fail(1)
+        with pytest.raises(InternalError, match="model 'm' on GPU 0: invalid argument"):
             made.execute({"x": numbers(2, 3)}, ["y"])
         driver.fail(0)
         assert np.array_equal(arrays_of(made.execute({"x": numbers(2, 3)}, ["y"]))["y"], 2 * numbers(2, 3))
+
+    async def test_the_models_library_says_that_the_gpu_is_lost(self, tmp_path: Path, driver: FakeDriver) -> None:
+        said: list[Exception] = [
+            InternalError("PyTorch execute failure: CUDA error: device-side assert triggered"),
+            InvalidArgument("no such word: CUDA error: device-side assert triggered"),
+            InternalError("CUDA error: out of memory"),
+        ]
+
+        def fail(_inputs: Any) -> Any:
+            raise said[0]
+
+        made = await exchanging(Given("device", fail), device_models.spec(tmp_path))
+        for expected in (DeviceLost, InvalidArgument, InternalError):
+            with pytest.raises(expected, match="CUDA error"):
+                made.execute({"x": numbers(2, 3)}, ["y"])
+            said.pop(0)
+
+    async def test_on_a_cpu_no_gpu_is_lost(self, tmp_path: Path) -> None:
+        def fail(_inputs: Any) -> Any:
+            raise InternalError("CUDA error: device-side assert triggered")
+
+        made = await exchanging(Given("device", fail), device_models.spec(tmp_path, kind="CPU"))
+        with pytest.raises(InternalError):
+            made.execute({"x": numbers(2, 3)}, ["y"])
 
     async def test_there_has_to_be_a_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("charonia.cuda.cuda_library.LIBRARY", "libno-such-driver.so.1")

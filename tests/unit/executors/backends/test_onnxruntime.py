@@ -19,6 +19,8 @@ from onnx import TensorProto, helper
 
 from charonia.backend import (
     BatchInstance,
+    DeviceLost,
+    GraphSignature,
     InstanceSpec,
     Interrupted,
     InterruptibleInstance,
@@ -30,7 +32,7 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFo
 from charonia.models.interface import ModelInterface
 from executors.backends.model_files import model_path
 from executors.backends.onnxruntime import OnnxRuntimeBackend
-from executors.backends.onnxruntime.onnx_backend import _find_cuda
+from executors.backends.onnxruntime.onnx_backend import OnnxRuntimeInstance, _find_cuda, _Session
 from executors.backends.registry import BackendRegistry
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse
@@ -452,3 +454,21 @@ async def test_an_execution_that_would_not_end_can_be_interrupted(tmp_path: Path
     with pytest.raises(Interrupted):
         await endless
     assert instance.execute({"n": np.array([5])}, ["c"])["c"] == [5], "it can be used afterwards"
+
+
+@pytest.mark.parametrize(("provider", "kind"), [("CUDA", DeviceLost), ("CPU", InternalError)])
+def test_a_gpu_that_the_library_reports_lost(provider: str, kind: type[Exception]) -> None:
+    """The library's own words for an address that a kernel may not read; a graph on the CPU may say what it likes."""
+
+    def run(*_: object) -> None:
+        raise RuntimeError(
+            "[ONNXRuntimeError] : 1 : FAIL : CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; "
+            "hostname=h ; file=cuda_execution_provider.cc ; line=428 ; expr=cudaStreamSynchronize(stream_);"
+        )
+
+    session = SimpleNamespace(run=run, get_providers=lambda: [f"{provider}ExecutionProvider", "CPUExecutionProvider"])
+    interface = ModelInterface.of(normalise(parse('name: "m" backend: "onnxruntime"')))
+    opened = _Session(session, GraphSignature((), ()), lambda: SimpleNamespace(terminate=False))
+    with pytest.raises(kind, match="CUDA failure 700") as raised:
+        OnnxRuntimeInstance(interface, opened).execute({}, ["y"])
+    assert type(raised.value) is kind

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from instance_pool import BROKEN, DEADLY, SPEC, WRONG, Doubling, DoublingRequests, Pool, record, values
 
-from charonia.backend import InstanceSpec, ModelRequest, ModelResponse
+from charonia.backend import DeviceLost, InstanceSpec, ModelRequest, ModelResponse
 from charonia.errors import Unavailable
 from charonia.wire import unpack_response
 from executors.batches.batch_results import Death, Executed
@@ -263,6 +263,24 @@ async def test_a_batch_that_outlasts_its_ceiling_is_told_of_and_the_others_go_on
     gate.set()
     await asyncio.wait_for(under.pool.close(), 30)
     assert not futures[batch].done()  # whatever it returns now is not heard
+
+
+class OnALostGpu(Doubling):
+    def execute(self, inputs: Any, outputs: Any) -> Any:
+        raise DeviceLost("model 'm' has lost GPU 0")
+
+
+async def test_a_lost_gpu_brings_the_process_to_an_end() -> None:
+    told: list[tuple[SubmittedBatch, Death]] = []
+    under = Pool(OnALostGpu(), on_hung=lambda batch, death: told.append((batch, death)))
+    batch, future = under.run_batch([record(1)])
+    await under.pool.idle()
+    ((reported, death),) = told
+    assert reported is batch
+    assert (death.instance, death.reason, death.ends_process) == ("m_0", "model 'm' has lost GPU 0", True)
+    assert (death.blameless, death.shared_instance) == (False, True)
+    await asyncio.wait_for(under.pool.close(), 30)
+    assert not future.done(), "it is reported instead"
 
 
 class Waiting(DoublingRequests):

@@ -164,7 +164,12 @@ def test_parameters_of_tensorrt(parameters: dict[str, str], expected: dict[str, 
     [
         ({"precision_mode": "FP4"}, "^unsupported precision mode 'FP4' is requested$"),
         ({"profile": "1"}, "^unknown parameter 'profile' is provided for TensorRT Execution Accelerator$"),
-        ({"max_workspace_size_bytes": "much"}, "'max_workspace_size_bytes' of 'm' must be an integer, got 'much'"),
+        (
+            {"max_workspace_size_bytes": "much"},
+            "'max_workspace_size_bytes' of 'm' must be an integer of at least 0, got 'much'",
+        ),
+        ({"trt_dla_core": "-1"}, "'trt_dla_core' of 'm' must be an integer of at least 0, got '-1'"),
+        ({"trt_auxiliary_streams": "-2"}, "'trt_auxiliary_streams' of 'm' must be an integer of at least -1, got '-2'"),
         ({"trt_dla_enable": "2"}, "'trt_dla_enable' of 'm' must be 0 or 1, got '2'"),
     ],
 )
@@ -211,7 +216,8 @@ def test_cuda_takes_what_parameters_say_and_the_accelerator_wins() -> None:
     }
     for parameters, text in (
         ({"cudnn_conv_algo_search": "3"}, "^unsupported cudnn_conv_algo_search value '3' is requested$"),
-        ({"gpu_mem_limit": "all"}, "'gpu_mem_limit' of 'm' must be an integer, got 'all'"),
+        ({"gpu_mem_limit": "all"}, "'gpu_mem_limit' of 'm' must be an integer of at least 0, got 'all'"),
+        ({"gpu_mem_limit": "-1"}, "'gpu_mem_limit' of 'm' must be an integer of at least 0, got '-1'"),
         ({"do_copy_in_default_stream": "maybe"}, "'do_copy_in_default_stream' of 'm' must be 0 or 1, got 'maybe'"),
     ):
         with pytest.raises(InvalidArgument, match=text):

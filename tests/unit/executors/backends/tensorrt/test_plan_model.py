@@ -15,7 +15,7 @@ import pytest
 from backend_calls import instance_of, signature_of
 from fake_tensorrt import FakeDriver, driver, driver_file
 
-from charonia.backend import InstanceSpec, MemoryUse, ModelSource
+from charonia.backend import DeviceLost, InstanceSpec, MemoryUse, ModelSource
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, Unsupported
 from charonia.models.interface import ModelInterface
 from charonia.testing.backend_contract import CHECKS, Check, ReferenceModel
@@ -292,11 +292,18 @@ class TestFailures:
     async def test_an_error_of_the_gpu_has_the_drivers_words(self, tmp_path: Path, driver: FakeDriver) -> None:
         made = await instance(tmp_path, ADD)
         a = numbers(2, 4)
-        driver.fail(700)
-        with pytest.raises(InternalError, match="model 'm' on GPU 0: an illegal memory access was encountered"):
+        driver.fail(1)
+        with pytest.raises(InternalError, match="model 'm' on GPU 0: invalid argument"):
             made.execute({"a": a, "b": a}, ["c"])
         driver.fail(0)
         assert np.array_equal(made.execute({"a": a, "b": a}, ["c"])["c"], 2 * a)
+
+    async def test_a_gpu_that_is_lost(self, tmp_path: Path, driver: FakeDriver) -> None:
+        made = await instance(tmp_path, ADD)
+        a = numbers(2, 4)
+        driver.fail(700)
+        with pytest.raises(DeviceLost, match="model 'm' has lost GPU 0: an illegal memory access was encountered"):
+            made.execute({"a": a, "b": a}, ["c"])
 
     async def test_no_memory_is_a_failed_load(self, tmp_path: Path, driver: FakeDriver) -> None:
         huge = fake_tensorrt.add_plan((-1, 4), [((1, 4), (4, 4), (1 << 30, 4))])

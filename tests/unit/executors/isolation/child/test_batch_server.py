@@ -1,0 +1,85 @@
+"""What ends the process of an isolated model; `tests/integration/test_isolated_depth.py` has the executor's side."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from instance_pool import SPEC, Doubling
+
+from charonia.backend import DeviceLost, InstanceDied, Interrupted
+from charonia.errors import InternalError, InvalidArgument
+from executors.backends.python.protocol.frames import Frame, FrameReader, Kind, pack
+from executors.isolation.child import batch_server
+from executors.isolation.child.batch_server import BatchServer
+from executors.isolation.forms import described
+
+
+class Ended(BaseException):
+    """The process has ended."""
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
+    def end_process(model: str, death: BaseException) -> None:
+        raise Ended(f"{model}: {death}")
+
+    monkeypatch.setattr(batch_server, "end_process", end_process)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+class Failing(Doubling):
+    """Raises what it is given."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def execute(self, inputs: Any, outputs: Any) -> Any:
+        raise self.error
+
+
+def answer(pair: tuple[socket.socket, socket.socket], kind: str, error: Exception) -> Frame:
+    """What the executor gets for a batch of an instance on such a device that raises this."""
+    ours, theirs = pair
+    instance = Failing(error)
+    server = BatchServer(instance, instance, theirs, None, replace(SPEC, kind=kind))
+    tensors, _ = described({})
+    (frame,) = frames(b"".join(pack(Kind.EXECUTE, 7, [["y"], tensors, None, None], ())))
+    server._answer(frame)
+    (sent,) = frames(ours.recv(65536))
+    return sent
+
+
+def frames(data: bytes) -> list[Frame]:
+    reader = FrameReader()
+    reader.get_buffer()[: len(data)] = data
+    return list(reader.received(len(data)))
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+@pytest.mark.parametrize("death", [InstanceDied("worn out"), DeviceLost("worn out")])
+def test_an_instance_that_cannot_be_used_any_more_ends_its_process(pair: Any, kind: str, death: Exception) -> None:
+    with pytest.raises(Ended, match="m: worn out"):
+        answer(pair, kind, death)
+
+
+def test_so_does_a_gpu_that_is_lost_whatever_the_backend_makes_of_it(pair: Any) -> None:
+    text = "CUDA error: an illegal memory access was encountered"
+    with pytest.raises(Ended, match="m: CUDA error"):
+        answer(pair, "GPU", RuntimeError(text))
+    with pytest.raises(Ended, match="m: CUDA error"):
+        answer(pair, "MODEL", InternalError(text))
+    sent = answer(pair, "CPU", RuntimeError(text))
+    assert (sent.kind, sent.content()) == (Kind.FAILED, [1, f"RuntimeError: {text}"])
+
+
+def test_other_errors_are_those_of_their_batch(pair: Any) -> None:
+    sent = answer(pair, "GPU", InvalidArgument("no"))
+    assert (sent.kind, sent.call, sent.content()) == (Kind.FAILED, 7, [3, "no"])
+    assert answer(pair, "GPU", Interrupted("left out")).kind is Kind.CANCEL
