@@ -75,6 +75,13 @@ def may_be_columns(waves: Sequence[Wave]) -> bool:
 def columns_of(run: Run, waves: Sequence[Wave], model: str) -> RequestColumns:
     """Join waves for a model. Raises `InvalidArgument` for malformed BYTES."""
     plan, first = run[0][1], waves[0]
+    if len(waves) == 1 and not first.client_ids and not first.references and not first.meta.parameters:
+        inputs = _plain(plan, first)
+        if inputs:
+            return RequestColumns(
+                *(first.count, inputs, plan.outputs, {}, None, first.timeout_us, _Origins(waves)),
+                (first.meta.packed, first.count, first.timeout_us),
+            )
     inputs = [_column_of(position, place, run, waves, model) for position, place in enumerate(plan.inputs)]
     client_ids: list[str] = []
     if len(waves) == 1:
@@ -89,6 +96,20 @@ def columns_of(run: Run, waves: Sequence[Wave], model: str) -> RequestColumns:
         *(sum([wave.count for wave in waves]), inputs, plan.outputs, parameters, client_ids or None),
         *(first.timeout_us, _Origins(waves)),
     )
+
+
+def _plain(plan: RequestPlan, wave: Wave) -> list[ColumnInput]:
+    """The inputs of a wave whose tensors lie in its record; none when one of them is of BYTES."""
+    places = wave.meta.inputs
+    inputs = []
+    for planned in plan.inputs:
+        if planned.datatype is DataType.BYTES:
+            return []
+        number = 0
+        while places[number].name != planned.name:
+            number += 1
+        inputs.append(ColumnInput(planned.name, planned.datatype, planned.shape, wave.columns[number]))
+    return inputs
 
 
 def parts_of(run: Run, waves: Sequence[Wave], position: int) -> list[Buffer]:

@@ -227,6 +227,15 @@ class WaveBatch:
         if run:
             yield run
 
+    def _lone(self) -> list[tuple[int, RequestPlan]] | None:
+        """The run of the only wave; None when that cannot run as it is."""
+        (wave,) = self._waves
+        try:
+            plan = self._planner.plan(wave)
+        except Exception:  # `_runs` answers it
+            return None
+        return [(0, plan)] if plan.rows * wave.count <= max(1, self._interface.max_batch_size) else None
+
     def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[tuple[int, RequestPlan]]) -> None:
         start_wall, started = wall_ns(), monotonic_ns()
         waves = [self._waves[index] for index, _ in run]
@@ -390,10 +399,12 @@ class WaveBatch:
         `replied` is called in the event loop, once: then there is a reply (`ended`), or none will come. Whatever
         becomes of it, `run_requests_on` completes the batch from here, unless `ended` has. Raises `InstanceDied`.
         """
-        self._divided = list(self._runs())
-        if len(self._divided) != 1 or not instance.takes_columns:
+        if not instance.takes_columns:
             return False
-        begun = self._column_run(self._divided[0])
+        run = self._lone() if len(self._waves) == 1 else None
+        divided = list(self._runs()) if run is None else [run]
+        self._divided = divided
+        begun = self._column_run(divided[0]) if len(divided) == 1 else None
         if begun is None:
             return False
         begun.call = instance.begin_columns(begun.columns, replied)
@@ -477,16 +488,26 @@ class WaveBatch:
         infer_ns: int,
     ) -> None:
         """Answer waves with columns, after the checks of `request_outputs`."""
-        by_name = {answer.name: answer for answer in answers}
-        first = [Tensor(a.name, a.datatype, a.shape, a.data[: len(a.data) // count]) for a in answers]
-        chosen = request_outputs(self._interface, run[0][1], first)
-        meta = reply_meta(
-            self._interface.name, self._version, tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in chosen])
-        )
+        plan = run[0][1]
+        form = (plan.outputs, count, *[(a.name, a.datatype.number, a.shape, len(a.data)) for a in answers])
+        known = self._planner.answers.get(form)
+        if known is None:
+            first = [Tensor(a.name, a.datatype, a.shape, a.data[: len(a.data) // count]) for a in answers]
+            chosen = request_outputs(self._interface, plan, first)
+            described = tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in chosen])
+            meta = reply_meta(self._interface.name, self._version, described)
+            names = [answer.name for answer in answers]
+            known = meta, [(len(names) - 1 - names[::-1].index(t.name), len(t.data)) for t in chosen]
+            self._planner.remember(form, known)
+        meta, places = known
+        if len(run) == 1:
+            columns = [answers[number].data for number, _ in places]
+            self.executed.answers[run[0][0]] = self._reply(waves[0], meta, columns, infer_ns)
+            return
         start = 0
         for (index, _), wave in zip(run, waves, strict=True):
             end = start + wave.count
-            columns = [by_name[t.name].data[start * len(t.data) : end * len(t.data)] for t in chosen]
+            columns = [answers[number].data[start * size : end * size] for number, size in places]
             self.executed.answers[index] = self._reply(wave, meta, columns, infer_ns)
             start = end
 

@@ -10,7 +10,6 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from charonia.backend import InstanceDied, ModelRequest, ModelResponse, ResponseStream
 from executors.backends.python.frame_calls import FrameCalls
@@ -56,7 +55,7 @@ class InstanceLink(FrameCalls):
     def begin(
         self,
         kind: Kind,
-        content: Any,
+        meta: bytes,
         data: Iterable[Buffer] = (),
         *,
         ceiling_s: float = 0,
@@ -73,7 +72,7 @@ class InstanceLink(FrameCalls):
                 self.answer(Kind.STORED, 0, [*taken, [len(column) for column in columns]])
                 data = ()
             kind = Kind.EXECUTE_STREAM if self.streams else kind
-        return super().begin(kind, content, data, ceiling_s=ceiling_s, ceiling=ceiling, replied=replied)
+        return super().begin(kind, meta, data, ceiling_s=ceiling_s, ceiling=ceiling, replied=replied)
 
     def frame_received(self, frame: Frame) -> None:
         if frame.kind is Kind.STORED:

@@ -14,10 +14,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
+import msgpack
+
 from charonia.backend import InstanceDied, ModelResponse
 
 from .frame_content import responses_together
-from .protocol.frames import MAX_DATA_BYTES, UNREADABLE, Buffer, Frame, FrameError, FrameReader, Kind, pack
+from .protocol.frames import (
+    MAX_DATA_BYTES,
+    UNREADABLE,
+    Buffer,
+    Frame,
+    FrameError,
+    FrameReader,
+    Kind,
+    pack,
+    pack_described,
+)
 from .protocol.shared_slots import ExecutorSlots
 
 LOOK_MS = 1
@@ -112,19 +124,19 @@ class FrameCalls(ABC):
         The process is killed after `ceiling_s` seconds (0: never), even if the caller no longer waits; `ceiling` names
         the setting. Raises `InstanceDied`.
         """
-        return await self.begin(kind, content, data, ceiling_s=ceiling_s, ceiling=ceiling)[1]
+        return await self.begin(kind, msgpack.packb(content), data, ceiling_s=ceiling_s, ceiling=ceiling)[1]
 
     def begin(
         self,
         kind: Kind,
-        content: Any,
+        meta: bytes,
         data: Iterable[Buffer] = (),
         *,
         ceiling_s: float = 0,
         ceiling: str = "",
         replied: Callable[[], None] | None = None,
     ) -> tuple[int, asyncio.Future[Frame]]:
-        """`call` without waiting: return the call's number and the future of its reply.
+        """`call` without waiting: return the call's number and the future of its reply. `meta` is the packed content.
 
         `replied` is called once the future is done, without another turn of the event loop. It must not raise.
         """
@@ -135,7 +147,7 @@ class FrameCalls(ABC):
             raise InstanceDied("its process has ended", self.last_lines(), blameless=True)
         number = self._next_call
         self._next_call = number + 1 if number < 0xFFFFFFFF else 1
-        buffers = pack(kind, number, content, data)
+        buffers = pack_described(kind, number, meta, data)
         reply: asyncio.Future[Frame] = self._loop.create_future()
         self._calls[number] = reply
         if kind is Kind.HEALTH:
