@@ -43,7 +43,7 @@ from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.host.host_policy import restrict_thread
 from executors.isolation.strings_apart import StringsApart
 
-from .quick_runs import INTERRUPTER
+from .quick_runs import INTERRUPTER, LOOKS
 from .submitted_batch import SubmittedBatch, instance_died_error
 from .task_queue import TaskQueue
 from .thread_queue import ThreadQueue, WaitingThread
@@ -581,8 +581,9 @@ class TaskWorker(Worker):
             begun = False
         if not begun:
             self._queue.hand(self, batch)
-        elif looks and isinstance(execution, WaveBatch):
+        elif looks and isinstance(execution, WaveBatch) and LOOKS.begin(monotonic_ns()):
             execution.look()
+            LOOKS.end(monotonic_ns(), answered=self._current is not batch)
 
     def _replied(self, batch: SubmittedBatch, execution: WaveBatch) -> None:
         """The instance has answered a batch that has begun, or has died."""
