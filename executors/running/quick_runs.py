@@ -1,4 +1,4 @@
-"""Keeps executions of quick models in the event loop short (docs/adr/0025), and waits for model processes (0064).
+"""Keeps executions of quick models in the event loop short, and waits for model processes (docs/adr/0025).
 
 Passing a batch to an instance's thread costs two wake-ups, which take longer than many a small model. A model that was
 seen to be quick (`instance_pool.Pace`) therefore runs in the event loop. A thread of this module looks at the loop's
