@@ -390,8 +390,7 @@ def _checked(
     requests: Sequence[InferenceRequest], answers: Any, *, answers_later: bool
 ) -> list[InferenceResponse | None]:
     """What `execute` returned; None where a sender answers, perhaps one that the model takes later."""
-    answers_later = answers_later or any(request.sender is not None for request in requests)
-    if answers is None and answers_later:
+    if answers is None and (answers_later or _has_sender(requests)):
         answers = [None] * len(requests)
     if not isinstance(answers, list):
         raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers)}'.")
@@ -411,7 +410,7 @@ def _checked(
                 )
             answers[place] = InferenceResponse()
             continue
-        if answer is None and answers_later:
+        if answer is None and (answers_later or _has_sender(requests)):
             request.get_response_sender()  # it notices when the model lets go of the request
             continue
         if not isinstance(answer, InferenceResponse):
@@ -422,6 +421,10 @@ def _checked(
         if request.sender is not None and request.sender.answered:
             raise _WrongAnswer(CLOSED)
     return answers
+
+
+def _has_sender(requests: Sequence[InferenceRequest]) -> bool:
+    return any(request.sender is not None for request in requests)
 
 
 def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]) -> Reply:
