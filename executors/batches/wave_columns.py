@@ -75,7 +75,7 @@ def may_be_columns(waves: Sequence[Wave]) -> bool:
 def columns_of(run: Run, waves: Sequence[Wave], model: str) -> RequestColumns:
     """Join waves for a model. Raises `InvalidArgument` for malformed BYTES."""
     plan, first = run[0][1], waves[0]
-    if len(waves) == 1 and not first.client_ids and not first.references and not first.meta.parameters:
+    if len(waves) == 1 and not (first.client_ids or first.references or first.sizes or first.meta.parameters):
         inputs = _plain(plan, first)
         if inputs:
             return RequestColumns(

@@ -385,7 +385,7 @@ class WaveBatch:
         """Join waves to columns; None when they cannot be joined, or one of them has malformed strings."""
         start_wall, started = wall_ns(), monotonic_ns()
         waves = [self._waves[index] for index, _ in run]
-        if not may_be_columns(waves) or not self._has_payloads(run):
+        if (len(waves) > 1 and not may_be_columns(waves)) or not self._has_payloads(run):
             return None
         try:
             columns = columns_of(run, waves, self._interface.name)

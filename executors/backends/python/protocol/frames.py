@@ -186,7 +186,7 @@ class FrameReader:
             return [frame]
         self._end += count
         frames = []
-        while (frame_or_none := self._next()) is not None:
+        while self._begin < self._end and (frame_or_none := self._next()) is not None:
             frames.append(frame_or_none)
         if self._begin == self._end:
             self._begin = self._end = 0
