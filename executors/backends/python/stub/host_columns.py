@@ -19,7 +19,7 @@ from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 
 
 class ColumnsAsked:
-    """The content of an EXECUTE_COLUMNS, which nobody changes: one of the same form has the same."""
+    """The content of an EXECUTE_COLUMNS. It is not changed: one of the same form has the same."""
 
     __slots__ = (
         *("count", "described", "expected", "ids", "outputs", "parameters", "places", "put", "sizes", "timeout_us"),
