@@ -16,7 +16,7 @@ have several batches under way: a `SubmittingInstance`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -415,6 +415,8 @@ class RequestColumns:
     timeout_us: int = 0
     origins: Sequence[object] = ()
     """The `ModelRequest.origin` of each request, read only when the model calls another one; empty: none is known."""
+    form: Hashable = None
+    """Equal for columns that differ in `data` and `origins` alone; None: unknown."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ splits the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -91,12 +91,21 @@ class Planner:
         self._plans: dict[bytes, RequestPlan | CharoniaError] = {}
         self._shared: dict[tuple[tuple[TensorPlace, ...], tuple[str, ...]], RequestPlan | CharoniaError] = {}
         """The same by what is checked. Tenants share a plan, so that their requests are joined as those of one are."""
+        self.answers: dict[Hashable, tuple[bytes, list[tuple[int, int]]]] = {}
+        """By form of the columns that a model gave: the meta of their reply, and of which ones its columns are, with
+        the size for each request in bytes."""
         self._all_outputs = tuple(interface.outputs)
         sources = [item.source for item in interface.batch_inputs]
         self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
         self.needs_requests = bool(sources or interface.scattered_outputs or interface.has_ragged_input)
         """Whether requests cannot be joined as columns, because the shapes of each one matter."""
         self.takes_strings = any(spec.datatype is DataType.BYTES for spec in interface.inputs.values())
+
+    def remember(self, form: Hashable, answer: tuple[bytes, list[tuple[int, int]]]) -> None:
+        """Keep how answers of a form are packed (`answers`)."""
+        if len(self.answers) >= _PLAN_LIMIT:
+            self.answers.clear()
+        self.answers[form] = answer
 
     def plan(self, record: RequestRecord | Wave) -> RequestPlan:
         """Return the plan of a request, or of each request of a wave.

@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
-from typing import Any, TypeGuard, cast
+from typing import cast
 
 from charonia.backend import (
     Array,
     BatchInstance,
-    ColumnInput,
     ColumnInstance,
     ColumnOutput,
     InstanceDied,
@@ -48,10 +47,10 @@ from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, 
 from .batch_results import BACKEND, OTHER, Executed, Execution, Failure
 from .execution import Batch, with_moves
 from .sized_batches import execute_sized
+from .wave_columns import ColumnCall, PromptInstance, columns_of, has_columns, may_be_columns, parts_of
 
 _log = logging.getLogger(__name__)
 
-_WORTH_COLUMNS_BYTES = 32_768
 _MOST_TOGETHER_BYTES = 262_144
 
 
@@ -93,6 +92,20 @@ class ExecutedWaves(Executed):
         return count - self.failed.get(index, 0) if self.failed else count
 
 
+@dataclass(slots=True)
+class _ColumnRun:
+    """Waves that run as columns. Times in ns, `start_wall` of the wall clock."""
+
+    run: list[tuple[int, RequestPlan]]
+    waves: list[Wave]
+    columns: RequestColumns
+    start_wall: int
+    started: int
+    joined: int
+    call: ColumnCall | None = None
+    """Set when it runs and no task waits for it."""
+
+
 class WaveBatch:
     """The execution of a batch of waves. Used like `executors.batches.execution.Batch`."""
 
@@ -112,6 +125,10 @@ class WaveBatch:
         self._put = put
         self._unwanted = set(unwanted)
         self._soon = soon
+        self._divided: list[list[tuple[int, RequestPlan]]] | None = None
+        """Its parts (`_runs`), once it was tried to begin it."""
+        self._begun: _ColumnRun | None = None
+        """What an instance runs that no task waits for yet."""
         self._running: Batch | tuple[RequestColumns, list[Wave]] | None = None
         """What a `RequestInstance` runs now."""
         self._notified: set[int] = set()
@@ -141,11 +158,12 @@ class WaveBatch:
 
     async def run_requests_on(self, instance: RequestInstance) -> Executed:
         """Execute on a `RequestInstance`. Raises `InstanceDied` as `run_on` does."""
-        for run in self._runs():
-            is_column = self._may_be_columns(run) and self._has_payloads(run)
-            if is_column and _has_columns(instance) and instance.takes_columns:
-                await self._run_columns(instance, run)
-                continue
+        for run in self._runs() if self._divided is None else self._divided:
+            if has_columns(instance) and instance.takes_columns:
+                begun, self._begun = self._begun or self._column_run(run), None
+                if begun is not None:
+                    await self._run_columns(instance, begun)
+                    continue
             batch = self._requests_of(run)
             self._starts(batch, instance)
             try:
@@ -168,7 +186,7 @@ class WaveBatch:
         running = self._running
         if isinstance(running, Batch):
             running.notify(ids, instance)
-        elif running is not None and _has_columns(instance):
+        elif running is not None and has_columns(instance):
             columns, waves = running
             every = [request_id for wave in waves for request_id in wave.ids()]
             if indices := [i for i, one in enumerate(every) if one in ids and i not in self._notified]:
@@ -208,6 +226,15 @@ class WaveBatch:
             rows += more
         if run:
             yield run
+
+    def _lone(self) -> list[tuple[int, RequestPlan]] | None:
+        """The run of the only wave; None when that cannot run as it is."""
+        (wave,) = self._waves
+        try:
+            plan = self._planner.plan(wave)
+        except Exception:  # `_runs` answers it
+            return None
+        return [(0, plan)] if plan.rows * wave.count <= max(1, self._interface.max_batch_size) else None
 
     def _run_arrays(self, instance: BatchInstance, workspace: Workspace, run: list[tuple[int, RequestPlan]]) -> None:
         start_wall, started = wall_ns(), monotonic_ns()
@@ -271,7 +298,7 @@ class WaveBatch:
     ) -> Array:
         """Join one input of all waves, with the model's shape. Raises `InvalidArgument` for malformed BYTES."""
         shape = (rows, *place.tail) if self._interface.batching else place.shape
-        columns = _parts(run, waves, position)
+        columns = parts_of(run, waves, position)
         if place.datatype is DataType.BYTES:
             elements, total = [], 0
             for column, (_, plan), wave in zip(columns, run, waves, strict=True):
@@ -354,83 +381,103 @@ class WaveBatch:
                 return False
         return True
 
-    def _may_be_columns(self, run: list[tuple[int, RequestPlan]]) -> bool:
-        """Whether to run these waves as one set of columns; not for a single small request.
-
-        The model sees one shape, one set of parameters and one time-out for all.
-        """
-        first = self._waves[run[0][0]]
-        for index, _ in run[1:]:
-            wave = self._waves[index]
-            if wave.rows != first.rows or wave.timeout_us != first.timeout_us:
-                return False
-            if wave.meta.parameters != first.meta.parameters:
-                return False
-        return len(run) > 1 or first.count > 1 or first.meta.size_bytes >= _WORTH_COLUMNS_BYTES
-
-    async def _run_columns(self, instance: ColumnInstance, run: list[tuple[int, RequestPlan]]) -> None:
+    def _column_run(self, run: list[tuple[int, RequestPlan]]) -> _ColumnRun | None:
+        """Join waves to columns; None when they cannot be joined, or one of them has malformed strings."""
         start_wall, started = wall_ns(), monotonic_ns()
         waves = [self._waves[index] for index, _ in run]
-        plan, first = run[0][1], waves[0]
-        count = sum([wave.count for wave in waves])
-        indices = [index for index, _ in run]
+        if (len(waves) > 1 and not may_be_columns(waves)) or not self._has_payloads(run):
+            return None
         try:
-            inputs = [self._column_of(position, place, run, waves) for position, place in enumerate(plan.inputs)]
+            columns = columns_of(run, waves, self._interface.name)
         except CharoniaError:
-            batch = self._requests_of(run)  # only malformed requests fail
-            self._take(run, batch, await batch.run_requests_on(cast(RequestInstance, instance)))
-            return
-        client_ids: list[str] = []
-        if any(wave.client_ids for wave in waves):
-            for wave in waves:
-                client_ids += wave.client_ids or [""] * wave.count
-        columns = RequestColumns(
-            *(count, inputs, plan.outputs, first.meta.parameters, client_ids or None, first.timeout_us),
-            _Origins(waves),
-        )
-        joined = monotonic_ns()
-        self._starts((columns, waves), cast(RequestInstance, instance))
+            return None
+        return _ColumnRun(run, waves, columns, start_wall, started, monotonic_ns())
+
+    def begin_on(self, instance: PromptInstance, replied: Callable[[], None]) -> bool:
+        """Send the batch to an instance, if that takes all of it as one set of columns.
+
+        `replied` is called in the event loop, once: then there is a reply (`ended`), or none will come. Whatever
+        becomes of it, `run_requests_on` completes the batch from here, unless `ended` has. Raises `InstanceDied`.
+        """
+        if not instance.takes_columns:
+            return False
+        run = self._lone() if len(self._waves) == 1 else None
+        divided = list(self._runs()) if run is None else [run]
+        self._divided = divided
+        begun = self._column_run(divided[0]) if len(divided) == 1 else None
+        if begun is None:
+            return False
+        begun.call = instance.begin_columns(begun.columns, replied)
+        self._begun = begun
+        self._starts((begun.columns, begun.waves), cast(RequestInstance, instance))
+        return True
+
+    def look(self) -> None:
+        """Wait for the reply to what has begun for a moment, in the event loop."""
+        if self._begun is not None and self._begun.call is not None:
+            self._begun.call.look()
+
+    def ended(self) -> Executed | None:
+        """The results, if what has begun was answered with columns; else None, and `run_requests_on` is to be used."""
+        begun = self._begun
+        answers = begun.call.columns() if begun is not None and begun.call is not None else None
+        if begun is None or answers is None:
+            return None
+        self._begun = None
+        self._end_columns(begun, answers)
+        return self.executed
+
+    async def _run_columns(self, instance: ColumnInstance, begun: _ColumnRun) -> None:
+        """Run waves as columns, or wait for what has begun."""
+        run = begun.run
         try:
-            answers = await instance.execute_columns(columns)
-            inferred = monotonic_ns()
-            if not answers or not isinstance(answers[0], ColumnOutput):
-                batch = self._requests_of(run)
-                responses = cast(Sequence[ModelResponse], answers)
-                if len(responses) != count:
-                    raise InternalError(f"model '{self._interface.name}' answered {len(responses)} of {count} requests")
-                self._take(run, batch, batch.take(responses, start_wall, (started, joined, inferred)))
-                return
-            self._answer_columns(run, waves, cast(list[ColumnOutput], answers), count, inferred - joined)
+            if begun.call is None:
+                self._starts((begun.columns, begun.waves), cast(RequestInstance, instance))
+                answers = await instance.execute_columns(begun.columns)
+            else:
+                answers = await begun.call.answers()
         except InstanceDied:
             raise
-        except CharoniaError as error:
-            self._fail(indices, error, BACKEND)
-            return
         except Exception as error:
-            _log.exception("model %r failed to execute a batch", self._interface.name)
-            self._fail(indices, InternalError(f"{type(error).__name__}: {error}"), BACKEND)
+            self._fail_columns(begun, error)
+            return
+        if answers and isinstance(answers[0], ColumnOutput):
+            self._end_columns(begun, cast(list[ColumnOutput], answers))
+            return
+        inferred = monotonic_ns()
+        batch = self._requests_of(run)
+        responses = cast(Sequence[ModelResponse], answers)
+        count = begun.columns.count
+        if len(responses) != count:
+            text = f"model '{self._interface.name}' answered {len(responses)} of {count} requests"
+            self._fail_columns(begun, InternalError(text))
+            return
+        self._take(run, batch, batch.take(responses, begun.start_wall, (begun.started, begun.joined, inferred)))
+
+    def _fail_columns(self, begun: _ColumnRun, error: Exception) -> None:
+        """Fail all waves of a run."""
+        if not isinstance(error, CharoniaError):
+            _log.error("model %r failed to execute a batch", self._interface.name, exc_info=error)
+            error = InternalError(f"{type(error).__name__}: {error}")
+        self._fail([index for index, _ in begun.run], error, BACKEND)
+
+    def _end_columns(self, begun: _ColumnRun, answers: list[ColumnOutput]) -> None:
+        """Answer the waves of a run, and count it."""
+        inferred = monotonic_ns()
+        started, joined, count = begun.started, begun.joined, begun.columns.count
+        try:
+            self._answer_columns(begun.run, begun.waves, answers, count, inferred - joined)
+        except Exception as error:
+            self._fail_columns(begun, error)
             return
         ended = monotonic_ns()
-        durations = joined - started, inferred - joined, ended - inferred
-        rows = count * plan.rows
         self.executed.executions.append(
-            Execution(tuple(indices), rows, start_wall, start_wall + ended - started, *durations)
+            Execution(
+                *(tuple([index for index, _ in begun.run]), count * begun.run[0][1].rows),
+                *(begun.start_wall, begun.start_wall + ended - started),
+                *(joined - started, inferred - joined, ended - inferred),
+            )
         )
-
-    def _column_of(
-        self, position: int, place: InputPlan, run: list[tuple[int, RequestPlan]], waves: list[Wave]
-    ) -> ColumnInput:
-        """Join one input of all requests. Raises `InvalidArgument` for malformed BYTES."""
-        columns = _parts(run, waves, position)
-        sizes: list[int] | None = None
-        if place.datatype is DataType.BYTES:
-            sizes = []
-            for column, wave in zip(columns, waves, strict=True):
-                expected = prod(place.shape) * wave.count
-                check_bytes_elements(column, expected, name=place.name, model=self._interface.name)
-                sizes += _sizes(wave, place.name)
-        data = columns[0] if len(columns) == 1 else b"".join(columns)
-        return ColumnInput(place.name, place.datatype, place.shape, data, sizes)
 
     def _answer_columns(
         self,
@@ -441,16 +488,26 @@ class WaveBatch:
         infer_ns: int,
     ) -> None:
         """Answer waves with columns, after the checks of `request_outputs`."""
-        by_name = {answer.name: answer for answer in answers}
-        first = [Tensor(a.name, a.datatype, a.shape, a.data[: len(a.data) // count]) for a in answers]
-        chosen = request_outputs(self._interface, run[0][1], first)
-        meta = reply_meta(
-            self._interface.name, self._version, tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in chosen])
-        )
+        plan = run[0][1]
+        form = (plan.outputs, count, *[(a.name, a.datatype.number, a.shape, len(a.data)) for a in answers])
+        known = self._planner.answers.get(form)
+        if known is None:
+            first = [Tensor(a.name, a.datatype, a.shape, a.data[: len(a.data) // count]) for a in answers]
+            chosen = request_outputs(self._interface, plan, first)
+            described = tuple([(t.name, t.datatype, t.shape, len(t.data)) for t in chosen])
+            meta = reply_meta(self._interface.name, self._version, described)
+            names = [answer.name for answer in answers]
+            known = meta, [(len(names) - 1 - names[::-1].index(t.name), len(t.data)) for t in chosen]
+            self._planner.remember(form, known)
+        meta, places = known
+        if len(run) == 1:
+            columns = [answers[number].data for number, _ in places]
+            self.executed.answers[run[0][0]] = self._reply(waves[0], meta, columns, infer_ns)
+            return
         start = 0
         for (index, _), wave in zip(run, waves, strict=True):
             end = start + wave.count
-            columns = [by_name[t.name].data[start * len(t.data) : end * len(t.data)] for t in chosen]
+            columns = [answers[number].data[start * size : end * size] for number, size in places]
             self.executed.answers[index] = self._reply(wave, meta, columns, infer_ns)
             start = end
 
@@ -524,63 +581,11 @@ class WaveBatch:
             self.executed.failures += [Failure(index, error, reason, end)] * wave.count
 
 
-_HAS_COLUMNS: dict[type, bool] = {}
-"""By class: checking a protocol with `isinstance` costs more than the rest of a small run."""
-
-
-def _has_columns(instance: object) -> TypeGuard[ColumnInstance]:
-    known = _HAS_COLUMNS.get(type(instance))
-    if known is None:
-        known = _HAS_COLUMNS[type(instance)] = isinstance(instance, ColumnInstance)
-    return known
-
-
 def part_record(
     model: str, version: int, request_id: bytes, parts: Sequence[OutputPart], start: int, end: int
 ) -> bytes:
     """The response record of one request, from rows `start` to `end` of the results."""
     return pack_response(request_id, model, version, [part.tensor(start, end) for part in parts], {})
-
-
-def _parts(run: list[tuple[int, RequestPlan]], waves: list[Wave], position: int) -> list[Buffer]:
-    """The bytes of an input of all waves, in order; one part for each wave with its tensors in the record.
-
-    Plans have inputs sorted by name, waves in the order in which they were sent.
-    """
-    parts: list[Buffer] = []
-    for (_, plan), wave in zip(run, waves, strict=True):
-        name = plan.inputs[position].name
-        for number, place in enumerate(wave.meta.inputs):
-            if place.name == name:
-                parts += wave.parts(number)
-                break
-        else:
-            raise InternalError(f"a wave without input '{name}'")
-    return parts
-
-
-def _sizes(wave: Wave, name: str) -> Sequence[int]:
-    """The size of an input in each request of a wave, in bytes."""
-    for number, place in enumerate(wave.meta.inputs):
-        if place.name == name:
-            return wave.sizes[number] if wave.sizes else [place.size_bytes] * wave.count
-    return []
-
-
-class _Origins(Sequence[object]):
-    """The records of the waves' requests, made when one is first needed: few models call others."""
-
-    def __init__(self, waves: Sequence[Wave]) -> None:
-        self._waves = waves
-        self._records: list[RequestRecord] | None = None
-
-    def __len__(self) -> int:
-        return sum(wave.count for wave in self._waves)
-
-    def __getitem__(self, index: Any) -> Any:
-        if self._records is None:
-            self._records = [record for wave in self._waves for record in wave.requests()]
-        return self._records[index]
 
 
 def _too_many(limit: int, model: str) -> str:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from charonia.backend import InstanceDied, ModelRequest, ModelResponse, ResponseStream
-from executors.backends.python.frame_calls import FrameCalls, FrameProtocol
+from executors.backends.python.frame_calls import FrameCalls
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameError, Kind
 from executors.backends.python.protocol.shared_slots import ExecutorSlots
 from executors.backends.python.python_instance import PythonInstance
@@ -41,10 +40,7 @@ class InstanceLink(FrameCalls):
 
     async def connect(self, connection: socket.socket) -> None:
         """Take a connected socket over."""
-        connection.setblocking(False)
-        self._transport, _ = await self._loop.create_unix_connection(
-            lambda: FrameProtocol(self, MAX_FRAME_BYTES), sock=connection
-        )
+        await self._connect(connection, MAX_FRAME_BYTES)
 
     @property
     def pid(self) -> int:
@@ -57,7 +53,14 @@ class InstanceLink(FrameCalls):
         self._process.kill_for(self, reason)
 
     def begin(
-        self, kind: Kind, content: Any, data: Iterable[Buffer] = (), *, ceiling_s: float = 0, ceiling: str = ""
+        self,
+        kind: Kind,
+        meta: bytes,
+        data: Iterable[Buffer] = (),
+        *,
+        ceiling_s: float = 0,
+        ceiling: str = "",
+        replied: Callable[[], None] | None = None,
     ) -> tuple[int, asyncio.Future[Frame]]:
         """As of `FrameCalls`, with the data of an EXECUTE in a slot, if it is large."""
         if kind is Kind.EXECUTE and self.dead is None:
@@ -69,7 +72,7 @@ class InstanceLink(FrameCalls):
                 self.answer(Kind.STORED, 0, [*taken, [len(column) for column in columns]])
                 data = ()
             kind = Kind.EXECUTE_STREAM if self.streams else kind
-        return super().begin(kind, content, data, ceiling_s=ceiling_s, ceiling=ceiling)
+        return super().begin(kind, meta, data, ceiling_s=ceiling_s, ceiling=ceiling, replied=replied)
 
     def frame_received(self, frame: Frame) -> None:
         if frame.kind is Kind.STORED:

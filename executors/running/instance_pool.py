@@ -44,6 +44,7 @@ from .health import DEFAULT_INTERVAL_S
 from .resource_grants import RateLimitedQueue, ResourceGrants
 from .stream_workers import StreamWorker
 from .submitted_batch import SubmittedBatch, instance_died_error, take_all
+from .task_queue import TaskQueue
 from .thread_queue import ThreadQueue
 from .workers import Instance, TaskWorker, ThreadWorker, Worker
 
@@ -53,6 +54,8 @@ Hung = Callable[[SubmittedBatch, Death], None]
 _MIN_WATCH_S = 0.01
 _QUICK_NS = 150_000
 """A batch that takes longer gains little in the event loop, and would delay other batches."""
+_PROMPT_NS = 400_000
+"""The same of a batch that runs in another process, on the way to which most of the time is spent."""
 _MEASURED = 4
 """The least of so many times is what a model takes: a busy machine adds to single ones."""
 _CLOSED_NS = (1_000_000_000, 60_000_000_000)
@@ -62,10 +65,10 @@ _CLOSED_NS = (1_000_000_000, 60_000_000_000)
 class Pace:
     """How quick the instances of one model version are: whether its waves may run in the event loop (docs/adr/0025)."""
 
-    __slots__ = ("_closed_ns", "_closed_until_ns", "_least_ns", "_measured", "is_quick")
+    __slots__ = ("_closed_ns", "_closed_until_ns", "_least_ns", "_measured", "is_prompt", "is_quick")
 
     def __init__(self) -> None:
-        self.is_quick = False
+        self.is_quick = self.is_prompt = False
         self._least_ns = self._measured = 0
         self._closed_ns, _ = _CLOSED_NS
         self._closed_until_ns = 0
@@ -81,6 +84,7 @@ class Pace:
         if self._measured == _MEASURED:
             self._measured = 0
             self.is_quick = self._least_ns <= _QUICK_NS and monotonic_ns() >= self._closed_until_ns
+            self.is_prompt = self._least_ns <= _PROMPT_NS
 
     def interrupted(self) -> None:
         """An execution was interrupted: the model stays in its threads for a while, each time for longer."""
@@ -124,7 +128,8 @@ class InstancePool:
     """Whether its instances may give several responses to a request."""
     _workers: list[ThreadWorker | TaskWorker | StreamWorker] = field(default_factory=list)
     _blocking: ThreadQueue = field(default_factory=ThreadQueue)
-    _cooperative: asyncio.Queue[SubmittedBatch | None] = field(default_factory=asyncio.Queue)
+    _cooperative: TaskQueue = field(default_factory=TaskQueue)
+    _streaming: asyncio.Queue[SubmittedBatch | None] = field(default_factory=asyncio.Queue)
     _pace: Pace = field(default_factory=Pace)
     _tasks: Tasks = field(default_factory=Tasks)
     _idle: asyncio.Event | None = None
@@ -210,12 +215,12 @@ class InstancePool:
             kind = DeepWorker if is_free and depth_of(instance) > 1 else ThreadWorker
             worker = kind(self, spec, instance, group.passive, self._blocking if is_free else ThreadQueue())
         elif isinstance(instance, StreamingInstance) and self._streams_on(instance):
-            own = self._cooperative if self._limited_queue is None and not self._is_bound else asyncio.Queue()
-            worker = StreamWorker(self, spec, instance, group.passive, own)
+            streaming = self._streaming if self._limited_queue is None and not self._is_bound else asyncio.Queue()
+            worker = StreamWorker(self, spec, instance, group.passive, streaming)
             self.streams = True
         else:
             assert isinstance(instance, RequestInstance)
-            own = self._cooperative if self._limited_queue is None and not self._is_bound else asyncio.Queue()
+            own = self._cooperative if self._limited_queue is None and not self._is_bound else TaskQueue()
             worker = TaskWorker(self, spec, instance, group.passive, own)
         return worker
 
@@ -250,8 +255,14 @@ class InstancePool:
             self._limited_queue.submit(batch)
         elif self._is_bound:
             self._worker_of(batch).submit(batch)
-        elif self._workers and not isinstance(self._workers[0], ThreadWorker):
-            self._cooperative.put_nowait(batch)
+        elif self._workers and isinstance(self._workers[0], TaskWorker):
+            worker = self._cooperative.borrow() if batch.waves else None
+            if worker is not None:
+                worker.begin(batch, looks=self._pace.is_prompt and self.unfinished == 1)
+            else:
+                self._cooperative.put(batch)
+        elif self._workers and isinstance(self._workers[0], StreamWorker):
+            self._streaming.put_nowait(batch)
         elif not (batch.waves and self._pace.is_quick and self._may_run_here and self._run_here(batch)):
             self._blocking.put(batch)
 
@@ -402,8 +413,10 @@ class InstancePool:
         for _ in range(count):
             if isinstance(self._workers[0], ThreadWorker):
                 self._blocking.put(None)
+            elif isinstance(self._workers[0], TaskWorker):
+                self._cooperative.put(None)
             else:
-                self._cooperative.put_nowait(None)
+                self._streaming.put_nowait(None)
         try:
             while count > 0:
                 done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -468,7 +481,7 @@ class InstancePool:
         taken: list[SubmittedBatch] = [] if self._limited_queue is None else self._limited_queue.take_all()
         if self._is_bound:
             return taken + [batch for worker in self._workers for batch in worker.take_queued()]
-        return taken + self._blocking.take_all() + take_all(self._cooperative)
+        return taken + self._blocking.take_all() + self._cooperative.take_all() + take_all(self._streaming)
 
     def _finished(self, count: int) -> None:
         self.unfinished -= count

@@ -1,4 +1,4 @@
-"""Interrupts executions of quick models in the event loop (docs/adr/0025).
+"""Keeps executions of quick models in the event loop short, and waits for model processes (docs/adr/0025).
 
 Passing a batch to an instance's thread costs two wake-ups, which take longer than many a small model. A model that was
 seen to be quick (`instance_pool.Pace`) therefore runs in the event loop. A thread of this module looks at the loop's
@@ -17,6 +17,9 @@ _LOOK_S = 0.02
 """An execution in the event loop is interrupted at the second look."""
 _IDLE_LOOKS = 50
 """After so many looks without an execution the thread sleeps until the next."""
+
+_IN_VAIN = 20
+"""After waiting in vain the loop does not wait for so many times as long."""
 
 
 class Interrupter:
@@ -70,5 +73,29 @@ class Interrupter:
                     self._is_looking = True
 
 
+class Looks:
+    """How often the event loop may wait for the answer of a model process: for half of the time at most.
+
+    So other models, and other instances of the same one, get their batches while one runs. After an answer that did not
+    come it does not wait for a while.
+    """
+
+    __slots__ = ("_began_ns", "_next_ns")
+
+    def __init__(self) -> None:
+        self._began_ns = self._next_ns = 0
+
+    def begin(self, now_ns: int) -> bool:
+        """Whether the loop may wait now; then call `end`. Times are monotonic."""
+        self._began_ns = now_ns
+        return now_ns >= self._next_ns
+
+    def end(self, now_ns: int, *, answered: bool) -> None:
+        """The loop waits no longer; `answered`: it did not wait in vain."""
+        took_ns = now_ns - self._began_ns
+        self._next_ns = now_ns + (took_ns if answered else _IN_VAIN * took_ns)
+
+
+LOOKS = Looks()
 INTERRUPTER = Interrupter()
 """Of this process, whose event loop runs one execution at a time."""

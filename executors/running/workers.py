@@ -39,12 +39,14 @@ from executors.batches.assembly import Planner, Workspace
 from executors.batches.batch_results import Death, Executed
 from executors.batches.execution import Batch
 from executors.batches.sequences import Sequences
+from executors.batches.wave_columns import is_prompt
 from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.host.host_policy import restrict_thread
 from executors.isolation.strings_apart import StringsApart
 
-from .quick_runs import INTERRUPTER
-from .submitted_batch import SubmittedBatch, instance_died_error, take_all
+from .quick_runs import INTERRUPTER, LOOKS
+from .submitted_batch import SubmittedBatch, instance_died_error
+from .task_queue import TaskQueue
 from .thread_queue import ThreadQueue, WaitingThread
 
 _log = logging.getLogger(__name__)
@@ -481,7 +483,7 @@ class TaskWorker(Worker):
         spec: InstanceSpec,
         instance: RequestInstance,
         passive: bool,
-        queue: asyncio.Queue[SubmittedBatch | None],
+        queue: TaskQueue,
     ) -> None:
         super().__init__(pool, spec, passive)
         self._queue = queue
@@ -495,14 +497,14 @@ class TaskWorker(Worker):
         self._task = loop.create_task(self._work(), name=f"instance {self.spec.name}")
 
     def submit(self, batch: SubmittedBatch) -> None:
-        self._queue.put_nowait(batch)
+        self._queue.put(batch)
 
     @property
     def is_stateless(self) -> bool:
         return bool(getattr(self._instance, "stateless", False))
 
     def take_queued(self) -> list[SubmittedBatch]:
-        return take_all(self._queue)
+        return self._queue.take_all()
 
     async def execute(self, records: Sequence[RequestRecord]) -> Executed:
         return await self._execute(self._warm_up(records))
@@ -510,7 +512,7 @@ class TaskWorker(Worker):
     async def close(self) -> None:
         self._closing.set()
         if self._task is not None:
-            self._queue.put_nowait(None)
+            self._queue.put(None)
             await self._task
         await self.leave()
 
@@ -557,7 +559,7 @@ class TaskWorker(Worker):
         return await execution.run_requests_on(self._instance)
 
     async def _work(self) -> None:
-        while (batch := await self._queue.get()) is not None:
+        while (batch := await self._queue.get(self)) is not None:
             executed = await self._run(batch)
             if batch.settler is not None and isinstance(executed, ExecutedWaves):
                 batch.settler.answer(batch, executed)
@@ -565,13 +567,56 @@ class TaskWorker(Worker):
             if executed.death is not None:
                 await self._replace()
 
-    async def _run(self, batch: SubmittedBatch) -> Executed:
+    def begin(self, batch: SubmittedBatch, *, looks: bool = False) -> None:
+        """Begin with a batch of waves while this worker is borrowed, and end the loan when it has ended.
+
+        So the model gets them now, and their answers leave when they come, without this worker's task; that does all
+        that the instance takes or answers in another way. With `looks`, the answer is waited for for a moment.
+        """
+        instance, execution = self._instance, None
+        try:
+            execution = self._prepare(batch)
+            begun = (
+                isinstance(execution, WaveBatch)
+                and is_prompt(instance)
+                and execution.begin_on(instance, partial(self._replied, batch, execution))
+            )
+        except Exception:  # as if it had not begun: the task runs into the same
+            begun = False
+        if not begun:
+            self._queue.hand(self, batch)
+        elif looks and isinstance(execution, WaveBatch) and LOOKS.begin(monotonic_ns()):
+            execution.look()
+            LOOKS.end(monotonic_ns(), answered=self._current is not batch)
+
+    def _replied(self, batch: SubmittedBatch, execution: WaveBatch) -> None:
+        """The instance has answered a batch that has begun, or has died."""
+        try:
+            executed = execution.ended()
+        except Exception as error:
+            executed = self._failed(execution, error)
+        if executed is None:
+            self._queue.hand(self, batch)
+            return
+        self._current = batch.execution = None
+        if batch.settler is not None and isinstance(executed, ExecutedWaves):
+            batch.settler.answer(batch, executed)
+        self._queue.give_back(self)
+        # its owner, who may be submitting it right now, hears of the end later
+        asyncio.get_running_loop().call_soon(self._pool.finish, batch, executed)
+
+    def _prepare(self, batch: SubmittedBatch) -> Batch | WaveBatch:
         execution = batch.execution = self._execution_of(batch)
         if isinstance(execution, Batch):
             execution.on_running = partial(self._remind, batch)
         self._current = batch
         batch.planned = execution.planned
         failpoints.hit("executor.executing")
+        return execution
+
+    async def _run(self, batch: SubmittedBatch) -> Executed:
+        prepared = batch.execution if self._current is batch else None
+        execution = prepared or self._prepare(batch)
         try:
             return await self._execute(execution)
         except InstanceDied as death:

@@ -7,7 +7,7 @@ import gc
 import math
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,13 +183,13 @@ class Batch:
     ids: list[str] | None
     timeout_us: int
 
-    def columns(self, *, sizes: bool = False) -> RequestColumns:
+    def columns(self, *, sizes: bool = False, form: Hashable = None) -> RequestColumns:
         inputs = []
         for name, datatype, shape, parts in self.inputs:
             lengths = [len(part) for part in parts]
             told = lengths if sizes or len(set(lengths)) > 1 else None
             inputs.append(ColumnInput(name, datatype, shape, b"".join(parts), told))
-        return RequestColumns(self.count, inputs, self.outputs, self.parameters, self.ids, self.timeout_us)
+        return RequestColumns(self.count, inputs, self.outputs, self.parameters, self.ids, self.timeout_us, form=form)
 
     def requests(self) -> list[ModelRequest]:
         return [
@@ -300,14 +300,20 @@ def test_columns_are_answered_as_the_same_requests(
 ) -> None:
     runner, instance = standing
 
-    async def both() -> tuple[Any, Any]:
+    async def each_way() -> tuple[Any, list[Any]]:
         async with asyncio.timeout(60):
-            return await instance.execute_requests(batch.requests()), await instance.execute_columns(
-                batch.columns(sizes=sizes)
-            )
+            single = await instance.execute_requests(batch.requests())
+            found = [told(responses_to(await instance.execute_columns(batch.columns(sizes=sizes)), batch.count))]
+            form = object()
+            for _ in range(2):  # the second finds what both ends remember of the first
+                call = instance.begin_columns(batch.columns(sizes=sizes, form=form))
+                call.look()
+                answers = call.columns()
+                found.append(told(responses_to(await call.answers() if answers is None else answers, batch.count)))
+            return told(single), found
 
-    single, found = runner.run(both())
-    assert told(responses_to(found, batch.count)) == told(single)
+    single, found = runner.run(each_way())
+    assert found == [single] * 3
 
 
 def numbers(count: int, elements: int, first: float = 0) -> Batch:

@@ -19,7 +19,7 @@ from charonia.backend import InstanceDied
 from executors.host.output import OutputLines
 
 from .custom_metrics import Board
-from .frame_calls import FrameCalls, FrameProtocol
+from .frame_calls import FrameCalls
 from .model_environments import Interpreter
 from .protocol.frames import MAX_DATA_BYTES, Frame, Kind
 from .protocol.shared_slots import ExecutorSlots
@@ -162,10 +162,7 @@ class ChildProcess(FrameCalls):
                 self.slots.close_descriptor()
         self._pipe = _OutputPipe(self._loop, read_end, self._output.feed, self.stream_ended)
         try:
-            ours.setblocking(False)
-            self._transport, _ = await self._loop.create_unix_connection(
-                lambda: FrameProtocol(self, self._max_frame_bytes), sock=ours
-            )
+            await self._connect(ours, self._max_frame_bytes)
         except BaseException:
             self._pipe.close()
             self.kill("it could not be connected")

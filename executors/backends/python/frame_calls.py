@@ -8,15 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
+import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
+
+import msgpack
 
 from charonia.backend import InstanceDied, ModelResponse
 
 from .frame_content import responses_together
-from .protocol.frames import MAX_DATA_BYTES, UNREADABLE, Buffer, Frame, FrameError, FrameReader, Kind, pack
+from .protocol.frames import (
+    MAX_DATA_BYTES,
+    UNREADABLE,
+    Buffer,
+    Frame,
+    FrameError,
+    FrameReader,
+    Kind,
+    pack,
+    pack_described,
+)
 from .protocol.shared_slots import ExecutorSlots
+
+LOOK_MS = 1
+"""The shortest time for which `poll` can wait."""
 
 _TRACEBACK_S = 0.2
 """Time for a process to print its traceback before it is killed; it takes some milliseconds."""
@@ -50,6 +67,8 @@ class FrameCalls(ABC):
         self._calls: dict[int, asyncio.Future[Frame]] = {}
         self._checks: set[int] = set()
         """The numbers of health checks: when the process ends during one, no batch is the cause."""
+        self._replied: dict[int, Callable[[], None]] = {}
+        """By call: what is called when it has its reply, or will have none."""
         self._timers: dict[int, asyncio.TimerHandle] = {}
         self._next_call = 1
         self._asked: Callable[[Frame], None] | None = None
@@ -62,6 +81,11 @@ class FrameCalls(ABC):
         self._unread = False
         self._death: InstanceDied | None = None
         self._transport: asyncio.Transport
+        self._protocol: FrameProtocol
+        self._connection: socket.socket
+        """The transport's, which closes it."""
+        self._arrivals = select.poll()
+        """Of the same."""
 
     @property
     def dead(self) -> InstanceDied | None:
@@ -100,12 +124,22 @@ class FrameCalls(ABC):
         The process is killed after `ceiling_s` seconds (0: never), even if the caller no longer waits; `ceiling` names
         the setting. Raises `InstanceDied`.
         """
-        return await self.begin(kind, content, data, ceiling_s=ceiling_s, ceiling=ceiling)[1]
+        return await self.begin(kind, msgpack.packb(content), data, ceiling_s=ceiling_s, ceiling=ceiling)[1]
 
     def begin(
-        self, kind: Kind, content: Any, data: Iterable[Buffer] = (), *, ceiling_s: float = 0, ceiling: str = ""
+        self,
+        kind: Kind,
+        meta: bytes,
+        data: Iterable[Buffer] = (),
+        *,
+        ceiling_s: float = 0,
+        ceiling: str = "",
+        replied: Callable[[], None] | None = None,
     ) -> tuple[int, asyncio.Future[Frame]]:
-        """`call` without waiting: return the call's number and the future of its reply."""
+        """`call` without waiting: return the call's number and the future of its reply. `meta` is the packed content.
+
+        `replied` is called once the future is done, without another turn of the event loop. It must not raise.
+        """
         if self._death is not None:
             # this call did not kill it
             raise InstanceDied(str(self._death), self._death.stderr, blameless=True)
@@ -113,21 +147,43 @@ class FrameCalls(ABC):
             raise InstanceDied("its process has ended", self.last_lines(), blameless=True)
         number = self._next_call
         self._next_call = number + 1 if number < 0xFFFFFFFF else 1
-        buffers = pack(kind, number, content, data)
+        buffers = pack_described(kind, number, meta, data)
         reply: asyncio.Future[Frame] = self._loop.create_future()
         self._calls[number] = reply
         if kind is Kind.HEALTH:
             self._checks.add(number)
         if ceiling_s > 0:
             self._timers[number] = self._loop.call_later(ceiling_s, self._expire, number, ceiling_s, ceiling)
+        if replied is not None:
+            self._replied[number] = replied
         self._write(buffers)
         return number, reply
 
-    def _write(self, buffers: Iterable[Buffer]) -> None:
+    async def _connect(self, connection: socket.socket, limit_bytes: int) -> None:
+        """Take a connected socket over. A frame with more than `limit_bytes` of data ends the process."""
+        connection.setblocking(False)
+        self._transport, self._protocol = await self._loop.create_unix_connection(
+            lambda: FrameProtocol(self, limit_bytes), sock=connection
+        )
+        self._connection = connection
+        self._arrivals.register(connection, select.POLLIN)
+
+    def _write(self, buffers: Sequence[Buffer]) -> None:
         """Write buffers. Errors are ignored: when the process ends, all its calls end with `InstanceDied`."""
         with contextlib.suppress(RuntimeError, OSError):
+            if len(buffers) == 1 and not self._transport.get_write_buffer_size():
+                # now, not at the end of the loop's turn
+                buffers = self._rest_of(buffers[0])
             for buffer in buffers:
                 self._transport.write(buffer)
+
+    def _rest_of(self, buffer: Buffer) -> Sequence[Buffer]:
+        """Write what the socket takes; return the rest. Raises `OSError`."""
+        try:
+            sent = self._connection.send(buffer)
+        except BlockingIOError:
+            return (buffer,)
+        return () if sent == len(buffer) else (memoryview(buffer)[sent:],)
 
     def notify(self, kind: Kind, call: int, content: Any) -> None:
         """Send a frame without reply about a call in flight; do nothing when the call is over."""
@@ -188,6 +244,9 @@ class FrameCalls(ABC):
         reply = self._calls.pop(frame.call, None)
         if reply is not None and not reply.done():
             reply.set_result(frame)
+        replied = self._replied.pop(frame.call, None)
+        if replied is not None:
+            replied()
 
     def _take_all(self, frame: Frame) -> None:
         """Pass the responses of a step on."""
@@ -198,6 +257,14 @@ class FrameCalls(ABC):
             stream = self._streams.get(call)
             if stream is not None:
                 stream.take(index, response, final=final)
+
+    def look(self) -> None:
+        """Wait for the process for a moment, and take what it has sent.
+
+        This saves the event loop a turn, and holds it up for `LOOK_MS` at most.
+        """
+        if not self._unread and not self._transport.is_closing() and self._arrivals.poll(LOOK_MS):
+            self._protocol.read(self._connection)
 
     def may_write(self, writable: bool) -> None:
         if writable or self._death is not None:
@@ -240,6 +307,9 @@ class FrameCalls(ABC):
         streams, self._streams = list(self._streams.values()), {}
         for stream in streams:
             stream.died(_copy_of(death))
+        waiting, self._replied = list(self._replied.values()), {}
+        for replied in waiting:
+            replied()
 
 
 class FrameProtocol(asyncio.BufferedProtocol):
@@ -258,6 +328,13 @@ class FrameProtocol(asyncio.BufferedProtocol):
                 self._calls.frame_received(frame)
         except (FrameError, *UNREADABLE) as error:
             self._calls.kill(f"it does not keep to the protocol: {error}")
+
+    def read(self, connection: socket.socket) -> None:
+        """Take what has come, before the event loop does. The loop hears of the end of the stream."""
+        with contextlib.suppress(OSError):
+            count = connection.recv_into(self._reader.get_buffer())
+            if count:
+                self.buffer_updated(count)
 
     def pause_writing(self) -> None:
         self._calls.may_write(False)

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, cast
+
+import msgpack
 
 from charonia.backend import (
     ColumnOutput,
@@ -19,6 +21,7 @@ from charonia.backend import (
     RequestColumns,
     ResponseStream,
 )
+from charonia.datatypes import DataType
 from charonia.errors import InternalError
 from executors.configuration.time_parameters import MAX_EXECUTION
 
@@ -26,9 +29,11 @@ from .frame_calls import FrameCalls
 from .frame_content import columns_content, failure_of, outputs_of, requests_content, response_of, responses_of
 from .model_calls import Batch, PendingModelCalls
 from .process_settings import Limits
-from .protocol.frames import Buffer, Frame, FrameError, Kind
-from .protocol.shared_slots import ExecutorSlots
+from .protocol.frames import Buffer, Frame, FrameError, Kind, tensor_offsets
+from .protocol.shared_slots import SHARED_BYTES, ExecutorSlots
 
+_MOST_KNOWN = 256
+"""So many forms of columns are remembered."""
 _HEALTH_CEILING_S = 60.0
 """A longer `is_ready` counts as hung. Batches wait for it, and do not cause it."""
 
@@ -56,6 +61,12 @@ class PythonInstance:
         """By `id` of a running request: (call, index)."""
         self._columns: dict[int, int] = {}
         """By `id` of running columns: the call."""
+        self._forms: dict[Hashable, bytes] = {}
+        """By form of columns: the content of the frame that asks for their execution."""
+        self._answered: dict[tuple[bytes, int, int], list[tuple[str, DataType, tuple[int, ...], int, int]]] = {}
+        """By content of a COLUMNS, number of requests and bytes: the outputs, and where they lie."""
+        self._answers_are_large = False
+        """Whether the last columns would have filled a slot: small ones need none."""
 
     @property
     def pid(self) -> int:
@@ -84,27 +95,11 @@ class PythonInstance:
 
     async def execute_columns(self, columns: RequestColumns) -> list[ColumnOutput] | Sequence[ModelResponse]:
         """Return the outputs as columns when all answers have one form, else as `execute_requests`. Raises as above."""
-        content, data = columns_content(columns)
-        slots = self._child.slots
-        put = expected = None
-        if slots is not None:
-            put, expected = slots.put(data), slots.expect()
-        call, reply = self._begin(Kind.EXECUTE_COLUMNS, [*content, put, expected], () if put else data, columns)
-        self._columns[id(columns)] = call
-        sent = SingleResponses()
-        self._child.stream(call, sent)
-        try:
-            frame = await reply
-            if frame.kind is Kind.COLUMNS:
-                return outputs_of(frame, columns.count, partial(outputs_in, slots, expected))
-            return await self._responses(frame, columns.count, sent)
-        except FrameError as error:
-            raise self._broken(error) from None
-        finally:
-            self._end(call)
-            self._columns.pop(id(columns), None)
-            if slots is not None and expected is not None:
-                slots.drop(expected[0])
+        return await self.begin_columns(columns).answers()
+
+    def begin_columns(self, columns: RequestColumns, replied: Callable[[], None] | None = None) -> ColumnCall:
+        """Send columns; see `executors.batches.wave_columns.PromptInstance`. Raises `InstanceDied`."""
+        return ColumnCall(self, columns, replied)
 
     async def execute_stream(self, requests: Sequence[ModelRequest], responses: ResponseStream) -> None:
         """Run until every request had its final response, sent (P11) or returned. Raises as above.
@@ -130,17 +125,22 @@ class PythonInstance:
                 stream.ended.exception()
 
     def _begin(
-        self, kind: Kind, content: list[Any], data: Sequence[Buffer], batch: Batch
+        self,
+        kind: Kind,
+        meta: bytes,
+        data: Sequence[Buffer],
+        batch: Batch,
+        replied: Callable[[], None] | None = None,
     ) -> tuple[int, asyncio.Future[Frame]]:
         call, reply = self._child.begin(
-            kind, content, data, ceiling_s=self._limits.max_execution_s, ceiling=MAX_EXECUTION
+            kind, meta, data, ceiling_s=self._limits.max_execution_s, ceiling=MAX_EXECUTION, replied=replied
         )
         self._batches[call] = batch
         return call, reply
 
     def _begin_requests(self, requests: Sequence[ModelRequest]) -> tuple[int, asyncio.Future[Frame]]:
         content, data = requests_content(requests)
-        call, reply = self._begin(Kind.EXECUTE, content, data, requests)
+        call, reply = self._begin(Kind.EXECUTE, msgpack.packb(content), data, requests)
         for index, request in enumerate(requests):
             self._executing[id(request)] = (call, index)
         return call, reply
@@ -223,7 +223,9 @@ class PythonInstance:
         Raises what the model raised, and `InstanceDied`.
         """
         if self._check is None or self._check.done():
-            _, self._check = self._child.begin(Kind.HEALTH, None, ceiling_s=_HEALTH_CEILING_S, ceiling="is_ready")
+            _, self._check = self._child.begin(
+                Kind.HEALTH, msgpack.packb(None), ceiling_s=_HEALTH_CEILING_S, ceiling="is_ready"
+            )
         frame = await asyncio.shield(self._check)
         if frame.kind is Kind.FAILED:
             raise failure_of(frame)
@@ -232,6 +234,103 @@ class PythonInstance:
     async def close_instance(self) -> None:
         """Finalize the model and end its process. A second call waits for the first."""
         await self._child.close(self._limits.finalize_s)
+
+
+class ColumnCall:
+    """Columns that the process of an instance has got; a `executors.batches.wave_columns.ColumnCall`."""
+
+    __slots__ = ("_call", "_child", "_columns", "_expected", "_instance", "_reply", "_sent")
+
+    def __init__(
+        self, instance: PythonInstance, columns: RequestColumns, replied: Callable[[], None] | None = None
+    ) -> None:
+        """Send them. Raises `InstanceDied`."""
+        self._child = child = instance._child
+        self._instance = instance
+        self._columns = columns
+        put = self._expected = None
+        meta = instance._forms.get(columns.form) if columns.form is not None else None
+        if meta is not None and not instance._answers_are_large:
+            data: Sequence[Buffer] = [column.data for column in columns.inputs]
+        else:
+            content, data = columns_content(columns)
+            is_small = sum(map(len, data)) < SHARED_BYTES
+            if child.slots is not None:
+                put = child.slots.put(data)
+                if instance._answers_are_large or not is_small:
+                    self._expected = child.slots.expect()
+            meta = msgpack.packb([*content, put, self._expected])
+            if columns.form is not None and is_small and put is None and self._expected is None:
+                remember(instance._forms, columns.form, meta)
+        self._call, self._reply = instance._begin(Kind.EXECUTE_COLUMNS, meta, () if put else data, columns, replied)
+        instance._columns[id(columns)] = self._call
+        self._sent = SingleResponses()
+        child.stream(self._call, self._sent)
+
+    def look(self) -> None:
+        """Wait for the reply for a moment, in the event loop."""
+        self._child.look()
+
+    def columns(self) -> list[ColumnOutput] | None:
+        """The outputs, if the reply has come and has them as columns, which ends the call; else see `answers`."""
+        reply = self._reply
+        if not reply.done() or reply.cancelled() or reply.exception() is not None:
+            return None
+        frame = reply.result()
+        if frame.kind is not Kind.COLUMNS:
+            return None
+        try:
+            outputs = self._outputs(frame)
+        except FrameError:  # `answers` ends the process
+            return None
+        self._end()
+        return outputs
+
+    async def answers(self) -> list[ColumnOutput] | Sequence[ModelResponse]:
+        """Wait for the reply; see `PythonInstance.execute_columns`. Call it once."""
+        instance = self._instance
+        try:
+            frame = await self._reply
+            if frame.kind is Kind.COLUMNS:
+                return self._outputs(frame)
+            return await instance._responses(frame, self._columns.count, self._sent)
+        except FrameError as error:
+            raise instance._broken(error) from None
+        finally:
+            self._end()
+
+    def _outputs(self, frame: Frame) -> list[ColumnOutput]:
+        instance, count, data = self._instance, self._columns.count, frame.data
+        places = instance._answered.get((frame.meta, count, len(data)))
+        if places is not None:
+            instance._answers_are_large = False
+            return [
+                ColumnOutput(name, datatype, shape, data[begin:end]) for name, datatype, shape, begin, end in places
+            ]
+        outputs = outputs_of(frame, count, partial(outputs_in, self._child.slots, self._expected))
+        sizes = [len(output.data) for output in outputs]
+        instance._answers_are_large = sum(sizes) >= SHARED_BYTES
+        if not instance._answers_are_large and len(data):
+            places = [
+                (output.name, output.datatype, output.shape, at, at + size)
+                for output, size, at in zip(outputs, sizes, tensor_offsets(sizes), strict=True)
+            ]
+            remember(instance._answered, (frame.meta, count, len(data)), places)
+        return outputs
+
+    def _end(self) -> None:
+        self._instance._end(self._call)
+        self._instance._columns.pop(id(self._columns), None)
+        slots = self._child.slots
+        if slots is not None and self._expected is not None:
+            slots.drop(self._expected[0])
+
+
+def remember(known: dict[Any, Any], key: Hashable, value: object) -> None:
+    """Add to what is known, which is forgotten when it is much."""
+    if len(known) >= _MOST_KNOWN:
+        known.clear()
+    known[key] = value
 
 
 def outputs_in(

@@ -139,7 +139,6 @@ class InferenceRequest:
         count: int,
         columns: Sequence[Sequence[Tensor]],
         ids: Sequence[str] | None,
-        *,
         model_name: str,
         model_version: int,
         outputs: Sequence[str],

@@ -61,7 +61,10 @@ TRITON_STRING_TO_NUMPY = {
 """NumPy's types by the words of configurations; BF16 has none."""
 
 _NUMBER_BY_DTYPE = {np.dtype(kind): number for number, kind in _NUMPY_BY_NUMBER.items()}
+_DTYPES = {number: np.dtype(kind) for number, kind in _NUMPY_BY_NUMBER.items()}
 _LENGTH = struct.Struct("<I")
+_SMALL_BYTES = 4096
+"""Copying so much costs less than a view of it."""
 
 
 def triton_to_numpy_type(data_type: int) -> Any:
@@ -201,8 +204,8 @@ class Tensor:
             if self._number == BYTES:
                 self._array = deserialize_bytes_tensor(encoded).reshape(self._shape)
             else:
-                dtype = np.dtype(triton_to_numpy_type(self._number))
-                self._array = np.frombuffer(encoded, dtype=dtype).reshape(self._shape)
+                dtype = _DTYPES.get(self._number) or np.dtype(triton_to_numpy_type(self._number))
+                self._array = np.frombuffer(encoded, dtype).reshape(self._shape)
             self._encoded = None
         return self._array
 
@@ -215,6 +218,8 @@ class Tensor:
             return serialize_byte_tensor(array) or b""
         if array.size == 0:
             return b""
+        if type(array) is np.ndarray and array.nbytes <= _SMALL_BYTES and array.dtype in _NUMBER_BY_DTYPE:
+            return array.tobytes()
         plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
         return plain.reshape(-1).view(np.uint8).data
 

@@ -85,7 +85,7 @@ class FrameError(Exception):
     """The bytes are no valid frame: a bug at one end, or the model wrote to the socket itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Frame:
     """One decoded frame. `data` is writable and not shared. `call` matches a reply with its request."""
 
@@ -112,13 +112,17 @@ def pack(kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> li
 
     A small frame is a single buffer, because the copy is cheaper than a second write.
     """
-    meta = msgpack.packb(content)
+    return pack_described(kind, call, msgpack.packb(content), data)
+
+
+def pack_described(kind: Kind, call: int, meta: bytes, data: Iterable[Buffer] = ()) -> list[Buffer]:
+    """The same with a content that is packed already (msgpack)."""
     buffers: list[Buffer] = []
     total = 0
     for buffer in data:
         size = len(buffer)
         buffers.append(buffer)
-        gap = padding(size)
+        gap = -size % ALIGNMENT  # `padding`, a call less
         if gap:
             buffers.append(_ZEROS[:gap])
         total += size + gap
@@ -129,6 +133,7 @@ def pack(kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> li
 
 
 _ZEROS = bytes(ALIGNMENT)
+_KINDS = {int(kind): kind for kind in Kind}
 
 
 def tensor_offsets(sizes: Sequence[int]) -> list[int]:
@@ -181,7 +186,7 @@ class FrameReader:
             return [frame]
         self._end += count
         frames = []
-        while (frame_or_none := self._next()) is not None:
+        while self._begin < self._end and (frame_or_none := self._next()) is not None:
             frames.append(frame_or_none)
         if self._begin == self._end:
             self._begin = self._end = 0
@@ -194,10 +199,9 @@ class FrameReader:
         magic, kind_number, call, meta_bytes, data_bytes = _HEADER.unpack_from(self._scratch, self._begin)
         if magic != _MAGIC or meta_bytes > MAX_META_BYTES or data_bytes > self._limit_bytes:
             raise FrameError("bytes between executor and model process are no frame")
-        try:
-            kind = Kind(kind_number)
-        except ValueError:
-            raise FrameError(f"frame of unknown kind {kind_number}") from None
+        kind = _KINDS.get(kind_number)
+        if kind is None:
+            raise FrameError(f"frame of unknown kind {kind_number}")
         meta_begin = self._begin + HEADER_BYTES
         data_begin = meta_begin + meta_bytes
         if data_begin > self._end:
@@ -237,6 +241,7 @@ __all__ = [
     "FrameReader",
     "Kind",
     "pack",
+    "pack_described",
     "padding",
     "tensor_offsets",
 ]

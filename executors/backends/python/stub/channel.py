@@ -19,7 +19,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,11 +69,20 @@ class Channel:
 
     def send(self, kind: Kind, call: int, content: Any, data: Iterable[Buffer] = ()) -> None:
         """Write one whole frame. Raises `ChannelClosed`, also in processes forked from this one."""
-        buffers = [memoryview(buffer).cast("B") for buffer in pack(kind, call, content, data) if len(buffer)]
+        self.send_packed(pack(kind, call, content, data))
+
+    def send_packed(self, packed: Sequence[Buffer]) -> None:
+        """The same of the buffers of one frame."""
         if os.getpid() != self._owner:
             raise ChannelClosed("a forked process has no connection to the executor")
         try:
             with self._sending:
+                if len(packed) == 1:
+                    sent = self._socket.send(packed[0])
+                    if sent == len(packed[0]):
+                        return
+                    packed = (memoryview(packed[0])[sent:],)
+                buffers = [memoryview(buffer).cast("B") for buffer in packed if len(buffer)]
                 while buffers:
                     sent = self._socket.sendmsg(buffers[:_MAX_BUFFERS_PER_WRITE])
                     while buffers and sent >= len(buffers[0]):
@@ -86,9 +95,7 @@ class Channel:
     def receive(self) -> Frame:
         """Wait for the next frame. Raises `ChannelClosed` at the end of the stream, `FrameError` if malformed."""
         while True:
-            try:
-                frame = self._frames.get(block=self._background)
-            except queue.Empty:
+            if not self._background and self._frames.empty():
                 # poll: a background thread keeps the lock, and may have queued frames meanwhile
                 if self._receiving.acquire(timeout=_POLL_S):
                     try:
@@ -98,6 +105,7 @@ class Channel:
                     finally:
                         self._receiving.release()
                 continue
+            frame = self._frames.get()
             if isinstance(frame, Exception):
                 raise frame
             return frame

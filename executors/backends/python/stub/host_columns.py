@@ -18,21 +18,30 @@ from executors.backends.python.api.tensor import BF16, BYTES, Tensor, triton_to_
 from executors.backends.python.protocol.frames import Buffer, tensor_offsets
 
 
-def sizes_of(described: Sequence[Sequence[Any]]) -> list[int]:
-    """The sizes of the columns of an EXECUTE_COLUMNS, in bytes."""
-    return [size for _, _, _, size, _ in described]
+class ColumnsAsked:
+    """The content of an EXECUTE_COLUMNS. It is not changed: one of the same form has the same."""
+
+    __slots__ = (
+        *("count", "described", "expected", "ids", "outputs", "parameters", "places", "put", "sizes", "timeout_us"),
+    )
+
+    def __init__(self, content: Sequence[Any]) -> None:
+        """Raises what content of another form leads to."""
+        self.count, self.outputs, parameters, self.timeout_us, self.ids, described, self.put, self.expected = content
+        self.parameters: str = parameters or "{}"
+        self.described = [(name, number, tuple(shape), parts) for name, number, shape, _, parts in described]
+        """Of each column: name, type number, shape of one request, and the sizes of the requests' parts or None."""
+        self.sizes = [size for _, _, _, size, _ in described]
+        """Of the columns, in bytes."""
+        self.places = [(at, at + size) for at, size in zip(tensor_offsets(self.sizes), self.sizes, strict=True)]
+        """Where they begin and end in the data of the frame."""
 
 
-def in_frame(sizes: Sequence[int], data: memoryview) -> list[memoryview]:
-    """Split the data of a frame into columns of these sizes."""
-    return [data[at : at + size] for at, size in zip(tensor_offsets(sizes), sizes, strict=True)]
-
-
-def inputs_of(count: int, described: Sequence[Sequence[Any]], data: Sequence[memoryview]) -> list[list[Tensor]]:
+def inputs_of(count: int, described: Sequence[tuple[Any, ...]], data: Sequence[memoryview]) -> list[list[Tensor]]:
     """For each column, the tensors of the requests as views of its data."""
     return [
-        _tensors(count, name, number, tuple(shape), part, sizes)
-        for (name, number, shape, _, sizes), part in zip(described, data, strict=True)
+        _tensors(count, name, number, shape, part, sizes)
+        for (name, number, shape, sizes), part in zip(described, data, strict=True)
     ]
 
 
@@ -71,7 +80,7 @@ class Column:
             if len(tensors) > 1 and len({*map(len, self._encoded)}) > 1:
                 raise ValueError("the encodings have different sizes")
             self.size = len(self._encoded[0]) * len(tensors)
-        self.described = [name, number, shape, self.size]
+        self.described = (name, number, tuple(shape), self.size)
 
     def joined(self) -> Buffer:
         """The bytes of all tensors, one after the other."""
@@ -131,4 +140,4 @@ def columns_of(
         return None
 
 
-__all__ = ["Column", "columns_of", "in_frame", "inputs_of", "sizes_of"]
+__all__ = ["Column", "ColumnsAsked", "columns_of", "inputs_of"]

@@ -17,17 +17,19 @@ from functools import partial
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
+import msgpack
+
 from executors.backends.python import api
 from executors.backends.python.api.errors import TritonError, TritonModelException, set_instance
 from executors.backends.python.api.inference import InferenceRequest, InferenceTrace
 from executors.backends.python.api.model_config import set_model_dir
 from executors.backends.python.api.response import CLOSED, InferenceResponse
 from executors.backends.python.api.tensor import Tensor
-from executors.backends.python.protocol.frames import Buffer, tensor_offsets
+from executors.backends.python.protocol.frames import Buffer, Frame, tensor_offsets
 from executors.backends.python.protocol.shared_slots import ModelSlots
 
 from .channel import Execution
-from .host_columns import columns_of, in_frame, inputs_of, sizes_of
+from .host_columns import ColumnsAsked, columns_of, inputs_of
 
 _BACKEND = os.path.dirname(os.path.dirname(api.__file__))
 _OWN_FILES = (
@@ -37,6 +39,10 @@ _OWN_FILES = (
 )
 """Files that are left out of tracebacks: in Triton they are not Python."""
 
+
+_MOST_KNOWN = 256
+"""So many forms of batches are remembered."""
+_NIL = msgpack.packb(None)
 
 _TRACE, _WINDOW = 7, 9
 """The positions of the trace and of the window in a request of an EXECUTE."""
@@ -61,11 +67,11 @@ class ModelLocation:
     file: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
-    """The reply to a batch: content and data of a DONE, or of a COLUMNS when `columns` is true."""
+    """The reply to a batch: packed content and data of a DONE, or of a COLUMNS when `columns` is true."""
 
-    content: list[Any] | None
+    meta: bytes
     data: Sequence[Buffer] = ()
     columns: bool = False
 
@@ -83,6 +89,11 @@ class ModelHost:
         self._outputs: list[str] = []
         self._answers_later = False
         self._loop: Any = None
+        self._version = int(location.version)
+        self._known: dict[bytes, ColumnsAsked] = {}
+        """By content of a frame."""
+        self._metas: dict[tuple[Any, ...], bytes] = {}
+        """By form of outputs: the content of their frame."""
         self.decoupled = False
         """Whether its requests are answered by response senders only."""
 
@@ -156,27 +167,28 @@ class ModelHost:
 
         return self._run(execution, fill, _replies)
 
-    def execute_columns(self, execution: Execution, content: list[Any], data: memoryview) -> Reply:
+    def execute_columns(self, execution: Execution, frame: Frame) -> Reply:
         """Run the batch of an EXECUTE_COLUMNS; for models that are not decoupled. Raises as `execute`."""
-        count, outputs, parameters, timeout_us, ids, described, put, expected = content
+        asked = self._known.get(frame.meta) or self._columns_asked(frame)
+        expected = asked.expected
 
         def fill(requests: list[InferenceRequest]) -> None:
-            sizes = sizes_of(described)
-            if put is None or self.slots is None:
-                parts = in_frame(sizes, data)
+            if asked.put is None or self.slots is None:
+                data = frame.data
+                parts = [data[begin:end] for begin, end in asked.places]
             else:
-                index, generation = put
-                parts = self.slots.columns(index, generation, sizes)
+                index, generation = asked.put
+                parts = self.slots.columns(index, generation, asked.sizes)
             requests += InferenceRequest.of_columns(
                 execution,
-                count,
-                inputs_of(count, described, parts),
-                ids,
-                model_name=self._location.name,
-                model_version=int(self._location.version),
-                outputs=outputs or self._outputs,
-                timeout=timeout_us,
-                parameters=parameters or "{}",
+                asked.count,
+                inputs_of(asked.count, asked.described, parts),
+                asked.ids,
+                self._location.name,
+                self._version,
+                asked.outputs or self._outputs,
+                asked.timeout_us,
+                asked.parameters,
             )
 
         try:
@@ -185,6 +197,15 @@ class ModelHost:
             if expected is not None and self.slots is not None:
                 self.slots.done(*expected)
 
+    def _columns_asked(self, frame: Frame) -> ColumnsAsked:
+        """Read what an EXECUTE_COLUMNS asks for. The next one of the same form need not be read."""
+        asked = ColumnsAsked(frame.content())
+        if asked.put is None and asked.expected is None and asked.ids is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[frame.meta] = asked
+        return asked
+
     def _columns(
         self, slot: int | None, requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]
     ) -> Reply:
@@ -192,15 +213,20 @@ class ModelHost:
         found = columns_of(requests, answers)
         if found is None:
             return _replies(requests, answers)
-        described = [column.described for column in found]
         room = None
         if slot is not None and self.slots is not None:
             room = self.slots.output_views(slot, [column.size for column in found])
+        described = (room is not None, *[column.described for column in found])
+        meta = self._metas.get(described)
+        if meta is None:
+            if len(self._metas) >= _MOST_KNOWN:
+                self._metas.clear()
+            meta = self._metas[described] = msgpack.packb([room is not None, described[1:]])
         if room is None:
-            return Reply([False, described], [column.joined() for column in found], columns=True)
+            return Reply(meta, [column.joined() for column in found], columns=True)
         for column, place in zip(found, room, strict=True):
             column.join_into(place)
-        return Reply([True, described], columns=True)
+        return Reply(meta, columns=True)
 
     def _run(
         self,
@@ -217,12 +243,12 @@ class ModelHost:
             if hasattr(answers, "__await__"):
                 if self.decoupled:
                     self._begin(execution, requests, answers)
-                    return Reply(None)
+                    return Reply(_NIL)
                 answers = self._awaited(answers)
             if self.decoupled:
                 self._expect_none(answers)
                 _reschedule(execution, requests)
-                return Reply(None)
+                return Reply(_NIL)
             return reply(requests, _checked(requests, answers, answers_later=self._answers_later))
         except BaseException as error:
             _close(requests)
@@ -322,7 +348,7 @@ class ModelHost:
             timeout=timeout_us,
             flags=flags,
             model_name=self._location.name,
-            model_version=int(self._location.version),
+            model_version=self._version,
             trace=InferenceTrace(*traced) if traced and traced[0] else None,
         )
 
@@ -364,8 +390,7 @@ def _checked(
     requests: Sequence[InferenceRequest], answers: Any, *, answers_later: bool
 ) -> list[InferenceResponse | None]:
     """What `execute` returned; None where a sender answers, perhaps one that the model takes later."""
-    answers_later = answers_later or any(request.sender is not None for request in requests)
-    if answers is None and answers_later:
+    if answers is None and (answers_later or _has_sender(requests)):
         answers = [None] * len(requests)
     if not isinstance(answers, list):
         raise _WrongAnswer(f"Expected a list in the execute return, found type '{type(answers)}'.")
@@ -385,7 +410,7 @@ def _checked(
                 )
             answers[place] = InferenceResponse()
             continue
-        if answer is None and answers_later:
+        if answer is None and (answers_later or _has_sender(requests)):
             request.get_response_sender()  # it notices when the model lets go of the request
             continue
         if not isinstance(answer, InferenceResponse):
@@ -396,6 +421,10 @@ def _checked(
         if request.sender is not None and request.sender.answered:
             raise _WrongAnswer(CLOSED)
     return answers
+
+
+def _has_sender(requests: Sequence[InferenceRequest]) -> bool:
+    return any(request.sender is not None for request in requests)
 
 
 def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceResponse | None]) -> Reply:
@@ -410,7 +439,7 @@ def _replies(requests: Sequence[InferenceRequest], answers: list[InferenceRespon
         reply, encoded = described(request.outputs, answer)
         replies.append([*reply, True] if request.is_rescheduled() else reply)
         data += encoded
-    return Reply(replies, data)
+    return Reply(msgpack.packb(replies), data)
 
 
 def described(wanted: Sequence[str], answer: InferenceResponse) -> tuple[list[Any], list[Buffer]]:

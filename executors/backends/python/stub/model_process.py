@@ -15,7 +15,7 @@ import sys
 from executors.backends.python.api.calls import set_exchange
 from executors.backends.python.api.logger import send_lines_to
 from executors.backends.python.api.metrics import write_to
-from executors.backends.python.protocol.frames import Frame, FrameError, Kind
+from executors.backends.python.protocol.frames import Frame, FrameError, Kind, pack_described
 from executors.backends.python.protocol.shared_slots import ModelSlots
 from executors.backends.python.protocol.startup_arguments import TRACEBACK_SIGNAL, StartupArguments
 from executors.host.parent_death import die_with
@@ -58,15 +58,18 @@ def _serve(channel: Channel, instance_name: str, slots: ModelSlots | None) -> No
         frame = channel.receive()
         try:
             if frame.kind in _EXECUTES and host is not None:
-                execute = host.execute if frame.kind is Kind.EXECUTE else host.execute_columns
                 execution = Execution(channel, frame.call, abandoned, described, decoupled=host.decoupled)
                 broker.begin(frame.call, execution.has_answered)
                 try:
-                    reply = execute(execution, frame.content(), frame.data)
+                    if frame.kind is Kind.EXECUTE:
+                        reply = host.execute(execution, frame.content(), frame.data)
+                    else:
+                        reply = host.execute_columns(execution, frame)
                 finally:
                     broker.returned()
                     execution.returned()
-                channel.send(Kind.COLUMNS if reply.columns else Kind.DONE, frame.call, reply.content, reply.data)
+                kind = Kind.COLUMNS if reply.columns else Kind.DONE
+                channel.send_packed(pack_described(kind, frame.call, reply.meta, reply.data))
                 del reply  # it may have views of the inputs, whose slot waits to be reused
             elif frame.kind is Kind.HEALTH and host is not None:
                 channel.send(Kind.DONE, frame.call, host.is_ready())

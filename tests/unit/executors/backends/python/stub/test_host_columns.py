@@ -3,13 +3,14 @@ from __future__ import annotations
 import numpy as np
 
 from executors.backends.python.api import InferenceRequest, InferenceResponse, Tensor, TritonError
-from executors.backends.python.stub.host_columns import Column, columns_of, in_frame, inputs_of
+from executors.backends.python.stub.host_columns import Column, ColumnsAsked, columns_of, inputs_of
 
 FP32, BYTES = 11, 13
 
 
 def column(count: int, number: int, shape: list[int], data: bytes, sizes: list[int] | None = None) -> list[Tensor]:
-    (tensors,) = inputs_of(count, [["IN", number, shape, len(data), sizes]], [memoryview(bytearray(data))])
+    asked = ColumnsAsked([count, [], "", 0, None, [["IN", number, shape, len(data), sizes]], None, None])
+    (tensors,) = inputs_of(count, asked.described, [memoryview(bytearray(data))])
     return tensors
 
 
@@ -44,14 +45,15 @@ def test_scalars_and_tensors_without_elements_are_arrays() -> None:
 
 def test_columns_of_a_frame_begin_where_it_says() -> None:
     data = memoryview(b"abc" + bytes(13) + b"defg" + bytes(12))
-    assert [bytes(part) for part in in_frame([3, 4], data)] == [b"abc", b"defg"]
+    asked = ColumnsAsked([1, [], "", 0, None, [["A", 2, [3], 3, None], ["B", 2, [4], 4, None]], None, None])
+    assert [bytes(data[begin:end]) for begin, end in asked.places] == [b"abc", b"defg"]
 
 
 def test_answers_of_one_form_are_columns_of_the_wanted_outputs() -> None:
     answers = [answer(np.full((1, 2), n, np.int16), np.array([b"%d" % n])) for n in range(3)]
     both = found(*answers)
     assert both is not None
-    assert [one.described for one in both] == [["A", 7, [1, 2], 12], ["B", BYTES, [1], 15]]
+    assert [one.described for one in both] == [("A", 7, (1, 2), 12), ("B", BYTES, (1,), 15)]
     assert [bytes(one.joined()) for one in both] == [
         b"\0\0\0\0\1\0\1\0\2\0\2\0",
         b"\1\0\0\0000\1\0\0\0001\1\0\0\0002",
