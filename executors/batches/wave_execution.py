@@ -46,6 +46,7 @@ from charonia.wire import (
 from .answers import OutputPart, request_outputs
 from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of
 from .batch_results import BACKEND, OTHER, Executed, Execution, Failure
+from .encoded_strings import takes_encoded
 from .execution import Batch, with_moves
 from .sized_batches import execute_sized
 
@@ -125,10 +126,19 @@ class WaveBatch:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
+    @property
+    def has_many_strings(self) -> bool:
+        """As that of `Batch`."""
+        strings = self._planner.strings
+        if not strings.occur:
+            return False
+        return strings.are_many([(wave.meta.inputs, wave.meta.outputs, wave.rows, wave.count) for wave in self._waves])
+
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`; the caller then handles the unanswered waves."""
+        singly = self._planner.needs_requests or (takes_encoded(instance) and self.has_many_strings)
         for run in self._runs():
-            if self._planner.needs_requests or not self._has_payloads(run):
+            if singly or not self._has_payloads(run):
                 batch = self._requests_of(run)
                 try:
                     self._take(run, batch, batch.run_on(instance, workspace))
@@ -242,6 +252,8 @@ class WaveBatch:
                 results = results.arrays
             parts = [OutputPart.of(self._interface, name, results, rows) for name in outputs]
             self._answer(run, waves, parts, inferred - joined if timings is None else timings.infer_ns)
+            if self._planner.strings.learns:
+                self._planner.strings.learn(sum([wave.meta.size_bytes * wave.count for wave in waves]), results)
         except InstanceDied:
             raise
         except Exception as error:
