@@ -378,7 +378,9 @@ class ThreadWorker(Worker):
             return self._execute_apart(execution, turn, turn.instance, apart)
         return execution.run_on(turn.instance, turn.workspace)
 
-    def _execute_apart(self, execution: Batch | WaveBatch, turn: Turn, instance: BatchInstance, apart: StringsApart) -> Executed:
+    def _execute_apart(
+        self, execution: Batch | WaveBatch, turn: Turn, instance: BatchInstance, apart: StringsApart
+    ) -> Executed:
         """Execute where the strings of this batch keep no lock of this process; here where that cannot be had."""
         turn.is_apart = True
         other = apart.take(self.spec)

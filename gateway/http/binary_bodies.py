@@ -1,8 +1,8 @@
-"""Receives large bodies with binary tensors straight into their memory, past the parser (docs/adr/0017).
+"""Receives large bodies of known length straight into their memory, past the parser (docs/adr/0017).
 
-The length of such a body is known, and that of its JSON part too (`Inference-Header-Content-Length`), so it needs no
-parser: once the headers are read, the transport reads the body directly to the memory that its tensors stay in. All
-other bodies, JSON of any size among them, go through the parser (`bodies`).
+Once the headers are read, the transport reads such a body directly to where it stays: with binary tensors, whose JSON
+part has a known length too (`Inference-Header-Content-Length`), to memory that executors read; JSON alone to memory that
+is handed to the worker which parses it (`charonia.offload.handover`). All others go through the parser (`bodies`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterable
 from .codec.response_codec import HEADER_LENGTH
 
 PAST_PARSER_BYTES = 1 << 16
-"""Bodies of this size are received past the parser; below it a second reader costs more than it saves."""
+"""Bodies with binary tensors of this size are received past the parser; below it a second reader costs more than it
+saves."""
+_TEXT_BYTES = 1 << 20
+"""And JSON alone of this size."""
+
+_AT_ONCE_BYTES = 1 << 20
+"""After so much, which takes up to half a millisecond to receive, other connections are served first: a socket may hold
+several MB, and the loop reads on for as long as it fills what it is given."""
 
 AllocateBody = Callable[[int, int], memoryview | None]
 """`gateway.handler.Handler.allocate_body`: memory for a size, aligned at an offset; None where there is none."""
@@ -23,7 +30,9 @@ _MAX_DIGITS = 12
 
 
 def size_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
-    """The sizes of a large body with binary tensors and of its JSON part; None for any other body."""
+    """The size of a large body, and of the JSON part before its binary tensors, 0 for JSON alone; None for any other
+    body.
+    """
     sizes: dict[bytes, int] = {}
     for name, value in headers:
         if name in _EXCLUDING_HEADERS:
@@ -32,7 +41,10 @@ def size_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
             if name in sizes or not value.isdigit() or len(value) > _MAX_DIGITS:
                 return None
             sizes[name] = int(value)
-    size, head = sizes.get(b"content-length", 0), sizes.get(HEADER_LENGTH, 0)
+    size = sizes.get(b"content-length", 0)
+    head = sizes.get(HEADER_LENGTH)
+    if head is None:
+        return (size, 0) if size >= _TEXT_BYTES else None
     return (size, head) if size >= PAST_PARSER_BYTES and 0 < head <= size else None
 
 
@@ -58,18 +70,30 @@ class BinaryBody:
 
 
 class BinaryBodyReader(asyncio.BufferedProtocol):
-    """Reads a large body from a connection's transport. `on_received` is called with the size of each piece."""
+    """Reads a large body from a connection's transport. `on_received` is called with the size of each piece, and
+    `rest_a_turn` when another turn of the event loop is to come before the next one.
+    """
 
-    def __init__(self, body: BinaryBody, connection: asyncio.Protocol, on_received: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        body: BinaryBody,
+        connection: asyncio.Protocol,
+        on_received: Callable[[int], None],
+        rest_a_turn: Callable[[], None],
+    ) -> None:
         self._body = body
         self._connection = connection
         self._on_received = on_received
+        self._rest_a_turn = rest_a_turn
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        return self._body.view[self._body.at :]
+        at = self._body.at
+        return self._body.view[at : at + _AT_ONCE_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._body.at += nbytes
+        if nbytes == _AT_ONCE_BYTES and not self._body.is_whole:
+            self._rest_a_turn()
         self._on_received(nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
