@@ -1,14 +1,17 @@
 """Receives large bodies of known length straight into their memory, past the parser (docs/adr/0017).
 
-Once the headers are read, the transport reads such a body directly to where it stays: with binary tensors, whose JSON
-part has a known length too (`Inference-Header-Content-Length`), to memory that executors read; JSON alone to memory that
-is handed to the worker which parses it (`charonia.offload.handover`). All others go through the parser (`bodies`).
+Once the headers are read, such a body goes directly to where it stays: one with binary tensors, whose JSON part has a
+known length too (`Inference-Header-Content-Length`), to memory that executors read, and JSON alone to a file in memory
+that the worker maps which parses it (`charonia.offload.handover`). All others go through the parser (`bodies`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
+
+from charonia.offload.handed_memory import file_of
 
 from .codec.response_codec import HEADER_LENGTH
 
@@ -19,8 +22,10 @@ _TEXT_BYTES = 1 << 20
 """And JSON alone of this size."""
 
 _AT_ONCE_BYTES = 1 << 20
-"""After so much, which takes up to half a millisecond to receive, other connections are served first: a socket may hold
-several MB, and the loop reads on for as long as it fills what it is given."""
+_TEXT_AT_ONCE_BYTES = 1 << 18
+"""After so much other connections are served first: a socket may hold several MB, and the loop reads on for as long as
+it fills what it is given. JSON is received to the same small memory again and again and written to its file from there:
+that costs less than the pages of a mapping, which the loop would have to wait for one by one."""
 
 AllocateBody = Callable[[int, int], memoryview | None]
 """`gateway.handler.Handler.allocate_body`: memory for a size, aligned at an offset; None where there is none."""
@@ -49,12 +54,13 @@ def size_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
 
 
 class BinaryBody:
-    """A body being received: the first `at` bytes of `view` have arrived."""
+    """A body being received: the first `at` bytes of `view` have arrived. `view` may be a file (`file_of`)."""
 
-    __slots__ = ("at", "view")
+    __slots__ = ("at", "file", "view")
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
+        self.file = file_of(view)
         self.at = 0
 
     @property
@@ -62,9 +68,17 @@ class BinaryBody:
         return self.at == len(self.view)
 
     def take(self, data: bytes | bytearray | memoryview) -> int:
-        """Copy data of the body, up to its end; returns how many bytes were of it."""
+        """Copy data of the body, up to its end; returns how many bytes were of it. Raises `OSError` for a file that
+        there is no more memory for.
+        """
         size = min(len(data), len(self.view) - self.at)
-        self.view[self.at : self.at + size] = memoryview(data)[:size]
+        part = memoryview(data)[:size]
+        if self.file is None:
+            self.view[self.at : self.at + size] = part
+        else:
+            done = 0
+            while done < size:
+                done += os.pwrite(self.file, part[done:], self.at + done)
         self.at += size
         return size
 
@@ -85,14 +99,24 @@ class BinaryBodyReader(asyncio.BufferedProtocol):
         self._connection = connection
         self._on_received = on_received
         self._rest_a_turn = rest_a_turn
+        self._memory = None if body.file is None else memoryview(bytearray(_TEXT_AT_ONCE_BYTES))
+        self._asked_bytes = 0
 
     def get_buffer(self, _sizehint: int) -> memoryview:
-        at = self._body.at
-        return self._body.view[at : at + _AT_ONCE_BYTES]
+        at, left = self._body.at, len(self._body.view) - self._body.at
+        if self._memory is None:
+            buffer = self._body.view[at : at + _AT_ONCE_BYTES]
+        else:
+            buffer = self._memory[:left]
+        self._asked_bytes = len(buffer)
+        return buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._body.at += nbytes
-        if nbytes == _AT_ONCE_BYTES and not self._body.is_whole:
+        if self._memory is None:
+            self._body.at += nbytes
+        else:
+            self._body.take(self._memory[:nbytes])
+        if nbytes == self._asked_bytes and not self._body.is_whole:
             self._rest_a_turn()
         self._on_received(nbytes)
 
