@@ -17,9 +17,8 @@ LOOP_SLICE_NS = 100_000
 WORK_SLICE_NS = 100_000_000
 """Of work in bulk: the longest that the kernel knows."""
 
-_NICE = 10
-"""Small calls of others go first where processors are short. A thread that has just run may interrupt work only once
-that has had its share since: the smaller that is, the sooner."""
+_NICE = 5
+"""Small calls of others go first where processors are short."""
 _FIRST_TO_END = b"600"
 """Where memory is short the system ends a worker, whose task then fails, before it ends its owner."""
 _SCHED_ATTR = Struct("<IIQiIQQQ")

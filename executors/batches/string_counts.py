@@ -37,7 +37,7 @@ class Place(Protocol):
 
 
 Alike = tuple[Sequence[Place], Sequence[str], int, int]
-"""Requests of one form: the inputs of each, the outputs that it wants (none named: all), its rows, how many there are."""
+"""Requests of one form: the inputs of each, the outputs it wants (none named: all), its rows, how many there are."""
 
 
 class StringCounts:

@@ -141,9 +141,9 @@ def test_batches_and_waves_learn_and_run_with_their_strings_encoded() -> None:
     planner = Planner(model)
     number = Tensor.of("n", np.zeros((1, 1), np.int32))
     one = record(number)
+    meta = request_meta(1, "h", [number], (), {})
     head = wave_head(
-        *(b"p" * 15, 2, b"g-1", request_meta(1, "h", [number], (), {})),
-        **{"rows": 1, "signature": 7, "level": 0, "accepted_ns": 1, "reply_by_reference": False},
+        *(b"p" * 15, 2, b"g-1", meta), rows=1, signature=7, level=0, accepted_ns=1, reply_by_reference=False
     )
     wave = unpack_wave(head + bytes(8))
     small, instance = Giving(2), Giving(MANY_STRINGS)
