@@ -24,10 +24,18 @@ from charonia.backend import (
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.eventlog.port import MAX_RECORD_BYTES
 from charonia.inference import Parameters
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.wire import RECEIPT, RequestRecord, pack_failure, pack_response, response_template
+from charonia.wire import (
+    FLAG_REPLY_BY_REFERENCE,
+    RECEIPT,
+    RequestRecord,
+    pack_failure,
+    pack_response,
+    response_template,
+)
 
 from .answers import Put, pack_answers, request_outputs
 from .assembly import (
@@ -40,7 +48,7 @@ from .assembly import (
     request_inputs,
     wanted_outputs,
 )
-from .batch_results import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
+from .batch_results import BACKEND, OTHER, REJECTED, Executed, Execution, Failure, too_large
 from .encoded_strings import EncodedStrings, row_bounds, takes_encoded
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
@@ -250,6 +258,8 @@ class Batch:
         else:
             for index, answer in zip(indices, packed, strict=True):
                 answers[index] = answer
+        if max(map(len, packed), default=0) > MAX_RECORD_BYTES:
+            indices = [index for index in indices if self._is_in_bounds(index)]
         self._count(indices, rows, start_wall, (started, joined, inferred), timings)
 
     def _error_of(self, error: Exception) -> CharoniaError:
@@ -410,8 +420,17 @@ class Batch:
                 continue
             record = self.records[index]
             self.executed.answers[index] = self._pack(record, tensors, response.parameters)
-            succeeded.append(index)
+            if self._is_in_bounds(index):
+                succeeded.append(index)
         return succeeded
+
+    def _is_in_bounds(self, index: int) -> bool:
+        """Whether the answer to a request can be sent; one that the log would not take is an error of that request."""
+        size, record = len(self.executed.answers[index]), self.records[index]
+        if size <= MAX_RECORD_BYTES or (record.flags & FLAG_REPLY_BY_REFERENCE and not record.is_job):
+            return True
+        self.fail([index], InternalError(too_large(size, self._model)), BACKEND)
+        return False
 
     def _pack(self, record: RequestRecord, tensors: Sequence[Tensor], parameters: Parameters) -> bytes:
         if self._put is not None and not parameters and sum([len(t.data) for t in tensors]) >= BY_REFERENCE_BYTES:

@@ -29,6 +29,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, InvalidRecord
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.eventlog.port import MAX_RECORD_BYTES
 from charonia.tensors import Buffer, Tensor, check_bytes_elements, object_array, split_bytes_elements
 from charonia.wire import (
     Reference,
@@ -45,7 +46,7 @@ from charonia.wire import (
 
 from .answers import OutputPart, request_outputs
 from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of
-from .batch_results import BACKEND, OTHER, Executed, Execution, Failure
+from .batch_results import BACKEND, OTHER, Executed, Execution, Failure, too_large
 from .encoded_strings import takes_encoded
 from .execution import Batch, with_moves
 from .sized_batches import execute_sized
@@ -333,6 +334,8 @@ class WaveBatch:
         is_large = sum(map(len, columns)) >= BY_REFERENCE_BYTES * wave.count
         if is_large and wave.reply_by_reference:
             reference = self._store(wave, columns)
+        if is_large and reference is None and (size := sum(map(len, columns))) > MAX_RECORD_BYTES:
+            raise InternalError(too_large(size, self._interface.name))
         return pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns, reference)
 
     def _referred(self, wave: Wave, answer: bytes) -> bytes:
