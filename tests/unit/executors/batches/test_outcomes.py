@@ -41,8 +41,8 @@ class Careful(Doubling):
 
 TOO_LARGE = "the answer of model 'm' has"
 REST = (
-    f"which is more than the log takes ({batch_results.MAX_RECORD_BYTES} bytes): only answers to requests that are no jobs, on the machine of "
-    "their gateway, may be larger"
+    f"which is more than the log takes ({batch_results.MAX_RECORD_BYTES} bytes): only answers to requests that are no "
+    "jobs, on the machine of their gateway, may be larger"
 )
 
 
