@@ -24,7 +24,7 @@ MAX_DEPTH = 100
 """Elements must be nested in fewer arrays than this, the `data` array included (E8)."""
 
 _MANY_VALUES = 1024
-"""So many are written without an object for each: half the time, and a fifth of the memory."""
+"""So many are written without an object for each: half the time, and a third of the memory."""
 
 NOT_SIGNED = "attempt to access JSON non-signed-integer as signed-integer"
 NOT_UNSIGNED = "attempt to access JSON non-unsigned-integer as unsigned-integer"
