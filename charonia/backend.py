@@ -689,8 +689,9 @@ class Backend(Protocol):
 
     strings_apart: ClassVar[bool] = False
     """True: its library keeps the interpreter's lock while it takes or gives many strings. The executor then runs
-    batches with many on a second copy of the model, in a process that is started for the first and ends when none has
-    come for some time. Only for stateless instances over arrays on CPUs of models that run in the executor."""
+    batches with many, or whose answers are expected to have many, on a second copy of the model, in a process that is
+    started for the first and ends when none has come for some time. Only for stateless instances over arrays on CPUs of
+    models that run in the executor."""
 
     def isolation_of(self, source: ModelSource) -> Isolation:
         """The same for one model, of which the format may be known. Must not open its file."""

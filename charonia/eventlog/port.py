@@ -29,6 +29,11 @@ Fields = Sequence[Buffer]
 
 START = b"0-0"
 
+MAX_RECORD_BYTES = 500_000_000
+"""Of one record. Servers of the log take strings of 512 MiB; for a longer one they end the connection, and with it what
+others had sent on that.
+"""
+
 MOST_TAKEN = 1000
 """Members that one `keep_recent` takes out at most."""
 

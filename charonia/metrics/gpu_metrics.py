@@ -54,7 +54,7 @@ _FAMILIES = (
     _Family(
         "nv_energy_consumption",
         "counter",
-        "GPU energy consumption in joules since the server started",
+        "GPU energy consumption in joules since the Triton Server started",
         lambda nvml, device: nvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1000,
     ),
 )

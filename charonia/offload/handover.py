@@ -1,8 +1,9 @@
 """A task and its result between a process and its worker: a note and buffers in memory that is handed over.
 
-Each message on the socket is a `_HEAD` and one descriptor of a memory file: first the note, as msgpack with the sizes
-of the buffers, then the buffers one behind the other. Who takes it maps it, so nothing is copied on that side. Every
-call that is long lets go of the interpreter's lock: these functions are for threads beside an event loop.
+Each message on the socket is a `_HEAD` and the descriptor of a memory file: first the note, as msgpack with the sizes
+of the buffers, then the buffers one behind the other. Who takes it maps it, so nothing is copied on that side. A buffer
+that is a memory file already (`handed_memory`) is not copied at all: its descriptor comes second. Every call that is
+long lets go of the interpreter's lock: these functions are for threads beside an event loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgpack
 
+from .handed_memory import file_of
 from .reclaimed import ReclaimedMap
 
 Buffer = bytes | bytearray | memoryview
@@ -28,22 +30,26 @@ _WRITE_AT_ONCE = 64 * 1024 * 1024
 def send(connection: socket.socket, note: Any, buffers: Sequence[Buffer]) -> None:
     """Raises `OSError` when the other side has gone, or there is no memory."""
     views = [view.cast("B") if isinstance(view, memoryview) else memoryview(view) for view in buffers]
-    packed = msgpack.packb([note, [len(view) for view in views]])
+    files = [file_of(view) for view in views]
+    given = next((number for number, file in enumerate(files) if file is not None), -1)
+    packed = msgpack.packb([note, [len(view) for view in views], given])
+    copied = [memoryview(packed), *(view for number, view in enumerate(views) if number != given)]
     descriptor = os.memfd_create("charonia-offload", os.MFD_CLOEXEC)
     try:
-        for view in (memoryview(packed), *views):
+        for view in copied:
             at = 0
             while at < len(view):
                 at += os.write(descriptor, view[at : at + _WRITE_AT_ONCE])
-        head = _HEAD.pack(len(packed), len(packed) + sum(map(len, views)))
-        socket.send_fds(connection, [head], [descriptor])
+        head = _HEAD.pack(len(packed), sum(map(len, copied)))
+        second = files[given] if given >= 0 else None
+        socket.send_fds(connection, [head], [descriptor] if second is None else [descriptor, second])
     finally:
         os.close(descriptor)
 
 
 def receive(connection: socket.socket) -> tuple[Any, list[memoryview]]:
     """The next note and its buffers, whose memory is free with the last view of them. Raises `EOFError`, `OSError`."""
-    head, descriptors, _, _ = socket.recv_fds(connection, _HEAD.size, 1)
+    head, descriptors, _, _ = socket.recv_fds(connection, _HEAD.size, 2)
     if not descriptors:
         raise EOFError("the other side has gone")
     try:
@@ -54,13 +60,16 @@ def receive(connection: socket.socket) -> tuple[Any, list[memoryview]]:
             head += more
         note_bytes, size_bytes = _HEAD.unpack(head)
         whole = memoryview(ReclaimedMap(descriptors[0], size_bytes, prot=mmap.PROT_READ))
+        note, sizes, given = msgpack.unpackb(whole[:note_bytes])
+        buffers: list[memoryview] = []
+        at = note_bytes
+        for number, size in enumerate(sizes):
+            if number == given:
+                buffers.append(memoryview(ReclaimedMap(descriptors[1], size, prot=mmap.PROT_READ)))
+                continue
+            buffers.append(whole[at : at + size])
+            at += size
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    note, sizes = msgpack.unpackb(whole[:note_bytes])
-    buffers: list[memoryview] = []
-    at = note_bytes
-    for size in sizes:
-        buffers.append(whole[at : at + size])
-        at += size
     return note, buffers

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -39,6 +40,10 @@ IDLE_S = 30.0
 """A worker without a task for so long ends."""
 
 _THREADS = 2
+
+_TUNABLES = "GLIBC_TUNABLES"
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Of glibc 2.35 and later; where the system gives huge pages on demand (`madvise`)."""
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -156,6 +161,12 @@ class Offload:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _environment() -> dict[str, str]:
+    """That of a worker: its C library asks for huge pages, which saves a third of its time for messages of 64 MB."""
+    tunables = os.environ.get(_TUNABLES, "")
+    return {**os.environ, _TUNABLES: f"{_HUGE_PAGES}:{tunables}" if tunables else _HUGE_PAGES}
+
+
 class _Worker:
     """One process and the thread that talks to it."""
 
@@ -207,7 +218,9 @@ class _Worker:
         with theirs:
             words = [sys.executable, "-P", "-m", "charonia.offload.worker", str(theirs.fileno())]
             try:
-                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+                process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=_environment()
+                )
             except OSError as error:
                 ours.close()
                 raise InternalError(f"no worker for large messages can be started: {error.strerror}") from None

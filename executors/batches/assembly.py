@@ -31,7 +31,8 @@ from charonia.tensors import (
 )
 from charonia.wire import RequestMeta, RequestRecord, TensorPlace, Wave
 
-from .encoded_strings import MANY_BYTES, MANY_STRINGS, EncodedStrings, row_bounds
+from .encoded_strings import EncodedStrings, row_bounds
+from .string_counts import StringCounts
 
 _PLAN_LIMIT = 4096
 """Signatures that a planner caches. The cache is cleared when it is full, so hostile variety costs only time."""
@@ -99,7 +100,7 @@ class Planner:
         self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
         self.needs_requests = bool(sources or interface.scattered_outputs or interface.has_ragged_input)
         """Whether requests cannot be joined as columns, because the shapes of each one matter."""
-        self.takes_strings = any(spec.datatype is DataType.BYTES for spec in interface.inputs.values())
+        self.strings = StringCounts(interface)
 
     def remember(self, form: Hashable, answer: tuple[bytes, list[tuple[int, int]]]) -> None:
         """Keep how answers of a form are packed (`answers`)."""
@@ -351,22 +352,6 @@ def wanted_outputs(interface: ModelInterface, run: Sequence[tuple[RequestPlan, R
 def are_many_strings(records: Iterable[RequestRecord]) -> bool:
     """Whether to follow the strings of these requests, whose model takes some, away from the event loop."""
     return sum([record.meta.size_bytes for record in records]) > _MANY_STRINGS_BYTES
-
-
-def run_apart(interface: ModelInterface, plans: Iterable[RequestPlan]) -> bool:
-    """Whether requests of a model have so many strings that no object of the executor's process should stand for each.
-
-    Never true where the executor itself reads the elements: inputs joined flat, outputs that are cut by shapes.
-    """
-    if interface.has_ragged_input or interface.batch_inputs or interface.scattered_outputs:
-        return False
-    count = size_bytes = 0
-    for plan in plans:
-        for place in plan.inputs:
-            if place.datatype is DataType.BYTES:
-                count += prod(place.shape)
-                size_bytes += place.size_bytes
-    return count > MANY_STRINGS or size_bytes > MANY_BYTES
 
 
 def request_inputs(interface: ModelInterface, plan: RequestPlan, record: RequestRecord) -> list[Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from charonia.errors import CharoniaError
+from charonia.eventlog.port import MAX_RECORD_BYTES
 
 MAX_COUNTED_RESPONSES = 1000
 """Statistics of single responses stop after this many responses to one request."""
@@ -110,3 +111,11 @@ def count_cancel(counts: dict[str, int], index: int, spent_ns: int) -> None:
 
 def _add(totals: dict[str, int], name: str, value: int) -> None:
     totals[name] = totals.get(name, 0) + value
+
+
+def too_large(size_bytes: int, model: str) -> str:
+    """The text for an answer of so many bytes that travels in the log."""
+    return (
+        f"the answer of model '{model}' has {size_bytes} bytes, which is more than the log takes ({MAX_RECORD_BYTES} "
+        "bytes): only answers to requests that are no jobs, on the machine of their gateway, may be larger"
+    )

@@ -7,13 +7,15 @@ process of the model's own, and `executors.batches.answers` cuts what comes back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from charonia.backend import Array, BatchInstance, Outcome
 from charonia.tensors import Buffer, join_bytes_elements, joined
 
 MANY_STRINGS = 16_384
@@ -54,6 +56,22 @@ class EncodedStrings:
         counts = [end - start for start, end in requests]
         rows, ends = row_bounds(counts), row_bounds([len(part) for part in parts])
         return EncodedStrings((sum(counts), *self.shape[1:]), joined(parts), rows, ends)
+
+
+class EncodedInstance(BatchInstance, Protocol):
+    """An instance in another process that takes and gives `EncodedStrings`."""
+
+    takes_encoded_strings: bool
+
+    def execute_encoded(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str], rows: Sequence[int]
+    ) -> Mapping[str, Array] | Outcome:
+        """As `execute`; strings among inputs and results are `EncodedStrings`, those of results cut at `rows`."""
+
+
+def takes_encoded(instance: BatchInstance) -> TypeGuard[EncodedInstance]:
+    """Whether `execute_encoded` of this instance may be called."""
+    return getattr(instance, "takes_encoded_strings", False)
 
 
 def row_bounds(rows: Sequence[int]) -> tuple[int, ...]:

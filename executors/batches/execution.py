@@ -24,10 +24,18 @@ from charonia.backend import (
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import CharoniaError, DeadlineExceeded, InternalError, Unavailable
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.eventlog.port import MAX_RECORD_BYTES
 from charonia.inference import Parameters
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
-from charonia.wire import RECEIPT, RequestRecord, pack_failure, pack_response, response_template
+from charonia.wire import (
+    FLAG_REPLY_BY_REFERENCE,
+    RECEIPT,
+    RequestRecord,
+    pack_failure,
+    pack_response,
+    response_template,
+)
 
 from .answers import Put, pack_answers, request_outputs
 from .assembly import (
@@ -38,11 +46,10 @@ from .assembly import (
     groups,
     join,
     request_inputs,
-    run_apart,
     wanted_outputs,
 )
-from .batch_results import BACKEND, OTHER, REJECTED, Executed, Execution, Failure
-from .encoded_strings import EncodedStrings
+from .batch_results import BACKEND, OTHER, REJECTED, Executed, Execution, Failure, too_large
+from .encoded_strings import EncodedStrings, row_bounds, takes_encoded
 from .ragged import batch_inputs
 from .sequence_batch import BatchSteps
 from .sized_batches import execute_sized
@@ -102,7 +109,7 @@ class Batch:
         self.records = records
         self._put = put
         self._apart = apart
-        self._takes_strings = planner.takes_strings
+        self._strings = planner.strings
         self.steps = steps
         self.interface: ModelInterface = planner.interface
         self.executed = Executed([b""] * len(records))
@@ -180,9 +187,9 @@ class Batch:
     @property
     def has_many_strings(self) -> bool:
         """Whether it is to run where its strings keep no lock of this process. Never with a sequence batcher."""
-        if not self._takes_strings or self.steps is not None:
+        if not self._strings.occur or self.steps is not None:
             return False
-        return run_apart(self.interface, [plan for _, plan in self.planned])
+        return self._strings.are_many([(plan.inputs, plan.outputs, plan.rows, 1) for _, plan in self.planned])
 
     def runs(self) -> Iterator[list[Planned]]:
         """Yield the parts of the batch that fit one execution each, in order."""
@@ -194,9 +201,9 @@ class Batch:
         records, interface = self.records, self.interface
         start_wall, started = wall_ns(), monotonic_ns()
         pairs = [(plan, records[index]) for index, plan in run]
-        encoded = self._takes_strings and getattr(instance, "takes_encoded_strings", False) and self.has_many_strings
+        other = instance if takes_encoded(instance) and self.has_many_strings else None
         try:
-            arrays = join(interface, pairs, workspace, encoded=encoded)
+            arrays = join(interface, pairs, workspace, encoded=other is not None)
             if interface.batch_inputs:
                 arrays |= batch_inputs(interface, [plan for _, plan in run])
         except CharoniaError as error:
@@ -216,7 +223,12 @@ class Batch:
         rows, timings = self._rows_of(run), None
         sizes = getattr(instance, "batch_sizes", ()) if interface.batching else ()
         try:
-            results = execute_sized(instance, sizes, arrays, outputs) if sizes else instance.execute(arrays, outputs)
+            if other is not None:
+                results = other.execute_encoded(arrays, outputs, row_bounds([plan.rows for plan, _ in pairs]))
+            elif sizes:
+                results = execute_sized(instance, sizes, arrays, outputs)
+            else:
+                results = instance.execute(arrays, outputs)
             inferred = monotonic_ns()
             if isinstance(results, Outcome):
                 timings = results.timings
@@ -228,10 +240,12 @@ class Batch:
             if self.steps is not None:
                 results = self.steps.take(indices, results)
             packed = pack_answers(interface, self.version, pairs, results, self._put)
+            if self._strings.learns:
+                self._strings.learn(sum([record.meta.size_bytes for _, record in pairs]), results)
         except InstanceDied:
             raise
         except Exception as error:
-            alone = encoded or getattr(instance, "rows_fail_alone", False)
+            alone = (other is not None and self._strings.taken) or getattr(instance, "rows_fail_alone", False)
             if len(run) > 1 and self.steps is None and alone:
                 for single in run:
                     self._run_arrays(instance, workspace, [single])
@@ -244,6 +258,8 @@ class Batch:
         else:
             for index, answer in zip(indices, packed, strict=True):
                 answers[index] = answer
+        if max(map(len, packed), default=0) > MAX_RECORD_BYTES:
+            indices = [index for index in indices if self._is_in_bounds(index)]
         self._count(indices, rows, start_wall, (started, joined, inferred), timings)
 
     def _error_of(self, error: Exception) -> CharoniaError:
@@ -312,7 +328,7 @@ class Batch:
 
     async def _run_requests(self, instance: RequestInstance, run: list[Planned]) -> None:
         start_wall, started = wall_ns(), monotonic_ns()
-        if self._apart is not None and self._takes_strings and are_many_strings(self.records[i] for i, _ in run):
+        if self._apart is not None and self._strings.taken and are_many_strings(self.records[i] for i, _ in run):
             sent, requests = await self._apart(self._requests_of, run)
         else:
             sent, requests = self._requests_of(run)
@@ -404,8 +420,17 @@ class Batch:
                 continue
             record = self.records[index]
             self.executed.answers[index] = self._pack(record, tensors, response.parameters)
-            succeeded.append(index)
+            if self._is_in_bounds(index):
+                succeeded.append(index)
         return succeeded
+
+    def _is_in_bounds(self, index: int) -> bool:
+        """Whether the answer to a request can be sent; one that the log would not take is an error of that request."""
+        size, record = len(self.executed.answers[index]), self.records[index]
+        if size <= MAX_RECORD_BYTES or (record.flags & FLAG_REPLY_BY_REFERENCE and not record.is_job):
+            return True
+        self.fail([index], InternalError(too_large(size, self._model)), BACKEND)
+        return False
 
     def _pack(self, record: RequestRecord, tensors: Sequence[Tensor], parameters: Parameters) -> bytes:
         if self._put is not None and not parameters and sum([len(t.data) for t in tensors]) >= BY_REFERENCE_BYTES:

@@ -28,6 +28,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, InvalidRecord
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES
+from charonia.eventlog.port import MAX_RECORD_BYTES
 from charonia.tensors import Buffer, Tensor, check_bytes_elements, object_array, split_bytes_elements
 from charonia.wire import (
     Reference,
@@ -44,7 +45,8 @@ from charonia.wire import (
 
 from .answers import OutputPart, request_outputs
 from .assembly import JOINED_BYTES, InputPlan, Planner, RequestPlan, Workspace, array_of
-from .batch_results import BACKEND, OTHER, Executed, Execution, Failure
+from .batch_results import BACKEND, OTHER, Executed, Execution, Failure, too_large
+from .encoded_strings import takes_encoded
 from .execution import Batch, with_moves
 from .sized_batches import execute_sized
 from .wave_columns import ColumnCall, PromptInstance, columns_of, has_columns, may_be_columns, parts_of
@@ -142,10 +144,19 @@ class WaveBatch:
 
     # -- running ------------------------------------------------------------------------------------------------------
 
+    @property
+    def has_many_strings(self) -> bool:
+        """As that of `Batch`."""
+        strings = self._planner.strings
+        if not strings.occur:
+            return False
+        return strings.are_many([(wave.meta.inputs, wave.meta.outputs, wave.rows, wave.count) for wave in self._waves])
+
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`; the caller then handles the unanswered waves."""
+        singly = self._planner.needs_requests or (takes_encoded(instance) and self.has_many_strings)
         for run in self._runs():
-            if self._planner.needs_requests or not self._has_payloads(run):
+            if singly or not self._has_payloads(run):
                 batch = self._requests_of(run)
                 try:
                     self._take(run, batch, batch.run_on(instance, workspace))
@@ -269,6 +280,8 @@ class WaveBatch:
                 results = results.arrays
             parts = [OutputPart.of(self._interface, name, results, rows) for name in outputs]
             self._answer(run, waves, parts, inferred - joined if timings is None else timings.infer_ns)
+            if self._planner.strings.learns:
+                self._planner.strings.learn(sum([wave.meta.size_bytes * wave.count for wave in waves]), results)
         except InstanceDied:
             raise
         except Exception as error:
@@ -348,6 +361,8 @@ class WaveBatch:
         is_large = sum(map(len, columns)) >= BY_REFERENCE_BYTES * wave.count
         if is_large and wave.reply_by_reference:
             reference = self._store(wave, columns)
+        if is_large and reference is None and (size := sum(map(len, columns))) > MAX_RECORD_BYTES:
+            raise InternalError(too_large(size, self._interface.name))
         return pack_wave_reply(wave.prefix, wave.count, meta, columns, infer_ns, reference)
 
     def _referred(self, wave: Wave, answer: bytes) -> bytes:

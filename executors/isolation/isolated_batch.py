@@ -18,7 +18,6 @@ from executors.backends.python.frame_content import failure_of
 from executors.backends.python.protocol.frames import Buffer, Frame, FrameError, FrameReader, Kind, pack
 from executors.backends.python.protocol.shared_slots import ExecutorSlots
 from executors.backends.python.python_instance import outputs_in
-from executors.batches.encoded_strings import EncodedStrings
 from executors.configuration.time_parameters import MAX_EXECUTION
 
 from .forms import MAX_FRAME_BYTES, Made, described, outcome_of
@@ -77,7 +76,7 @@ class IsolatedBatches:
         self.rows_fail_alone = made.rows_fail_alone
         self.batch_sizes = tuple(made.batch_sizes)
         self.takes_encoded_strings = trusted and not self.batch_sizes
-        """Whether BYTES may be `EncodedStrings`."""
+        """Whether `execute_encoded` may be called."""
         self.number = made.number
         self._others: list[IsolatedBatches] = []
         self._runs: set[_Run] = set()
@@ -127,8 +126,18 @@ class IsolatedBatches:
         """See `BatchInstance.execute`. Raises `InstanceDied` when the process has ended or was too slow, `Interrupted`
         after `cancel`.
         """
+        return self._executed(inputs, outputs, None)
+
+    def execute_encoded(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str], rows: Sequence[int]
+    ) -> Mapping[str, Array] | Outcome:
+        """See `EncodedInstance`. Raises as `execute`."""
+        return self._executed(inputs, outputs, list(rows))
+
+    def _executed(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str], rows: list[int] | None
+    ) -> Mapping[str, Array] | Outcome:
         tensors, data = described(inputs)
-        rows = next((list(array.rows) for array in inputs.values() if isinstance(array, EncodedStrings)), None)
         slots = self._slots
         taken = expected = None
         if slots is not None:

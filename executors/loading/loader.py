@@ -327,7 +327,7 @@ class Loader:
             bool(getattr(backend, "strings_apart", False))
             and self._registry.is_movable(backend)
             and not isinstance(model, IsolatedModel)
-            and pool.planner.takes_strings
+            and pool.planner.strings.occur
             and pool.is_stateless
             and all(spec.kind == "CPU" for spec in pool.specs)
         )

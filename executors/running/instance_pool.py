@@ -35,7 +35,7 @@ from executors.batches.assembly import Planner
 from executors.batches.batch_results import Death, Executed
 from executors.batches.execution import Batch
 from executors.batches.sequences import Sequences
-from executors.batches.wave_execution import ExecutedWaves
+from executors.batches.wave_execution import ExecutedWaves, WaveBatch
 from executors.host.watchdog import LIMIT_S as STALL_LIMIT_S
 from executors.isolation.strings_apart import StringsApart
 
@@ -268,6 +268,8 @@ class InstancePool:
 
     def _run_here(self, batch: SubmittedBatch) -> bool:
         """Run and answer a batch of waves now, if an instance is free and may run in the event loop."""
+        if self.apart is not None and WaveBatch(self.planner, self.version, batch.waves).has_many_strings:
+            return False
         waiting = self._blocking.borrow()
         if waiting is None:
             return False

@@ -328,7 +328,7 @@ class StreamWorker(Worker):
                 continue
             record = records[index]
             try:
-                if self._pool.planner.takes_strings and are_many_strings((record,)):
+                if self._pool.planner.strings.taken and are_many_strings((record,)):
                     inputs = await asyncio.to_thread(request_inputs, interface, plan, record)
                 else:
                     inputs = request_inputs(interface, plan, record)

@@ -269,6 +269,8 @@ class ThreadWorker(Worker):
         self._first: SimpleQueue[tuple[Future[Executed | None], Batch | None] | None] = SimpleQueue()
         """What its thread does before it takes batches; None ends that."""
         self._takes_batches = False
+        self._is_lent = False
+        """The event loop executes in place of the thread: nothing may wait there."""
         self._ended = asyncio.Event()
 
     def start(self) -> None:
@@ -378,11 +380,13 @@ class ThreadWorker(Worker):
         if turn.instance is None:
             raise InstanceDied(instance_died_error(self.spec.name).message, blameless=True)
         apart = self._pool.apart
-        if apart is not None and isinstance(execution, Batch) and execution.has_many_strings:
+        if apart is not None and not self._is_lent and execution.has_many_strings:
             return self._execute_apart(execution, turn, turn.instance, apart)
         return execution.run_on(turn.instance, turn.workspace)
 
-    def _execute_apart(self, execution: Batch, turn: Turn, instance: BatchInstance, apart: StringsApart) -> Executed:
+    def _execute_apart(
+        self, execution: Batch | WaveBatch, turn: Turn, instance: BatchInstance, apart: StringsApart
+    ) -> Executed:
         """Execute where the strings of this batch keep no lock of this process; here where that cannot be had."""
         turn.is_apart = True
         other = apart.take(self.spec)
@@ -468,9 +472,11 @@ class ThreadWorker(Worker):
         """Execute a batch in the event loop while this worker's thread is borrowed. Raises `Interrupted`."""
         assert self.interruptible is not None
         INTERRUPTER.begin(self.interruptible)
+        self._is_lent = True
         try:
             return self._attempt(batch, self._turn)
         finally:
+            self._is_lent = False
             INTERRUPTER.end()
 
 

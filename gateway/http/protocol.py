@@ -16,6 +16,8 @@ import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from charonia.offload.handed_memory import handed_memory
+
 from .binary_bodies import PAST_PARSER_BYTES, BinaryBody, BinaryBodyReader, size_of
 from .bodies import EXCHANGE, RAW_HEADERS, Scope
 from .codec.error_replies import JSON_CONTENT_TYPE, error_body
@@ -447,7 +449,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if served is not self._latest or not served.keep_alive:
             return None
         route = resolve(scope["path"]) if scope["method"] == "POST" else None
-        view = self._allocate_body(*sizes) if route is not None and route.kind is INFER else None
+        if route is None or route.kind is not INFER:
+            return None
+        view = self._allocate_body(*sizes) if sizes[1] else handed_memory(sizes[0])
         if view is None or self._final_response is not None:
             return None
         large = self._large = BinaryBody(view)
@@ -455,7 +459,12 @@ class BoundedHttpProtocol(asyncio.Protocol):
         return large
 
     def _read_large_from_now(self, large: BinaryBody) -> None:
-        self.transport.set_protocol(BinaryBodyReader(large, self, self._large_received))
+        self.transport.set_protocol(BinaryBodyReader(large, self, self._large_received, self._rest_a_turn))
+
+    def _rest_a_turn(self) -> None:
+        """Read on after the other connections."""
+        self.flow.pause_reading()
+        self.loop.call_soon(self.flow.resume_reading)
 
     def _large_received(self, size: int) -> None:
         self._body_bytes += size

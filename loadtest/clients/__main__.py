@@ -1,4 +1,4 @@
-"""The command: `examples CHECKOUT`, `perf PROGRAM` or `analyzer PROGRAM`; a table, or one JSON document.
+"""The command: `examples CHECKOUT`, `perf PROGRAM`, `analyzer PROGRAM` or `genai PROGRAM`; a table, or JSON.
 
 Exit 1 when a run failed.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from loadtest.model import LoadTestError
 
-from . import analyzer, examples, perf
+from . import analyzer, examples, genai, perf
 from .outcome import Outcome, document, table
 
 
@@ -28,12 +28,18 @@ def parser() -> argparse.ArgumentParser:
     asking.add_argument("program", type=Path, help="perf_analyzer, of the wheel tritonclient 2.50.0")
     tuning = verbs.add_parser("analyzer", help="model_analyzer against a server that is there")
     tuning.add_argument("program", type=Path, help="model-analyzer, of the distribution triton-model-analyzer")
-    tuning.add_argument("--perf", type=Path, required=True, help="perf_analyzer, of the wheel tritonclient 2.50.0")
-    for verb in (asking, tuning):
+    texts = verbs.add_parser("genai", help="genai-perf against the language model of `make serve-llm`")
+    texts.add_argument("program", type=Path, help="genai-perf, of the distribution of this name")
+    texts.add_argument(
+        "--repository", type=Path, default=Path("examples/models_llm"), help="default examples/models_llm"
+    )
+    for verb in (tuning, texts):
+        verb.add_argument("--perf", type=Path, required=True, help="perf_analyzer, of the wheel tritonclient 2.50.0")
+    for verb in (asking, tuning, texts):
         verb.add_argument(
             "--library", type=Path, action="append", default=[], metavar="DIRECTORY", help="with libb64 or libcudart"
         )
-    for verb in (stock, asking, tuning):
+    for verb in (stock, asking, tuning, texts):
         verb.add_argument("--only", default="", metavar="TEXT", help="runs whose name has this text in it")
         verb.add_argument(
             "--serve", action="append", default=[], metavar="OPTION", help="one more option of the servers; repeatable"
@@ -52,6 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.verb == "analyzer":
             against, program, asking = str(options.program), options.program.absolute(), options.perf.absolute()
             outcomes = _shown(analyzer.play(program, asking, options.library, options.serve, options.only))
+        elif options.verb == "genai":
+            against, program, asking = str(options.program), options.program.absolute(), options.perf.absolute()
+            repository = options.repository.absolute()
+            outcomes = _shown(genai.play(program, asking, options.library, repository, options.serve, options.only))
         else:
             against = str(options.program)
             outcomes = _shown(perf.play(options.program.absolute(), options.library, options.serve, options.only))

@@ -46,6 +46,9 @@ NEIGHBOUR_POLICIES = {"idle": os.SCHED_IDLE, "other": os.SCHED_OTHER}
 With "other" it competes with the server as a program on the same machine does."""
 _POLICY = "LOADTEST_NEIGHBOUR_POLICY"
 _WIDTH = 16
+_PIECE_BYTES = 1 << 16
+"""What a neighbour sends and reads with one system call: a kernel without preemption does not take the processor from a
+call that copies some MB, whatever the policy is."""
 
 
 # -- models and messages -----------------------------------------------------------------------------------------------
@@ -81,13 +84,17 @@ def binary(count: int, values: bytes, **more: Any) -> tuple[bytes, dict[str, str
 
 def posts(address: str, model: str, body: bytes, headers: dict[str, str]) -> Callable[[], bool]:
     """Sends this body again and again on one connection; a call of it is one request, True when it was answered 200."""
+    view = memoryview(body)
     connection = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
 
     def post() -> bool:
         try:
-            connection.request("POST", f"/v2/models/{model}/infer", body, headers)
+            pieces = (view[at : at + _PIECE_BYTES] for at in range(0, len(view), _PIECE_BYTES))
+            lengths = {"Content-Length": str(len(body))}
+            connection.request("POST", f"/v2/models/{model}/infer", pieces, {**headers, **lengths})
             answer = connection.getresponse()
-            answer.read()
+            while answer.read(_PIECE_BYTES):
+                pass
             return answer.status == 200
         except (OSError, http.client.HTTPException):
             connection.close()

@@ -166,6 +166,41 @@ def test_h4_huge_and_odd_numbers_stay_the_clients_own(server: Any) -> None:
     assert json.loads(answer)["outputs"][0]["data"][1:] == [float("inf"), float("-inf"), 2.0]
 
 
+TWICE = (
+    ('"shape":[1,4]', '"shape":[-1],"shape":[1,4]'),
+    ('"data"', '"data":[[]],"data"'),
+    ('"datatype"', '"datatype":"BYTES","datatype"'),
+)
+
+
+def test_h4_of_a_member_that_comes_twice_the_last_counts(server: Any) -> None:
+    good = '{"name":"INPUT0","shape":[1,4],"datatype":"FP32","data":[1,2,3,4]}'
+    inputs = [good.replace(old, new) for old, new in TWICE]
+    for members in ['"inputs":[{"name":"x"}],' + f'"inputs":[{good}]', *(f'"inputs":[{one}]' for one in inputs)]:
+        for _ in range(3):  # also as one that was seen before
+            text = f'{{"id":"a","id":"b",{members}}}'
+            status, answer = server.request("POST", "/v2/models/scale/infer", text.encode())
+            assert status == 200, (text, answer)
+            assert json.loads(answer)["outputs"][0]["data"] == [2.0, 4.0, 6.0, 8.0]
+            assert json.loads(answer)["id"] == "b"
+    text = '{"inputs":[' + good.replace('"shape":[1,4]', '"shape":[1,4],"shape":[-1]') + "]}"
+    assert server.request("POST", "/v2/models/scale/infer", text.encode())[0] in (400, 500)
+
+
+def test_h4_a_string_without_end_is_not_read(server: Any) -> None:
+    beginning = b'{"inputs":"' + b"a" * 65_536
+    with Connection(server) as connection:
+        connection.send(head(Content_Length=str(1 << 30)) + beginning)
+        status, answer = connection.answer()
+        assert status == 400, answer
+        assert b"exceeds the maximum allowed" in answer
+        assert connection.is_closed()
+    text = b'{"inputs":"' + b"a" * (MAX_INPUT_BYTES - 100) + b'"}'
+    status, answer = server.request("POST", "/v2/models/scale/infer", text)
+    assert status in (400, 500), answer[:200]
+    assert len(answer) < 4096
+
+
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 

@@ -36,6 +36,8 @@ def test_the_page_is_as_documented(few_models: Path, serve: Callable[..., Any]) 
         found = list(text_string_to_metric_families(server.scrape()))
         return found if len(found) > 45 else []
 
+    lines = (ROOT / "tests" / "golden" / "help_of_families.txt").read_text().splitlines()
+    texts = dict(line.split(" ", 1) for line in lines)
     seen = set()
     for family in until("all parts are on the page", families):
         # the parser takes `_total` off a counter's name
@@ -43,6 +45,7 @@ def test_the_page_is_as_documented(few_models: Path, serve: Callable[..., Any]) 
         assert name in rows, f"{family.name} is not in docs/metrics.md"
         kind, labels = rows[name]
         assert family.type == kind, name
+        assert family.documentation == texts.get(name, family.documentation)
         for sample in family.samples:
             assert set(sample.labels) - PARTS_OF_A_VALUE == labels, sample
         seen.add(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import TypeGuard
 
 from executors.backends.engine_families import VLLM
 
@@ -48,6 +49,22 @@ def test_the_table_has_every_family_of_the_code() -> None:
     rows = {name.removesuffix("_total") for name in documented()}
     assert len(rows) > 50
     assert in_code() == rows
+
+
+def test_families_of_triton_have_its_texts() -> None:
+    """Boards and alerts are made from the `HELP` lines too. The file has those of Triton's core."""
+    lines = (ROOT / "tests" / "golden" / "help_of_families.txt").read_text().splitlines()
+    texts = dict(line.split(" ", 1) for line in lines)
+    assert texts.keys() == {name for name in documented() if name.startswith("nv_")}
+    constants: set[str] = set()
+    for path in [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "metric" in str(path)]:
+        constants |= {node.value for node in ast.walk(ast.parse(path.read_text())) if _is_text(node)}
+    written = "\n".join(constants)
+    assert not {f"{name} {text}" for name, text in texts.items() if name not in constants or text not in written}
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def test_the_table_has_every_family_of_vllm() -> None:

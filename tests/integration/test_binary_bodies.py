@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator
 
@@ -11,6 +12,7 @@ import pytest
 from http_calls import read_reply
 
 from charonia.options.settings import GatewaySettings
+from gateway.http import protocol
 from gateway.http.server import HttpFront
 
 
@@ -198,3 +200,32 @@ async def test_a_client_that_leaves_within_its_body_is_forgotten(front: HttpFron
         while front._state.connections:
             await asyncio.sleep(0.005)
     assert handler.requests == []
+
+
+async def test_large_json_is_received_past_the_parser_too(
+    front: HttpFront, handler: _Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent: list[int] = []
+    allocate = protocol.handed_memory
+
+    def noted(size_bytes: int) -> memoryview | None:
+        lent.append(size_bytes)
+        return allocate(size_bytes) if len(lent) < 3 else None
+
+    monkeypatch.setattr(protocol, "handed_memory", noted)
+    choose = random.Random(5)
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    for count in (5, 700_000, 3, 300_000, 400_000, 500_000, 2):
+        values = [number % 10 for number in range(count)]
+        body = b'{"inputs":[{"name":"INPUT0","datatype":"UINT8","shape":[%d],"data":[%b]}]}' % (
+            count,
+            b", ".join(b"%d" % value for value in values),
+        )
+        head = f"POST /v2/models/any_UINT8/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        await _send(writer, head.encode() + body, choose)
+        status, _, answer = await read_reply(reader)
+        assert status == 200
+        assert json.loads(answer)["outputs"][0]["data"] == values
+    assert len(lent) == 3, "of 2.1, 1.2 and 1.5 MB, which has no room; 0.9 MB go through the parser"
+    assert handler.lent == []
+    writer.close()

@@ -159,3 +159,47 @@ async def test_without_a_process_batches_run_in_the_executor(tmp_path: Path, mon
             reply = (await bench.replies(endpoint, 1))[request_id]
             assert reply.outputs[0].array().tolist() == given.tolist()
     assert len(tries) == 1, "the second one waits for no process that fails again"
+
+
+async def test_a_model_whose_answers_had_many_strings_runs_elsewhere_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = StringsApart.take
+
+    def noted(apart: StringsApart, spec: InstanceSpec) -> IsolatedBatches | None:
+        found = take(apart, spec)
+        taken.append(found.pid if found is not None else 0)
+        return found
+
+    monkeypatch.setattr(StringsApart, "take", noted)
+    number = helper.make_tensor_value_info("n", TensorProto.INT64, ["n", "m"])
+    text = helper.make_tensor_value_info("t", TensorProto.STRING, ["n", "m"])
+    node = helper.make_node("Cast", ["n"], ["t"], to=TensorProto.STRING)
+    made = helper.make_model(
+        helper.make_graph([node], "g", [number], [text]), opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+    )
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    save(made, tmp_path / "m" / "1" / "model.onnx")
+    (tmp_path / "m" / "config.pbtxt").write_text(
+        CONFIG.replace('name: "s" data_type: TYPE_STRING', 'name: "n" data_type: TYPE_INT64')
+    )
+    async with bench_.running(tmp_path) as bench:
+
+        async def answered(*counts: int) -> None:
+            given = [np.arange(count, dtype=np.int64).reshape(1, count) for count in counts]
+            accepted = [await bench.accept("m", [Tensor.of("n", one)], endpoint=str(counts)) for one in given]
+            batch_id = await bench.dispatch("m", [record for _, record in accepted])
+            await patient(lambda: bench.finished("m", batch_id, BatchFinished))
+            replies = await bench.replies(str(counts), len(counts))
+            for (request_id, _), one in zip(accepted, given, strict=True):
+                texts = [str(number).encode() for number in one[0]]
+                assert replies[request_id].outputs[0].array().tolist() == [texts]
+
+        await answered(MANY_STRINGS + 1)
+        assert taken == [], "nobody knew"
+        await answered(MANY_STRINGS + 2)
+        assert len(taken) == 1
+        assert taken[0] not in (0, os.getpid())
+        await answered(3, 3)
+        assert len(taken) == 1, "so few bytes make no strings by the million"

@@ -83,6 +83,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         f"{HOWTO}simulate.md",
         "docs/performance.md",
         "docs/benchmarks.md",
+        "docs/hostile-inputs.md",
     ),
     "Understand and change": (
         "docs/architecture.md",

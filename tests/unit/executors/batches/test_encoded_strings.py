@@ -14,12 +14,11 @@ from charonia.models.interface import ModelInterface, TensorSpec
 from charonia.tensors import Tensor, join_bytes_elements
 from charonia.wire import RequestRecord, pack_request, request_meta, unpack_request, unpack_response
 from executors.batches.answers import pack_answers
-from executors.batches.assembly import Planner, Workspace, join, run_apart
-from executors.batches.encoded_strings import MANY_BYTES, MANY_STRINGS, EncodedStrings, encoded, row_bounds
+from executors.batches.assembly import Planner, Workspace, join
+from executors.batches.encoded_strings import MANY_STRINGS, EncodedStrings, encoded, row_bounds
 from executors.batches.execution import Batch
 
 STRINGS = TensorSpec("s", DataType.BYTES, (-1,))
-NUMBERS = TensorSpec("n", DataType.INT32, (1,))
 OUT = TensorSpec("t", DataType.BYTES, (-1,))
 PARTS = [np.array(rows, dtype=np.object_) for rows in ([[b"a", b""], [b"bc", b"\xff"]], [[b"d", b"efg"]])]
 
@@ -107,7 +106,11 @@ def test_requests_whose_rows_failed_are_left_out() -> None:
     class Failing:
         takes_encoded_strings = True
 
-        def execute(self, inputs: Any, outputs: Any) -> Outcome:
+        def execute(self, inputs: Any, outputs: Any) -> Any:
+            raise AssertionError("strings that are many")
+
+        def execute_encoded(self, inputs: Any, outputs: Any, rows: Any) -> Outcome:
+            assert rows == inputs["s"].rows
             return Outcome({"t": inputs["s"]}, failures={2: InvalidArgument("bad")})
 
         def close(self) -> None: ...
@@ -124,27 +127,3 @@ def test_requests_whose_rows_failed_are_left_out() -> None:
 def test_bounds_are_those_of_several_requests() -> None:
     assert row_bounds([4]) == ()
     assert row_bounds([2, 1, 3]) == (0, 2, 3, 6)
-
-
-@pytest.mark.parametrize(
-    ("rows", "length", "apart"),
-    [
-        (MANY_STRINGS // 2, 0, False),
-        (MANY_STRINGS // 2 + 1, 0, True),
-        (1, MANY_BYTES // 2 - 4, False),
-        (1, MANY_BYTES // 2, True),
-    ],
-)
-def test_what_is_many_counts_all_requests_and_their_strings_alone(rows: int, length: int, apart: bool) -> None:
-    model = interface([STRINGS, NUMBERS], [OUT])
-    planner = Planner(model)
-    part = np.full((1, rows), b"x" * length, dtype=np.object_)
-    one = record(Tensor.of("n", np.zeros((1, 1), np.int32)), Tensor.of("s", part))
-    assert run_apart(model, [planner.plan(one)] * 2) is apart
-
-
-def test_what_the_executor_reads_itself_never_runs_apart() -> None:
-    ragged = TensorSpec("s", DataType.BYTES, (-1,), allow_ragged_batch=True)
-    model = interface([ragged], [OUT])
-    one = record(Tensor.of("s", np.full((1, MANY_STRINGS + 1), b"", dtype=np.object_)))
-    assert not run_apart(model, [Planner(model).plan(one)])

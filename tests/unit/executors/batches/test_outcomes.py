@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from instance_pool import Doubling, Pool
 from wave_senders import meta_of_one
 
@@ -14,6 +15,7 @@ from charonia.backend import Outcome, Timings
 from charonia.errors import InvalidArgument
 from charonia.tensors import Tensor
 from charonia.wire import Wave, unpack_response, unpack_wave, unpack_wave_reply, wave_head
+from executors.batches import batch_results, execution, wave_execution
 from executors.batches.batch_results import Executed
 from executors.batches.wave_execution import ExecutedWaves
 
@@ -35,6 +37,13 @@ class Careful(Doubling):
         if -99 in x:
             failures = {len(x): InvalidArgument("beyond")}
         return Outcome(super().execute(inputs, outputs), self.timings, failures)
+
+
+TOO_LARGE = "the answer of model 'm' has"
+REST = (
+    f"which is more than the log takes ({batch_results.MAX_RECORD_BYTES} bytes): only answers to requests that are no "
+    "jobs, on the machine of their gateway, may be larger"
+)
 
 
 class Refusing(Careful):
@@ -140,4 +149,26 @@ async def test_waves_have_the_sizes_and_times_of_the_instance() -> None:
     assert (run.rows, run.infer_ns) == (2, 5)
     assert run.input_ns >= 10**12
     assert run.output_ns >= 10**13
+    await under.pool.close()
+
+
+async def test_an_answer_that_the_log_would_not_take_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    under = Pool(Careful())
+    (whole,) = (await under.run(1)).answers
+    for module in (execution, wave_execution):
+        monkeypatch.setattr(module, "MAX_RECORD_BYTES", len(whole) - 1)
+    executed = await under.run(1, 2)
+    assert await answers_of(executed) == [f"{TOO_LARGE} {len(whole)} bytes, {REST}"] * 2
+    assert [failure.index for failure in executed.failures] == [0, 1]
+    assert executed.executions[0].indices == ()
+    await under.pool.close()
+
+
+async def test_of_a_wave_that_the_log_would_not_take_each_request_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wave_execution, "MAX_RECORD_BYTES", 7)
+    monkeypatch.setattr(wave_execution, "BY_REFERENCE_BYTES", 4)
+    under = Pool(Careful())
+    executed, answers = await run_wave(under, 1, 2)
+    assert executed.failed == {0: 2}
+    assert answers == [f"{TOO_LARGE} 8 bytes, {REST}"] * 2
     await under.pool.close()

@@ -96,6 +96,18 @@ def test_output_arrays_are_flat_and_not_finite_floats_bare() -> None:
     assert render_elements(Tensor.of("O", np.array([True, False]))) == b"[true,false]"
 
 
+@pytest.mark.parametrize("name", ["FP32", "FP64", "INT8", "INT64", "UINT8", "UINT64", "BOOL"])
+def test_many_values_are_written_as_few_are(name: str) -> None:
+    raw = np.random.default_rng(7).bytes(40_000)
+    dtype = DataType[name].numpy
+    array = np.frombuffer(raw, np.uint8).astype(bool) if name == "BOOL" else np.frombuffer(raw, dtype)
+    if array.dtype.kind == "f":
+        array = array[np.isfinite(array)]
+    assert len(array) > 4000
+    parts = [render_elements(Tensor.of("O", array[at : at + 100])) for at in range(0, len(array), 100)]
+    assert render_elements(Tensor.of("O", array)) == b"[" + b",".join(part[1:-1] for part in parts) + b"]"
+
+
 def test_bytes_outputs_are_strings_or_refused() -> None:
     text = Tensor("O", DataType.BYTES, (2,), join_bytes_elements(['"quoted"', "ü"]))
     assert json.loads(render_elements(text)) == ['"quoted"', "ü"]
