@@ -15,7 +15,6 @@ from urllib.parse import urlencode
 import pytest
 from e2e_asking import until
 
-pytest.importorskip("jinja2")
 
 
 def read(url: str) -> str:

@@ -11,7 +11,7 @@ import scripted_texts
 import task_models
 from e2e_server import Server, serving
 
-openai = pytest.importorskip("openai")
+import openai
 
 FRUITS = ["a red apple", "a city in the north", {"text": "the city"}]
 

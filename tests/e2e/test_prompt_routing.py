@@ -12,8 +12,6 @@ import pytest
 from e2e_asking import until
 from e2e_server import Server, serving
 
-pytest.importorskip("tokenizers")
-pytest.importorskip("llguidance")
 import text_backend
 
 pytestmark = pytest.mark.e2e

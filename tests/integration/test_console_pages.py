@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jinja2")
 
 from console_bench import AT, KEYS, MODEL, Browser, bury, opened, run, submit
 

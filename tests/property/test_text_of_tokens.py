@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("tokenizers")
 
 import small_tokenizers
 from hypothesis import given

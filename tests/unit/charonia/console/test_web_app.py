@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-pytest.importorskip("jinja2")
 
 from memory_log.log import MemoryLog
 

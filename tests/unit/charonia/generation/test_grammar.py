@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-pytest.importorskip("tokenizers")
-pytest.importorskip("llguidance")
 
 import small_tokenizers
 

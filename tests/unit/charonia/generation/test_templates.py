@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("jinja2")
 
 import small_tokenizers
 

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-pytest.importorskip("tokenizers")
 
 import small_tokenizers
 

@@ -48,7 +48,6 @@ async def test_paths(client: httpx2.AsyncClient, method: str, path: str, status:
 
 
 async def test_models_that_can_be_called_are_listed(client: httpx2.AsyncClient, handler: Any) -> None:
-    pytest.importorskip("tokenizers")
     data = (await client.get("/v1/models")).json()["data"]
     found = {one["id"]: (one["parent"], one["max_model_len"]) for one in data}
     assert found == {
@@ -64,7 +63,6 @@ async def test_models_that_can_be_called_are_listed(client: httpx2.AsyncClient, 
 
 
 async def test_a_tokenizer_that_is_not_there_yet(client: httpx2.AsyncClient, handler: Any) -> None:
-    pytest.importorskip("tokenizers")
     handler.blobs, blobs = {}, handler.blobs
     assert (await client.post(CHAT, json={**BODY, "model": "says"})).status_code == 503
     handler.blobs = blobs
@@ -72,7 +70,6 @@ async def test_a_tokenizer_that_is_not_there_yet(client: httpx2.AsyncClient, han
 
 
 async def test_tokens_of_a_text(client: httpx2.AsyncClient) -> None:
-    pytest.importorskip("tokenizers")
     reply = await client.post("/tokenize", json={"model": "says", "prompt": "hé", "return_token_strs": True})
     assert reply.json()["tokens"] == [*"hé".encode()]
     assert (reply.json()["count"], reply.json()["max_model_len"]) == (3, 2048)
@@ -108,7 +105,6 @@ async def test_embeddings(client: httpx2.AsyncClient, handler: Any) -> None:
 
 
 async def test_embeddings_are_bounded_in_tokens(client: httpx2.AsyncClient, handler: Any) -> None:
-    pytest.importorskip("tokenizers")
     assets = {"charonia.text_assets": text_handler.DIGEST}
     known = handler.models["embeds"]
     handler.models["embeds"] = replace(known, parameters={**known.parameters, **assets})

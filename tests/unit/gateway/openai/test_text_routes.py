@@ -13,7 +13,6 @@ import pytest
 from charonia.errors import ResourceExhausted, Unavailable
 from gateway.openai.openai_application import OpenAiInterface
 
-pytest.importorskip("tokenizers")
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -438,7 +437,6 @@ async def test_a_client_that_leaves_cancels_its_requests_and_is_counted(
 async def test_structures_that_no_engine_would_take(
     client: httpx2.AsyncClient, handler: Any, structure: dict[str, Any]
 ) -> None:
-    pytest.importorskip("llguidance")
     reply = await client.post(CHAT, json=chat("x", structured_outputs=structure))
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["type"] == "invalid_request_error"

@@ -34,8 +34,7 @@ PIECES: dict[str, Any] = {
 
 
 def made(metadata: dict[str, Any]) -> Any:
-    library = pytest.importorskip("tokenizers")
-    return library.Tokenizer.from_buffer(hugging_face_files(metadata)["tokenizer.json"])
+    return tokenizers.Tokenizer.from_buffer(hugging_face_files(metadata)["tokenizer.json"])
 
 
 def test_byte_level() -> None:
