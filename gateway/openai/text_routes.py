@@ -16,9 +16,11 @@ from charonia.generation.tool_calls import call_reader
 from gateway.requests.delivery import ANYONE, Caller
 
 from .api_calls import ApiCall, RouteTable
+from .shapes import known_fields
 from .shapes.api_errors import json_bytes
 from .shapes.chat_shapes import ChatAnswer, read_chat
 from .shapes.completion_shapes import CompletionAnswer, read_completion
+from .shapes.known_fields import refuse_unknown
 from .text_serving import PreparedText, TextServing
 
 Prepared = tuple[PreparedText, ChatAnswer | CompletionAnswer]
@@ -34,6 +36,7 @@ class TextEndpoints:
 
     async def prepare_chat(self, body: Mapping[str, Any]) -> Prepared:
         """The requests of a chat's body, and what writes their answer. Raises `ApiError`."""
+        refuse_unknown(body, known_fields.CHAT)
         chat = read_chat(body)
         prepared = await self._serving.prepare_chat(chat)
         reader = partial(call_reader, prepared.tool_format)
@@ -43,6 +46,7 @@ class TextEndpoints:
 
     async def prepare_completion(self, body: Mapping[str, Any]) -> Prepared:
         """The requests of a completion's body, and what writes their answer. Raises `ApiError`."""
+        refuse_unknown(body, known_fields.COMPLETION)
         wanted = read_completion(body)
         prepared = await self._serving.prepare_completion(wanted)
         answer = CompletionAnswer(

@@ -65,6 +65,11 @@ class PreparedText:
     tool_format: str = ""
     """How the model writes calls of tools, "" if it writes none."""
 
+    def set_priority(self, level: int) -> None:
+        """Give all requests a priority level (S8)."""
+        for request in self.requests:
+            request.priority = level
+
 
 @dataclass(slots=True)
 class TextServing:
@@ -93,6 +98,7 @@ class TextServing:
             sampling = {**sampling, "skip_special_tokens": False}
         found = self._prepared(model, tools, [prompt], tokens, sampling, chat.count, max_tokens, stream=chat.stream)
         found.tool_format = tool_format
+        found.set_priority(chat.priority)
         return found
 
     async def prepare_completion(self, wanted: CompletionRequest) -> PreparedText:
@@ -113,9 +119,11 @@ class TextServing:
                 tokens.append(prompt)
         if wanted.echo:
             prompts = [text or (self._text(tools, tokens[at]) if tokens else "") for at, text in enumerate(prompts)]
-        return self._prepared(
+        found = self._prepared(
             *(model, tools, prompts, tokens, wanted.sampling, wanted.count, wanted.max_tokens), stream=wanted.stream
         )
+        found.set_priority(wanted.priority)
+        return found
 
     def _generating(self, name: str) -> TextModel:
         model = self.models.find(name)

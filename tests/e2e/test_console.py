@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 from e2e_asking import until
-
 
 
 def read(url: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
 from e2e_asking import until
 from e2e_parts import Part, parts_over_a_log
@@ -22,8 +23,6 @@ from told_texts import MODEL, Gates, told_model, words
 
 from charonia import keys
 from charonia.eventlog.redis import open_log
-
-import openai
 
 pytestmark = pytest.mark.e2e
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-
-
 from console_bench import AT, KEYS, MODEL, Browser, bury, opened, submit
 
 from charonia import keys

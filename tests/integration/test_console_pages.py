@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-
 from console_bench import AT, KEYS, MODEL, Browser, bury, opened, run, submit
 
 from charonia import keys

@@ -21,8 +21,8 @@ from gateway_side import GatewaySide
 
 from charonia.calls.request_endings import end_requests
 from charonia.calls.waiters import Visible
-from charonia.generation.parameters import parse_sampling
 from charonia.facts.jobs import JobState
+from charonia.generation.parameters import parse_sampling
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 from executors.generation.engine import GenerationRequest

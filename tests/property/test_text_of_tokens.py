@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-
 import small_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st

@@ -185,7 +185,7 @@ class StoredResponses:
             blob_id = form[NOTE_BLOB] = "openai-" + secrets.token_hex(16)
             await self._log.put_blob(blob_id, note, _BLOB_KEPT_S)
         inference = prepared.requests[0]
-        inference.priority = priority
+        inference.priority = priority or inference.priority
         try:
             receipt = await self._handler.submit_job(inference, replace(options, form=form))
         except CharoniaError as error:

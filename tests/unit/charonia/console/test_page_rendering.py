@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-
 from charonia.console.page_rendering import HERE, amount, clock, duration, ending, milliseconds, short, size
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-
-
 import small_tokenizers
 
 from charonia.errors import InvalidArgument

@@ -7,8 +7,6 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-
-
 import small_tokenizers
 
 from charonia.errors import InvalidArgument

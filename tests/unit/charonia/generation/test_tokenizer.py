@@ -6,8 +6,6 @@ import json
 import time
 
 import pytest
-
-
 import small_tokenizers
 
 from charonia.errors import InvalidArgument, Unsupported

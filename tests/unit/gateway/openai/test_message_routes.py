@@ -8,7 +8,6 @@ from typing import Any
 import httpx2
 import pytest
 
-
 MESSAGES = "/v1/messages"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"name": name, "description": "goes", "input_schema": SCHEMA} for name in ("find", "go")]

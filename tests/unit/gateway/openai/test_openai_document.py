@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 import jsonschema_rs
-import pytest
 
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schemas

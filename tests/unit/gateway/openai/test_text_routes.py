@@ -13,7 +13,6 @@ import pytest
 from charonia.errors import ResourceExhausted, Unavailable
 from gateway.openai.openai_application import OpenAiInterface
 
-
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 

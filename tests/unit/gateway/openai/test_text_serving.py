@@ -13,7 +13,6 @@ from charonia.options.settings import GatewaySettings
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
 
 
-
 async def test_a_prompt_that_was_tokenised_has_its_route(client: httpx2.AsyncClient, handler: Any) -> None:
     messages = [{"role": "user", "content": "a long question " * 8 + "say yes."}]
     reply = await client.post(
