@@ -1,8 +1,8 @@
 """A backend that generates text over a decoder without a model; `install` makes a distribution of it, named `stubtext`.
 
-Its steps take `step_ms`, whatever they compute, so that a text is under way for a while. Where `STUBTEXT_COUNTS` names a directory, each
-process leaves what its engine did there, as `<pid>.json`. With `STUBTEXT_HOLD` = `<steps>:<path>` an engine makes so
-many steps, and no more until the file is there.
+Its steps take `step_ms`, whatever they compute, so that a text is under way for a while. Where `STUBTEXT_COUNTS` names
+a directory, each process leaves what its engine did there, as `<pid>.json`. With `STUBTEXT_HOLD` = `<steps>:<path>` an
+engine makes so many steps, and no more until the file is there.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def choices_of(body: Mapping[str, Any]) -> int:
 
 
 def priority_of(body: Mapping[str, Any]) -> int:
-    """vLLM's `priority` as a level of the model: a lower one goes first, 0 is the model's default. Raises `ApiError`."""
+    """vLLM's `priority`, a level of the model: a lower one goes first, 0 is the default. Raises `ApiError`."""
     return whole(body, "priority", 0, 2**31 - 1) or 0
 
 

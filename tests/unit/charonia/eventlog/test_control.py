@@ -181,9 +181,7 @@ async def test_who_lives_on_this_machine_is_not_lost_for_a_lease(sleepers: list[
     await control.close()
 
 
-def test_a_killed_process_is_known_to_be_ending_before_it_is_waited_for(
-    sleepers: list[subprocess.Popen[bytes]],
-) -> None:
+def test_a_killed_process_is_ending_before_it_is_waited_for(sleepers: list[subprocess.Popen[bytes]]) -> None:
     killed, alive, _ = sleepers
     assert not is_ending(killed.pid)
     killed.kill()

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import tokenizers
 
 from charonia.errors import InvalidArgument, Unsupported
 from executors.backends.llm.gguf_tokenizer import hugging_face_files
