@@ -171,7 +171,7 @@ class StoredResponses:
     async def prepare(self, request: ResponseRequest, caller: Caller) -> PreparedText:
         """The model's request for a response. Raises `ApiError`."""
         before = await self.before(request.previous, caller) if request.previous else []
-        return await self._serving.prepare_chat(read_chat(chat_body(request, before)))
+        return await self._serving.prepare_chat(read_chat(chat_body(request, before)), caller)
 
     async def submit(
         self, request: ResponseRequest, prepared: PreparedText, options: DeliveryOptions, *, priority: int = 0
