@@ -32,8 +32,8 @@ pytestmark = pytest.mark.integration
 KILLS = int(os.environ.get("CHARONIA_TEST_KILLS", "4"))
 CANCELS = int(os.environ.get("CHARONIA_TEST_CANCELS", "60"))
 STREAMS = 16
-LENGTH = min(3500, 75 * max(4, KILLS))
-"""Tokens of a text: more than are generated until the last kill, on a busy machine too."""
+LENGTH = max(300, 5 * KILLS)
+"""Tokens of a text: more than steps of half a second generate until the last kill, on a busy machine too."""
 WORDS = LENGTH // 5
 STEP_TOKENS = max(text_backend.STEP_TOKENS, STREAMS * LENGTH)
 SCHEMA = {
@@ -118,10 +118,10 @@ async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("STUBTEXT_HURRY", str(tmp_path / "hurry"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([path, os.environ.get("PYTHONPATH", "")]))
     # an executor reads all prompts and tokens so far in its first step: more kills are not more tokens
-    text_backend.write_model(tmp_path / "models", "near", 20, step_tokens=STEP_TOKENS)
-    text_backend.write_model(tmp_path / "models", "slow", 500, step_tokens=STEP_TOKENS)
+    text_backend.write_model(tmp_path / "models", "near", 500, step_tokens=STEP_TOKENS)
+    text_backend.write_model(tmp_path / "models", "quick", 20)
     isolated = 'parameters { key: "charonia.isolation" value { string_value: "process" } }'
-    text_backend.write_model(tmp_path / "models", "apart", 20, isolated, STEP_TOKENS)
+    text_backend.write_model(tmp_path / "models", "apart", 500, isolated, STEP_TOKENS)
     async with Stack.over(fresh_log_url, tmp_path, tmp_path / "models") as stack:
         yield stack
 
@@ -146,13 +146,15 @@ async def ask_all(stack: Stack, model: str) -> list[Text]:
 
 
 async def each_goes_on(stack: Stack, texts: list[Text]) -> None:
-    """Wait until each text has another token, or has ended."""
+    """Wait until each text has another token, or has failed."""
     seen = {text: len(text.tokens) for text in texts}
     await stack.until(lambda: all(text.ended or len(text.tokens) > seen[text] for text in texts))
 
 
 async def are_undisturbed(stack: Stack, texts: list[Text]) -> None:
-    """Each text ends as it does in an engine that nothing disturbs."""
+    """All still run, and with quick steps now each ends as it does in an engine that nothing disturbs."""
+    assert not any(text.ended for text in texts), "the disturbances take less time than so many slow steps"
+    (stack.directory / "hurry").touch()
     for text in texts:
         await stack.until(lambda text=text: text.ended)
         assert text.error is None, text.error
@@ -170,22 +172,20 @@ async def test_texts_are_the_same_however_often_their_executor_is_killed(stack: 
         executor.kill()
         executor = await stack.start("executor")
     await are_undisturbed(stack, texts)
-    assert max(len(text.attempts) for text in texts) >= KILLS + 1  # more where a busy machine misses a heartbeat
+    assert all(len(text.attempts) >= KILLS + 1 for text in texts)  # more where a busy machine misses a heartbeat
 
 
-async def test_texts_are_the_same_while_their_executors_are_replaced(stack: Stack, tmp_path: Path) -> None:
+async def test_texts_are_the_same_while_their_executors_are_replaced(stack: Stack) -> None:
     """A rolling upgrade: what outlasts the drain of an executor goes on at its successor."""
     brief = "--exit-timeout-secs=1"
     _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor", brief))
-    texts = await ask_all(stack, "slow")
+    texts = await ask_all(stack, "apart")
     for _ in range(2):
         await each_goes_on(stack, texts)
         successor = await stack.start("executor", brief)
         executor.process.terminate()
         await asyncio.to_thread(executor.process.wait)
         executor = successor
-    assert not any(text.ended for text in texts), "an executor is replaced before so many slow steps"
-    (tmp_path / "hurry").touch()
     await are_undisturbed(stack, texts)
     assert all(len(text.attempts) > 1 for text in texts)
 
@@ -202,11 +202,11 @@ async def test_cancelled_texts_leave_no_slot_and_no_block(
     running: set[asyncio.Task[None]] = set()
 
     async def cancelled(number: int) -> None:
-        text = await stack.ask("near", f"{number} " * instants.randrange(1, 100), max_tokens=3000, ignore_eos=True)
+        text = await stack.ask("quick", f"{number} " * instants.randrange(1, 100), max_tokens=3000, ignore_eos=True)
         (request_id,) = (one for one, other in stack.texts.items() if other is text)
         tokens = instants.choice((0, 0, 1, 2, 5))
         await stack.until(lambda: len(text.tokens) >= tokens)
-        (won,) = await end_requests(stack.log, "near", [request_id], JobState.CANCELLED)
+        (won,) = await end_requests(stack.log, "quick", [request_id], JobState.CANCELLED)
         assert won
 
     for number in range(CANCELS):
@@ -216,8 +216,8 @@ async def test_cancelled_texts_leave_no_slot_and_no_block(
             for one in done:
                 one.result()
     await asyncio.gather(*running)
-    await stack.left_nothing("near", [*stack.texts])
-    last = await stack.ask("near", "the last", temperature=0, seed=1, max_tokens=5, ignore_eos=True)
+    await stack.left_nothing("quick", [*stack.texts])
+    last = await stack.ask("quick", "the last", temperature=0, seed=1, max_tokens=5, ignore_eos=True)
     await stack.until(lambda: last.ended)
     assert (last.tokens, last.text, last.finish) == last.undisturbed()
 
