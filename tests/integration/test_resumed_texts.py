@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 KILLS = int(os.environ.get("CHARONIA_TEST_KILLS", "4"))
 CANCELS = int(os.environ.get("CHARONIA_TEST_CANCELS", "60"))
 STREAMS = 16
-LENGTH = max(300, 5 * KILLS)
+LENGTH = max(300, 20 * KILLS)
 """Tokens of a text: more than steps of half a second generate until the last kill, on a busy machine too."""
 WORDS = LENGTH // 5
 STEP_TOKENS = max(text_backend.STEP_TOKENS, STREAMS * LENGTH)
