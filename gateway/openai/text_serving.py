@@ -251,7 +251,7 @@ class TextServing:
                     yield index, delta
 
     def token_headers(self, prepared: PreparedText, caller: Caller) -> Headers:
-        """What a caller with a bound on tokens is told of it: the bound, and what is left of it beside this call."""
+        """The headers of a caller with a bound on tokens: the bound, and what is left of it beside this call."""
         bound = self.pending.bounds(caller.tenant).pending
         if not bound:
             return []
