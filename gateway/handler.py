@@ -18,6 +18,7 @@ from charonia.releases.route_rule import RouteRule
 from charonia.tensors import Buffer
 
 from .access.restrictions import RawHeaders
+from .access.token_bounds import TokenBounds
 from .requests.delivery import ANYONE, Caller, DeliveryOptions, JobFilter, JobPage, JobReceipt, JobView
 
 if TYPE_CHECKING:
@@ -233,6 +234,9 @@ class Handler(Protocol):
 
     def request_bound(self, caller: Caller) -> int:
         """How many unsettled requests of one model the caller's tenant may have; 0 for no bound of its own."""
+
+    def token_bounds(self, tenant: str) -> TokenBounds:
+        """How many tokens of language models the calls of a tenant may have."""
 
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
         """Record the request as a job and return. Raises as `infer` before execution, and `KeyReused`.

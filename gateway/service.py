@@ -37,6 +37,7 @@ from charonia.wire import ResponseRecord
 from .access.restrictions import RawHeaders
 from .access.tenants import LOOK_INTERVAL_S, Tenants
 from .access.terms import TermsBook
+from .access.token_bounds import NO_BOUNDS, TokenBounds
 from .dataplane import AdmittedRequest, DataPlane
 from .entrances import Entrance, Entrances
 from .handler import (
@@ -509,6 +510,9 @@ class GatewayService:
 
     def request_bound(self, caller: Caller) -> int:
         return 0 if self._tenants is None or not caller.tenant else self._tenants.bounds(caller.tenant).requests
+
+    def token_bounds(self, tenant: str) -> TokenBounds:
+        return NO_BOUNDS if self._tenants is None else self._tenants.policy(tenant).tokens
 
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
         if request.regions is not None and request.regions.outputs:

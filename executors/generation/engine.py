@@ -81,6 +81,9 @@ class EngineObserver(Protocol):
     def arrived(self, key: bytes) -> None:
         """A request has come. Called in the event loop, before the engine gets it."""
 
+    def admitted(self, key: bytes, prompt_tokens: int) -> None:
+        """Its prompt was read. Called in any thread, before the engine gets it."""
+
     def left(self, key: bytes) -> None:
         """A request has ended or was given up; its steps may still be reported. Called in the event loop."""
 

@@ -217,6 +217,8 @@ class GeneratingInstance:
         one.answer = answer = TextAnswer(text, prepared, self._tokenizer)
         given, emitted = answer.replay(progress)
         parameters, request = prepared.parameters, one.request
+        if self._observer is not None:
+            self._observer.admitted(one.key, len(prepared.prompt))
         self._engine.admit(
             GenerationRequest(one.key, prepared.prompt, parameters, parameters.lora_name, request.priority, emitted)
         )

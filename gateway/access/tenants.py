@@ -7,6 +7,8 @@ be read:
     keys = ["a secret", "sha256:<64 hex digits>"]
     max_pending_requests = 1000     # of one model, unsettled; 0 or absent for no bound
     max_pending_bytes = 100000000
+    max_pending_tokens = 50000      # of the texts of one model that a gateway runs for it, prompts and answers
+    max_text_tokens = 4000          # of one text, prompt and answer
     weight = 2                      # its share beside other tenants of a priority level, 1 to 100
 
 Only digests of the keys stay in memory.
@@ -32,6 +34,7 @@ from gateway.requests.delivery import Caller
 
 from .restrictions import RawHeaders
 from .terms import TenantBounds
+from .token_bounds import NO_BOUNDS, TokenBounds
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +46,8 @@ _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 LOOK_INTERVAL_S = 0.5
 """Half the time that the tenants' page promises, as a check that comes slightly too early waits for the next one."""
 _LOOK_INTERVAL_NS = int(LOOK_INTERVAL_S * 1e9)
-_FIELDS = frozenset(("keys", "weight", "max_pending_requests", "max_pending_bytes"))
+_BOUNDS = ("max_pending_requests", "max_pending_bytes", "max_text_tokens", "max_pending_tokens")
+_FIELDS = frozenset(("keys", "weight", *_BOUNDS))
 
 KEY_NEEDED = "an API key is needed: 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
 KEY_UNKNOWN = "the API key is not known"
@@ -55,6 +59,7 @@ class TenantPolicy:
 
     weight: int = 1
     bounds: TenantBounds = field(default_factory=TenantBounds)
+    tokens: TokenBounds = NO_BOUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +215,10 @@ def _policy(entry: Mapping[str, Any], here: str) -> TenantPolicy:
     weight = entry.get("weight", 1)
     if type(weight) is not int or not 1 <= weight <= MAX_WEIGHT:
         raise ValueError(f"{here}: 'weight' must be a whole number between 1 and {MAX_WEIGHT}")
-    numbers = [entry.get(field, 0) for field in ("max_pending_requests", "max_pending_bytes")]
+    numbers = [entry.get(field, 0) for field in _BOUNDS]
     if not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
         raise ValueError(f"{here}: bounds must be whole numbers, 0 for none")
-    return TenantPolicy(weight, TenantBounds(*numbers))
+    return TenantPolicy(weight, TenantBounds(*numbers[:2]), TokenBounds(*numbers[2:]))
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

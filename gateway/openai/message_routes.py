@@ -25,7 +25,8 @@ def add_messages(routes: RouteTable, serving: TextServing) -> None:
 
     async def messages(call: ApiCall) -> None:
         chat = read_messages_request(await call.json())
-        prepared = await serving.prepare_chat(chat, call.asked)
+        prepared = await serving.prepare_chat(chat, call.caller, call.asked)
+        call.headers_of_reply += serving.token_headers(prepared, call.caller)
         choice = chat.tool_choice
         reader = call_reader(prepared.tool_format) if choice.mode == "auto" else reader_of(choice)
         answer = MessageAnswer(chat, f"msg_{uuid.uuid4().hex}", reader, prepared.prompt_tokens)

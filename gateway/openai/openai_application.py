@@ -14,6 +14,7 @@ from charonia.errors import SERVER_EXITING, CharoniaError, InternalError, Unavai
 from charonia.options.settings import GatewaySettings
 from charonia.tasks import Tasks
 from gateway.access.restrictions import Restrictions
+from gateway.access.token_bounds import TokensExhausted
 from gateway.handler import Handler
 from gateway.http.bodies import CLIENT_LEFT, ClientGone, Receive, Scope, Send, reply_whole
 from gateway.http.codec.error_replies import HttpRefusal
@@ -132,7 +133,7 @@ async def _fail(call: ApiCall, failure: Failure) -> None:
     is_message = call.scope["path"].startswith(MESSAGES)
     if not call.started:
         status, headers, body = render_failure(failure, is_message=is_message)
-        if status == 429:
+        if status == 429 and not isinstance(failure, TokensExhausted):
             headers.append((b"x-ratelimit-remaining-requests", b"0"))
         await reply_whole(call.send, status, [*headers, *call.headers_of_reply], body)
         return

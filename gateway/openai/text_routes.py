@@ -13,12 +13,15 @@ from typing import Any
 
 from charonia.clock import wall_ns
 from charonia.generation.tool_calls import call_reader
+from gateway.http.codec.error_replies import Headers
 from gateway.requests.delivery import ANYONE, Caller
 
 from .api_calls import ApiCall, RouteTable
+from .shapes import known_fields
 from .shapes.api_errors import json_bytes
 from .shapes.chat_shapes import ChatAnswer, read_chat
 from .shapes.completion_shapes import CompletionAnswer, read_completion
+from .shapes.known_fields import refuse_unknown
 from .text_models import NOBODY, Asked
 from .text_serving import PreparedText, TextServing
 
@@ -33,19 +36,23 @@ class TextEndpoints:
     def __init__(self, serving: TextServing) -> None:
         self._serving = serving
 
-    async def prepare_chat(self, body: Mapping[str, Any], asked: Asked = NOBODY) -> Prepared:
+    async def prepare_chat(self, body: Mapping[str, Any], caller: Caller = ANYONE, asked: Asked = NOBODY) -> Prepared:
         """The requests of a chat's body, and what writes their answer. Raises `ApiError`."""
+        refuse_unknown(body, known_fields.CHAT)
         chat = read_chat(body)
-        prepared = await self._serving.prepare_chat(chat, asked)
+        prepared = await self._serving.prepare_chat(chat, caller, asked)
         reader = partial(call_reader, prepared.tool_format)
         answer = ChatAnswer(chat, _new_id("chatcmpl-"), _now_s(), _bytes_of(prepared), reader)
         answer.prompt_tokens = prepared.prompt_tokens
         return prepared, answer
 
-    async def prepare_completion(self, body: Mapping[str, Any], asked: Asked = NOBODY) -> Prepared:
+    async def prepare_completion(
+        self, body: Mapping[str, Any], caller: Caller = ANYONE, asked: Asked = NOBODY
+    ) -> Prepared:
         """The requests of a completion's body, and what writes their answer. Raises `ApiError`."""
+        refuse_unknown(body, known_fields.COMPLETION)
         wanted = read_completion(body)
-        prepared = await self._serving.prepare_completion(wanted, asked)
+        prepared = await self._serving.prepare_completion(wanted, caller, asked)
         answer = CompletionAnswer(
             wanted, _new_id("cmpl-"), _now_s(), _bytes_of(prepared), prepared.prompts, prepared.prompt_ids
         )
@@ -59,6 +66,10 @@ class TextEndpoints:
             async for index, delta in deltas:
                 answer.add(index, delta)
         return answer.document()
+
+    def token_headers(self, prepared: Prepared, caller: Caller) -> Headers:
+        """See `TextServing.token_headers`."""
+        return self._serving.token_headers(prepared[0], caller)
 
     async def stream(self, call: ApiCall, prepared: Prepared, endpoint: str, *, include_usage: bool) -> None:
         """Write the answer as events. It begins with the first text, so that an error before it has its own status."""
@@ -79,15 +90,16 @@ def add_texts(routes: RouteTable, endpoints: TextEndpoints) -> None:
 
     async def chat(call: ApiCall) -> None:
         body = await call.json()
-        prepared = await endpoints.prepare_chat(body, call.asked)
+        prepared = await endpoints.prepare_chat(body, call.caller, call.asked)
         await answer(call, body, prepared, CHAT)
 
     async def completion(call: ApiCall) -> None:
         body = await call.json()
-        prepared = await endpoints.prepare_completion(body, call.asked)
+        prepared = await endpoints.prepare_completion(body, call.caller, call.asked)
         await answer(call, body, prepared, COMPLETION)
 
     async def answer(call: ApiCall, body: Mapping[str, Any], prepared: Prepared, endpoint: str) -> None:
+        call.headers_of_reply += endpoints.token_headers(prepared, call.caller)
         if body.get("stream"):
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
             await endpoints.stream(call, prepared, endpoint, include_usage=usage)

@@ -30,10 +30,12 @@ from charonia.generation.tool_calls import MARKED_BY_SPECIAL_TOKENS
 from charonia.inference import LATEST_VERSION, InferenceRequest
 from charonia.models.interface import ModelInterface
 from charonia.tensors import Tensor
+from gateway.access.token_bounds import PendingTokens
 from gateway.handler import Handler
+from gateway.http.codec.error_replies import Headers
 from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
 
-from .shapes.api_errors import ApiError
+from .shapes.api_errors import CONTEXT_LENGTH, ApiError
 from .shapes.chat_shapes import ChatRequest
 from .shapes.completion_shapes import CompletionRequest, Prompt
 from .shapes.sampling_fields import seed_of
@@ -64,6 +66,13 @@ class PreparedText:
     """The tokens of each prompt, where the model has a tokenizer here."""
     tool_format: str = ""
     """How the model writes calls of tools, "" if it writes none."""
+    text_tokens: Sequence[int] = ()
+    """Of each request the tokens of its prompt and those it may generate. Without a tokenizer four bytes are one."""
+
+    def set_priority(self, level: int) -> None:
+        """Give all requests a priority level (S8)."""
+        for request in self.requests:
+            request.priority = level
 
 
 @dataclass(slots=True)
@@ -73,11 +82,17 @@ class TextServing:
     handler: Handler
     models: TextModels
     counts: TextCounts = field(default_factory=TextCounts)
+    pending: PendingTokens = field(init=False)
+    """The tokens of the calls that run here, by tenant."""
+
+    def __post_init__(self) -> None:
+        self.pending = PendingTokens(self.handler.token_bounds)
 
     # -- making --------------------------------------------------------------------------------------------------------
 
-    async def prepare_chat(self, chat: ChatRequest, asked: Asked = NOBODY) -> PreparedText:
+    async def prepare_chat(self, chat: ChatRequest, caller: Caller = ANYONE, asked: Asked = NOBODY) -> PreparedText:
         """The requests of a chat. Raises `ApiError`; nothing has entered the log then."""
+        bound = self.pending.bounds(caller.tenant).text
         model = self._generating(chat.model, asked)
         tools = await self.models.tools(model)
         await self._check_structure(chat.sampling, tools)
@@ -85,17 +100,22 @@ class TextServing:
         tokens = [await self.models.encode(tools, prompt, special=False)] if tools is not None else []
         max_tokens = chat.max_tokens
         if max_tokens is None and tools is not None:
-            max_tokens = max(1, tools.context - len(tokens[0]))
+            longest = min(bound, tools.context) if bound else tools.context
+            max_tokens = max(1, longest - len(tokens[0]))
         if chat.prompt_logprobs:
             _check_scores(model, tools, "prompt_logprobs")
         tool_format, sampling = model.tool_format(tools), chat.sampling
         if chat.tool_choice.mode == "auto" and tool_format in MARKED_BY_SPECIAL_TOKENS:
             sampling = {**sampling, "skip_special_tokens": False}
         found = self._prepared(model, tools, [prompt], tokens, sampling, chat.count, max_tokens, stream=chat.stream)
+        _check_length(found, bound)
         found.tool_format = tool_format
+        found.set_priority(chat.priority)
         return found
 
-    async def prepare_completion(self, wanted: CompletionRequest, asked: Asked = NOBODY) -> PreparedText:
+    async def prepare_completion(
+        self, wanted: CompletionRequest, caller: Caller = ANYONE, asked: Asked = NOBODY
+    ) -> PreparedText:
         """The requests of a completion. Raises `ApiError`; nothing has entered the log then."""
         model = self._generating(wanted.model, asked)
         tools = await self.models.tools(model)
@@ -113,9 +133,12 @@ class TextServing:
                 tokens.append(prompt)
         if wanted.echo:
             prompts = [text or (self._text(tools, tokens[at]) if tokens else "") for at, text in enumerate(prompts)]
-        return self._prepared(
+        found = self._prepared(
             *(model, tools, prompts, tokens, wanted.sampling, wanted.count, wanted.max_tokens), stream=wanted.stream
         )
+        _check_length(found, self.pending.bounds(caller.tenant).text)
+        found.set_priority(wanted.priority)
+        return found
 
     def _generating(self, name: str, asked: Asked) -> TextModel:
         model = self.models.find(name, asked)
@@ -179,7 +202,9 @@ class TextServing:
                 requests.append(_request(model, prompt, ids, own, stream=stream))
                 requests[-1].prompt = route
         counted = sum(map(len, tokens)) if tools is not None else 0
-        return PreparedText(model, tools, requests, prompts, counted, tokens)
+        lengths = [len(tokens[at]) if tokens else -(-size_of(prompt) // 4) for at, prompt in enumerate(prompts)]
+        texts = [length + (max_tokens or 0) for length in lengths for _ in range(count)]
+        return PreparedText(model, tools, requests, prompts, counted, tokens, text_tokens=texts)
 
     async def _check_structure(self, sampling: Mapping[str, Any], tools: TextTools | None) -> None:
         """Raises a 400 `ApiError` for a schema or grammar that no engine would take, or that takes too much work."""
@@ -217,11 +242,23 @@ class TextServing:
         if prepared.model.served.interface.resumable:
             for request in prepared.requests:
                 keep_progress(request)
-        with self.counts.call(endpoint, prepared.model.name, caller.tenant, prepared.prompt_tokens) as counted:
+        name = prepared.model.name
+        with (
+            self.counts.call(endpoint, name, caller.tenant, prepared.prompt_tokens) as counted,
+            self.pending.of_call(caller.tenant, name, sum(prepared.text_tokens)),
+        ):
             async with contextlib.aclosing(self._merged(prepared.requests, caller)) as merged:
                 async for index, delta in merged:
                     counted.add(index, delta)
                     yield index, delta
+
+    def token_headers(self, prepared: PreparedText, caller: Caller) -> Headers:
+        """The headers of a caller with a bound on tokens: the bound, and what is left of it beside this call."""
+        bound = self.pending.bounds(caller.tenant).pending
+        if not bound:
+            return []
+        left = self.pending.remaining(caller.tenant, prepared.model.name) - sum(prepared.text_tokens)
+        return [(b"x-ratelimit-limit-tokens", b"%d" % bound), (b"x-ratelimit-remaining-tokens", b"%d" % max(0, left))]
 
     async def _merged(
         self, requests: Sequence[InferenceRequest], caller: Caller
@@ -343,6 +380,17 @@ def _check_scores(model: TextModel, tools: TextTools | None, param: str) -> None
             "'logprobs', are not supported by its backend",
             param=param,
             code="unsupported_parameter",
+        )
+
+
+def _check_length(prepared: PreparedText, bound: int) -> None:
+    """Raises a 400 `ApiError` for a text that may have more tokens than the caller's tenant may ask for."""
+    longest = max(prepared.text_tokens, default=0)
+    if bound and longest > bound:
+        raise ApiError(
+            f"a text may have {longest} tokens with its prompt, the bound is {bound}: reduce the length of the "
+            "prompt or of the answer",
+            code=CONTEXT_LENGTH,
         )
 
 

@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
 from e2e_asking import until
-
-pytest.importorskip("jinja2")
 
 
 def read(url: str) -> str:

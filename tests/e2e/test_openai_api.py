@@ -9,14 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import scripted_texts
 from e2e_asking import on_the_page, until
 from e2e_server import Server, serving
-
-openai = pytest.importorskip("openai")
-pytest.importorskip("tokenizers")
-pytest.importorskip("jinja2")
 
 LIMIT_S = 60
 FLAGS = ("--allow-openai", "--openai-port=0", "--openai-address=127.0.0.1", "--openai-on-http-port")

@@ -6,12 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 import scripted_texts
 import task_models
 from e2e_server import Server, serving
-
-openai = pytest.importorskip("openai")
 
 FRUITS = ["a red apple", "a city in the north", {"text": "the city"}]
 

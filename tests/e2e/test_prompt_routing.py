@@ -9,12 +9,9 @@ import signal
 from pathlib import Path
 
 import pytest
+import text_backend
 from e2e_asking import until
 from e2e_server import Server, serving
-
-pytest.importorskip("tokenizers")
-pytest.importorskip("llguidance")
-import text_backend
 
 pytestmark = pytest.mark.e2e
 

@@ -12,7 +12,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
+import text_backend
 from e2e_asking import until
 from e2e_parts import GATEWAY_FLAGS, Part, log_of
 
@@ -21,12 +23,6 @@ from charonia.facts.jobs import parse_public_id
 from charonia.generation.parameters import parse_sampling
 from executors.generation.engine import GenerationRequest
 from executors.generation.progress_codec import unpack_progress
-
-pytest.importorskip("tokenizers")
-pytest.importorskip("llguidance")
-import text_backend
-
-openai = pytest.importorskip("openai")
 
 pytestmark = pytest.mark.e2e
 

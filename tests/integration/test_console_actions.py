@@ -10,9 +10,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-
-pytest.importorskip("jinja2")
-
 from console_bench import AT, KEYS, MODEL, Browser, bury, opened, submit
 
 from charonia import keys

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("jinja2")
-
 from console_bench import AT, KEYS, MODEL, Browser, bury, call, opened, run, submit
 
 from charonia import keys

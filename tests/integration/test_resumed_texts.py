@@ -8,30 +8,37 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import role_processes as roles
+import text_backend
 from gateway_side import GatewaySide
 
+from charonia.calls.request_endings import end_requests
 from charonia.calls.waiters import Visible
+from charonia.facts.jobs import JobState
 from charonia.generation.parameters import parse_sampling
 from charonia.tensors import Tensor
 from charonia.wire import ResponseRecord
 from executors.generation.engine import GenerationRequest
 
-pytest.importorskip("tokenizers")
-pytest.importorskip("llguidance")
-import text_backend
-
 pytestmark = pytest.mark.integration
 
-KILLS = 4
+KILLS = int(os.environ.get("CHARONIA_TEST_KILLS", "4"))
+CANCELS = int(os.environ.get("CHARONIA_TEST_CANCELS", "60"))
+STREAMS = 16
+LENGTH = max(300, 20 * KILLS)
+"""Tokens of a text: more than steps of half a second generate until the last kill, on a busy machine too."""
+WORDS = LENGTH // 5
+STEP_TOKENS = max(text_backend.STEP_TOKENS, STREAMS * LENGTH)
 SCHEMA = {
     "type": "object",
-    "properties": {"words": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 60}},
+    "properties": {"words": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": WORDS}},
     "required": ["words"],
     "additionalProperties": False,
 }
@@ -108,33 +115,115 @@ class Stack(GatewaySide):
 @pytest.fixture
 async def stack(fresh_log_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
     path = text_backend.install(tmp_path / "plugin")
+    monkeypatch.setenv("STUBTEXT_HURRY", str(tmp_path / "hurry"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([path, os.environ.get("PYTHONPATH", "")]))
-    text_backend.write_model(tmp_path / "models", "near", 20)
+    # an executor reads all prompts and tokens so far in its first step: more kills are not more tokens
+    text_backend.write_model(tmp_path / "models", "near", 500, step_tokens=STEP_TOKENS)
+    text_backend.write_model(tmp_path / "models", "quick", 20)
     isolated = 'parameters { key: "charonia.isolation" value { string_value: "process" } }'
-    text_backend.write_model(tmp_path / "models", "apart", 20, isolated)
+    text_backend.write_model(tmp_path / "models", "apart", 500, isolated, STEP_TOKENS)
     async with Stack.over(fresh_log_url, tmp_path, tmp_path / "models") as stack:
         yield stack
+
+
+async def ask_all(stack: Stack, model: str) -> list[Text]:
+    """As many texts as the engine has slots: greedy, seeded, of a schema, with a stop string."""
+    endless = {"max_tokens": LENGTH, "ignore_eos": True}
+    structured = {"structured_outputs": {"json": SCHEMA}, "max_tokens": LENGTH}
+    kinds: list[tuple[str, int, dict[str, Any]]] = [
+        ("greedy", 5, {"temperature": 0, **endless}),
+        ("seeded", 5, {"temperature": 1.0, **endless}),
+        ("schema", 4, {"temperature": 1.0, **structured}),
+        ("stops", 2, {"temperature": 1.0, "stop": ["the zz"], **endless}),
+    ]
+    asked = [
+        await stack.ask(model, f"{name} {number}", seed=number, **sampling)
+        for name, count, sampling in kinds
+        for number in range(count)
+    ]
+    assert len(asked) == STREAMS
+    return asked
+
+
+async def each_goes_on(stack: Stack, texts: list[Text]) -> None:
+    """Wait until each text has another token, or has failed."""
+    seen = {text: len(text.tokens) for text in texts}
+    await stack.until(lambda: all(text.ended or len(text.tokens) > seen[text] for text in texts))
+
+
+async def are_undisturbed(stack: Stack, texts: list[Text]) -> None:
+    """All still run, and with quick steps now each ends as it does in an engine that nothing disturbs."""
+    assert not any(text.ended for text in texts), "the disturbances take less time than so many slow steps"
+    (stack.directory / "hurry").touch()
+    for text in texts:
+        await stack.until(lambda text=text: text.ended)
+        assert text.error is None, text.error
+        assert (text.tokens, text.text, text.finish) == text.undisturbed()
+    schemas = [text for text in texts if text.prompt.startswith("schema") and text.finish == "stop"]
+    assert all(len(json.loads(text.text)["words"]) >= WORDS for text in schemas)
 
 
 @pytest.mark.parametrize("model", ["near", "apart"])
 async def test_texts_are_the_same_however_often_their_executor_is_killed(stack: Stack, model: str) -> None:
     _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor"))
-    structured = {"structured_outputs": {"json": SCHEMA}, "max_tokens": 300}
-    endless = {"max_tokens": 300, "ignore_eos": True}  # longer than all kills take, on a busy machine too
-    texts = [await stack.ask(model, f"greedy {n}", temperature=0, seed=n, **endless) for n in range(5)]
-    texts += [await stack.ask(model, f"seeded {n}", temperature=1.0, seed=n, **endless) for n in range(5)]
-    texts += [await stack.ask(model, f"schema {n}", temperature=1.0, seed=n, **structured) for n in range(3)]
-    stops = {"stop": ["the zz"], **endless}
-    texts += [await stack.ask(model, f"stops {n}", temperature=1.0, seed=n, **stops) for n in range(2)]
+    texts = await ask_all(stack, model)
     for _ in range(KILLS):
-        seen = {text: len(text.tokens) for text in texts}
-        await stack.until(lambda seen=seen: all(text.ended or len(text.tokens) > seen[text] for text in texts))
+        await each_goes_on(stack, texts)
         executor.kill()
         executor = await stack.start("executor")
-    for text in texts:
-        await stack.until(lambda text=text: text.ended)
-        assert text.error is None, text.error
-        assert (text.tokens, text.text, text.finish) == text.undisturbed()
-    assert max(len(text.attempts) for text in texts) >= KILLS + 1  # more where a busy machine misses a heartbeat
-    schemas = [text for text in texts if text.prompt.startswith("schema") and text.finish == "stop"]
-    assert all(len(json.loads(text.text)["words"]) >= 60 for text in schemas)
+    await are_undisturbed(stack, texts)
+    assert all(len(text.attempts) >= KILLS + 1 for text in texts)  # more where a busy machine misses a heartbeat
+
+
+async def test_texts_are_the_same_while_their_executors_are_replaced(stack: Stack) -> None:
+    """A rolling upgrade: what outlasts the drain of an executor goes on at its successor."""
+    brief = "--exit-timeout-secs=1"
+    _, executor = await asyncio.gather(stack.start("batcher"), stack.start("executor", brief))
+    texts = await ask_all(stack, "apart")
+    for _ in range(2):
+        await each_goes_on(stack, texts)
+        successor = await stack.start("executor", brief)
+        executor.process.terminate()
+        await asyncio.to_thread(executor.process.wait)
+        executor = successor
+    await are_undisturbed(stack, texts)
+    assert all(len(text.attempts) > 1 for text in texts)
+
+
+async def test_cancelled_texts_leave_no_slot_and_no_block(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled while they wait for a slot, while their prompts are read, and after some tokens."""
+    counts = tmp_path / "counts"
+    counts.mkdir()
+    monkeypatch.setenv("STUBTEXT_COUNTS", str(counts))
+    await asyncio.gather(stack.start("batcher"), stack.start("executor"))
+    instants = random.Random(7)
+    running: set[asyncio.Task[None]] = set()
+
+    async def cancelled(number: int) -> None:
+        text = await stack.ask("quick", f"{number} " * instants.randrange(1, 100), max_tokens=3000, ignore_eos=True)
+        (request_id,) = (one for one, other in stack.texts.items() if other is text)
+        tokens = instants.choice((0, 0, 1, 2, 5))
+        await stack.until(lambda: len(text.tokens) >= tokens)
+        (won,) = await end_requests(stack.log, "quick", [request_id], JobState.CANCELLED)
+        assert won
+
+    for number in range(CANCELS):
+        running.add(asyncio.create_task(cancelled(number)))
+        if len(running) == 2 * STREAMS:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+    await asyncio.gather(*running)
+    await stack.left_nothing("quick", [*stack.texts])
+    last = await stack.ask("quick", "the last", temperature=0, seed=1, max_tokens=5, ignore_eos=True)
+    await stack.until(lambda: last.ended)
+    assert (last.tokens, last.text, last.finish) == last.undisturbed()
+
+    def held() -> dict[str, int]:
+        (path,) = counts.glob("*.json")
+        return {name: json.loads(path.read_text())[name] for name in ("running", "waiting", "blocks")}
+
+    nothing = {"running": 0, "waiting": 0, "blocks": 0}
+    await asyncio.to_thread(roles.until, "the engine holds nothing", lambda: held() == nothing)

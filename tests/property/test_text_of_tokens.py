@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("tokenizers")
-
 import small_tokenizers
 from hypothesis import given
 from hypothesis import strategies as st

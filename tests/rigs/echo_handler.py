@@ -25,6 +25,7 @@ from charonia.releases.route_rule import RouteRule
 from charonia.tensors import Tensor
 from charonia.traces.trace_settings import Wanted
 from gateway.access.restrictions import RawHeaders
+from gateway.access.token_bounds import NO_BOUNDS, TokenBounds
 from gateway.handler import (
     BatchStatistics,
     Duration,
@@ -93,6 +94,7 @@ class EchoHandler(EchoJobs):
         self.options: list[DeliveryOptions | None] = []
         self.tenants: dict[str, str] = {}
         self.bounds: dict[str, int] = {}
+        self.tokens_of: dict[str, TokenBounds] = {}
         self.scripts: dict[str, list[int | asyncio.Event | CharoniaError | InferenceResponse | None]] = {}
 
     def live(self) -> bool:
@@ -250,6 +252,9 @@ class EchoHandler(EchoJobs):
         if given.decode() not in self.tenants:
             raise Unauthenticated("an API key is needed")
         return Caller(self.tenants[given.decode()], scoped=True)
+
+    def token_bounds(self, tenant: str) -> TokenBounds:
+        return self.tokens_of.get(tenant, NO_BOUNDS)
 
     def request_bound(self, caller: Caller) -> int:
         return self.bounds.get(caller.tenant, 0)

@@ -106,6 +106,15 @@ class GatewaySide:
                 self._arrived.clear()
                 await self._arrived.wait()
 
+    async def left_nothing(self, model: str, ids: Sequence[bytes]) -> None:
+        """Wait until nothing of these requests, which have ended, is left in the log."""
+        async with asyncio.timeout(self.PATIENCE_S):
+            while await self.log.unsettled_ids(model):
+                await asyncio.sleep(0.01)
+        assert await self.log.progress_ids(model) == []
+        assert not any(await self.log.progress(model, ids))
+        assert await self.log.pending(model) == (0, 0)
+
     async def close(self) -> None:
         await self._reader.close()
         for process in self._processes:

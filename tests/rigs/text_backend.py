@@ -1,8 +1,9 @@
 """A backend that generates text over a decoder without a model; `install` makes a distribution of it, named `stubtext`.
 
-Its steps take `step_ms`, so that a text is under way for a while. Where `STUBTEXT_COUNTS` names a directory, each
-process leaves what its engine did there, as `<pid>.json`. With `STUBTEXT_HOLD` = `<steps>:<path>` an engine makes so
-many steps, and no more until the file is there.
+Its steps take `step_ms`, whatever they compute, so that a text is under way for a while. Where `STUBTEXT_COUNTS` names
+a directory, each process leaves what its engine did there, as `<pid>.json`. With `STUBTEXT_HOLD` = `<steps>:<path>` an
+engine makes so many steps, and no more until the file is there. With `STUBTEXT_HURRY` = `<path>` steps take no time
+once the file is there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from executors.generation.step_scheduler import SchedulerSettings
 from executors.generation.token_engine import TokenEngine
 
 CONTEXT = 4000
+STEP_TOKENS = 128
 
 
 def install(directory: Path) -> str:
@@ -35,13 +37,15 @@ def install(directory: Path) -> str:
     return os.pathsep.join([str(directory), str(Path(__file__).parent)])
 
 
-def write_model(repository: Path, name: str, step_ms: int, more: str = "") -> None:
+def write_model(repository: Path, name: str, step_ms: int, more: str = "", step_tokens: int = STEP_TOKENS) -> None:
+    """`step_tokens`: how many tokens a step computes at most."""
     (repository / name / "1").mkdir(parents=True)
     lines = ['backend: "stubtext" max_batch_size: 0', "model_transaction_policy { decoupled: true }", more]
     lines += [f"input {{ {_described(tensor)} optional: {str(tensor.optional).lower()} }}" for tensor in ENGINE_INPUTS]
     lines += [f"output {{ {_described(tensor)} }}" for tensor in ENGINE_OUTPUTS]
     lines += ["instance_group { count: 1 kind: KIND_CPU }"]
-    for key, value in (("step_ms", str(step_ms)), ("charonia.resumable", "true")):
+    settings = {"step_ms": str(step_ms), "step_tokens": str(step_tokens), "charonia.resumable": "true"}
+    for key, value in settings.items():
         lines.append(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}')
     (repository / name / "config.pbtxt").write_text("\n".join(lines))
 
@@ -51,14 +55,15 @@ def _described(tensor: TextTensor) -> str:
     return f'name: "{tensor.name}" data_type: TYPE_{word} dims: {list(tensor.dims)}'
 
 
-def make_text_engine(step_ms: int = 0) -> TokenEngine:
+def make_text_engine(step_ms: int = 0, step_tokens: int = STEP_TOKENS) -> TokenEngine:
     tokenizer = byte_level()
     decoder = StubDecoder(vocabulary=tokenizer.vocabulary, context=CONTEXT, block_tokens=16, blocks=2000)
     if step_ms:
-        decoder.before_step = lambda step: time.sleep(step_ms / 1000)
+        hurry = os.environ.get("STUBTEXT_HURRY", "")
+        decoder.before_step = lambda step: None if hurry and os.path.exists(hurry) else time.sleep(step_ms / 1000)
     if hold := os.environ.get("STUBTEXT_HOLD"):
         decoder.before_step = _held(decoder, *hold.split(":", 1))
-    return TokenEngine(decoder, tokenizer, SchedulerSettings(16, 128))
+    return TokenEngine(decoder, tokenizer, SchedulerSettings(16, step_tokens))
 
 
 def _held(decoder: StubDecoder, steps: str, path: str) -> Callable[[object], None]:
@@ -70,7 +75,7 @@ def _held(decoder: StubDecoder, steps: str, path: str) -> Callable[[object], Non
 
 
 def count_into(engine: TokenEngine, path: Path) -> None:
-    """Write the engine's counters, and how many requests found at least a block computed, as it ends requests."""
+    """Write the engine's counters, what it holds, and how many requests found a block computed, as it ends requests."""
     forget = engine._forget
     counts = {"requests": 0, "warm": 0}
 
@@ -80,7 +85,9 @@ def count_into(engine: TokenEngine, path: Path) -> None:
             counts["requests"] += 1
             counts["warm"] += one.hit_tokens > 0
         forget(key)
-        path.with_suffix(".new").write_text(json.dumps({**dataclasses.asdict(engine.counters), **counts}))
+        load = engine.load()
+        held = {"running": load.running, "waiting": load.waiting, "blocks": load.blocks - load.free_blocks}
+        path.with_suffix(".new").write_text(json.dumps({**dataclasses.asdict(engine.counters), **counts, **held}))
         path.with_suffix(".new").rename(path)
 
     engine._forget = forget_and_write  # type: ignore[method-assign]
@@ -91,19 +98,21 @@ class StubText:
     api = (1, 0)
 
     async def load(self, source: ModelSource) -> StubTextModel:
-        return StubTextModel(source.integer("step_ms") or 0, source.integer("max_open") or 64)
+        step_tokens = source.integer("step_tokens") or STEP_TOKENS
+        return StubTextModel(source.integer("step_ms") or 0, step_tokens, source.integer("max_open") or 64)
 
 
 class StubTextModel:
-    def __init__(self, step_ms: int, max_open: int) -> None:
+    def __init__(self, step_ms: int, step_tokens: int, max_open: int) -> None:
         self._step_ms = step_ms
+        self._step_tokens = step_tokens
         self._max_open = max_open
 
     async def signature(self) -> None:
         return None
 
     async def create_instance(self, spec: InstanceSpec) -> GeneratingInstance:
-        engine = make_text_engine(self._step_ms)
+        engine = make_text_engine(self._step_ms, self._step_tokens)
         if directory := os.environ.get("STUBTEXT_COUNTS"):
             count_into(engine, Path(directory) / f"{os.getpid()}.json")
         return GeneratingInstance(engine, byte_level(), InstanceSettings(engine.context, self._max_open, spec.name))

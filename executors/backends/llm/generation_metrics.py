@@ -30,7 +30,9 @@ class GenerationMetrics:
         self._first = series.of_vllm("time_to_first_token_seconds")
         self._between = (series.of_vllm("inter_token_latency_seconds"), series.of_vllm("time_per_output_token_seconds"))
         self._whole = series.of_vllm("e2e_request_latency_seconds")
+        self._prompts = series.of_vllm("request_prompt_tokens")
         self._lengths = series.of_vllm("request_generation_tokens")
+        self._texts = series.of_vllm("request_params_n")
         self._ends = {
             finish: series.of_vllm("request_success_total", finished_reason=finish) for finish in ("stop", "length")
         }
@@ -75,6 +77,12 @@ class GenerationMetrics:
         """See `EngineObserver`."""
         self._requests[key] = _Times(time.monotonic())
 
+    def admitted(self, key: bytes, prompt_tokens: int) -> None:
+        """See `EngineObserver`."""
+        times = self._requests.get(key)
+        if times is not None:
+            times.prompt_tokens = prompt_tokens
+
     def left(self, key: bytes) -> None:
         """See `EngineObserver`."""
         self._requests.pop(key, None)
@@ -96,7 +104,9 @@ class GenerationMetrics:
             if event.finish:
                 self._ends[event.finish].increment(1)
                 self._whole.observe(now_s - times.arrived_s)
+                self._prompts.observe(times.prompt_tokens)
                 self._lengths.observe(event.index + len(event.tokens))
+                self._texts.observe(1)  # each text of a call is a request of its own
         for gap_s, count in gaps.items():
             for metric in self._between:
                 metric.observe_times(gap_s, count)
@@ -132,10 +142,11 @@ class GenerationMetrics:
 
 @dataclass(slots=True)
 class _Times:
-    """Of one request: when it came, and when its last token did, 0 before the first."""
+    """Of one request: when it came, when its last token did, 0 before the first, and the length of its prompt."""
 
     arrived_s: float
     last_s: float = 0.0
+    prompt_tokens: int = 0
 
 
 class _Share:

@@ -20,6 +20,7 @@ from .sampling_fields import (
     choices_of,
     flag,
     includes_usage,
+    priority_of,
     prompt_logprobs_of,
     sampling_of,
     structure_of,
@@ -57,6 +58,8 @@ class ChatRequest:
     """Further names for the chat template (`chat_template_kwargs`)."""
     prompt_logprobs: bool = False
     """Whether the answer lists log probabilities of the prompt."""
+    priority: int = 0
+    """The priority level, 0 for the model's default."""
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -102,6 +105,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         goes_on,
         dict(arguments),
         scored is not None,
+        priority_of(body),
     )
 
 

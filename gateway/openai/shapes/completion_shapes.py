@@ -15,6 +15,7 @@ from .sampling_fields import (
     choices_of,
     flag,
     includes_usage,
+    priority_of,
     prompt_logprobs_of,
     sampling_of,
     structure_of,
@@ -51,6 +52,8 @@ class CompletionRequest:
     """The candidates for each token of the prompts that the answer lists; None: it does not."""
     only_prompt: bool = False
     """`echo` with `max_tokens` 0: the model has to give a token, which is left out of the answer."""
+    priority: int = 0
+    """The priority level, 0 for the model's default."""
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
@@ -87,6 +90,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
         flag(body, "add_special_tokens", True),
         scored,
         max_tokens == 0,
+        priority_of(body),
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .api_errors import ApiError
+from .known_fields import EMBEDDING, refuse_unknown
 from .sampling_fields import text, token_ids, whole
 
 MAX_INPUTS = 2048
@@ -30,6 +31,7 @@ class EmbeddingRequest:
 
 def read_embedding(body: Mapping[str, Any]) -> EmbeddingRequest:
     """The request of a body. Raises `ApiError`."""
+    refuse_unknown(body, EMBEDDING)
     model = text(body, "model")
     form = body.get("encoding_format", "float")
     if form not in ("float", "base64"):

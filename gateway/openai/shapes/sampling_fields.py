@@ -1,7 +1,7 @@
 """The fields of a request that say how tokens are sampled, as `sampling_parameters` of a model. Pure.
 
-OpenAI's fields and vLLM's additions to them. Unknown fields are ignored, as OpenAI does; a known one with a value of
-another type or out of its range is refused, and `param` of the error names it.
+OpenAI's fields and vLLM's additions to them. One with a value of another type or out of its range is refused, and
+`param` of the error names it. `known_fields` has those that are refused by their names.
 """
 
 from __future__ import annotations
@@ -84,6 +84,11 @@ def choices_of(body: Mapping[str, Any]) -> int:
     if best is not None and best != count:
         raise ApiError("'best_of' is not supported, unless it equals 'n'", param="best_of")
     return count
+
+
+def priority_of(body: Mapping[str, Any]) -> int:
+    """vLLM's `priority`, a level of the model: a lower one goes first, 0 is the default. Raises `ApiError`."""
+    return whole(body, "priority", 0, 2**31 - 1) or 0
 
 
 def includes_usage(body: Mapping[str, Any], *, stream: bool) -> bool:

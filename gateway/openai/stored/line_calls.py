@@ -112,7 +112,7 @@ class ModelLines:
         if url == "/v1/responses":
             return await self._response(run, line, body)
         chat = url == "/v1/chat/completions"
-        prepared = await (self._texts.prepare_chat if chat else self._texts.prepare_completion)(body)
+        prepared = await (self._texts.prepare_chat if chat else self._texts.prepare_completion)(body, run.caller)
         return await self._text(run, line, prepared)
 
     async def _text(self, run: BatchRun, line: BatchLine, prepared: Prepared) -> tuple[dict[str, Any], str]:

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from gateway.openai.shapes.api_errors import ApiError
+from gateway.openai.shapes.known_fields import RESPONSE, refuse_unknown
 from gateway.openai.shapes.sampling_fields import check_size, flag, text, whole
 
 MAX_ITEMS = 4096
@@ -23,7 +24,7 @@ MAX_ID = 256
 """Of an item, in characters; one with a longer id gets another."""
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_SAMPLED = ("temperature", "top_p", "top_logprobs", "presence_penalty", "frequency_penalty", "seed", "user")
+_SAMPLED = ("temperature", "top_p", "top_logprobs", "presence_penalty", "frequency_penalty", "seed", "user", "priority")
 _KEPT = (*_SAMPLED, "parallel_tool_calls", "tool_choice", "max_tool_calls", "prompt_cache_key", "safety_identifier")
 _UNSUPPORTED = ("conversation", "prompt", "context_management")
 
@@ -69,6 +70,7 @@ class ResponseRequest:
 
 def read_response_request(body: Mapping[str, Any]) -> ResponseRequest:
     """The request of a body. Raises `ApiError`."""
+    refuse_unknown(body, RESPONSE)
     for name in _UNSUPPORTED:
         if body.get(name) is not None:
             raise ApiError(f"'{name}' is not supported", param=name)

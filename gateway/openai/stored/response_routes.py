@@ -171,7 +171,7 @@ class StoredResponses:
     async def prepare(self, request: ResponseRequest, caller: Caller) -> PreparedText:
         """The model's request for a response. Raises `ApiError`."""
         before = await self.before(request.previous, caller) if request.previous else []
-        return await self._serving.prepare_chat(read_chat(chat_body(request, before)))
+        return await self._serving.prepare_chat(read_chat(chat_body(request, before)), caller)
 
     async def submit(
         self, request: ResponseRequest, prepared: PreparedText, options: DeliveryOptions, *, priority: int = 0
@@ -185,7 +185,7 @@ class StoredResponses:
             blob_id = form[NOTE_BLOB] = "openai-" + secrets.token_hex(16)
             await self._log.put_blob(blob_id, note, _BLOB_KEPT_S)
         inference = prepared.requests[0]
-        inference.priority = priority
+        inference.priority = priority or inference.priority
         try:
             receipt = await self._handler.submit_job(inference, replace(options, form=form))
         except CharoniaError as error:

@@ -6,8 +6,6 @@ import re
 
 import pytest
 
-pytest.importorskip("jinja2")
-
 from charonia.console.page_rendering import HERE, amount, clock, duration, ending, milliseconds, percent, short, size
 
 

@@ -6,9 +6,6 @@ import json
 from typing import Any, cast
 
 import pytest
-
-pytest.importorskip("jinja2")
-
 from memory_log.log import MemoryLog
 
 from charonia.composition.console.console_role import read_statistics

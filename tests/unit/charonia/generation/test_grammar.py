@@ -13,10 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-
-pytest.importorskip("tokenizers")
-pytest.importorskip("llguidance")
-
 import small_tokenizers
 
 from charonia.errors import InvalidArgument

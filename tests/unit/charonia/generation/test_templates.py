@@ -7,9 +7,6 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-
-pytest.importorskip("jinja2")
-
 import small_tokenizers
 
 from charonia.errors import InvalidArgument

@@ -6,9 +6,6 @@ import json
 import time
 
 import pytest
-
-pytest.importorskip("tokenizers")
-
 import small_tokenizers
 
 from charonia.errors import InvalidArgument, Unsupported

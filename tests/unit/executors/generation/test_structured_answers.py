@@ -16,9 +16,6 @@ from executors.generation.engine import GenerationRequest
 from executors.generation.step_scheduler import SchedulerSettings
 from executors.generation.token_engine import TokenEngine
 
-pytest.importorskip("tokenizers")
-pytest.importorskip("llguidance")
-
 SCHEMA = json.dumps(
     {
         "type": "object",

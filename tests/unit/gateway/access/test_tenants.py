@@ -16,6 +16,7 @@ from charonia.keys import lane_of
 from charonia.options.settings import GatewaySettings
 from gateway.access.tenants import Tenants, table_of
 from gateway.access.terms import TenantBounds
+from gateway.access.token_bounds import TokenBounds
 from gateway.requests.delivery import Caller
 
 GOOD = """
@@ -24,6 +25,8 @@ keys = ["one", "sha256:{}"]
 weight = 2
 max_pending_requests = 5
 max_pending_bytes = 7
+max_text_tokens = 11
+max_pending_tokens = 13
 [tenants."north wind"]
 keys = ["three"]
 """.format(hashlib.sha256(b"two").hexdigest())
@@ -72,6 +75,7 @@ def test_keys_stand_for_tenants(tmp_path: Path) -> None:
         assert tenants.identify(headers) == Caller("acme", scoped=True)
     assert tenants.identify(bearer("three")).tenant == "north wind"
     assert tenants.bounds("acme") == TenantBounds(5, 7)
+    assert tenants.policy("acme").tokens == TokenBounds(11, 13)
     assert tenants.policy("acme").weight == 2
     assert tenants.lane_weights() == {lane_of("acme"): 2}
     assert tenants.bounds("absent") == TenantBounds()

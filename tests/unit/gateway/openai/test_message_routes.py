@@ -8,9 +8,6 @@ from typing import Any
 import httpx2
 import pytest
 
-pytest.importorskip("tokenizers")
-pytest.importorskip("jinja2")
-
 MESSAGES = "/v1/messages"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"name": name, "description": "goes", "input_schema": SCHEMA} for name in ("find", "go")]

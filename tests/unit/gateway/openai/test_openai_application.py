@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ import text_handler
 
 from charonia.errors import ResourceExhausted
 from charonia.options.settings import GatewaySettings
+from gateway.access.token_bounds import TokenBounds
 from gateway.http.http_application import HttpApplication
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
 
@@ -48,7 +50,6 @@ async def test_paths(client: httpx2.AsyncClient, method: str, path: str, status:
 
 
 async def test_models_that_can_be_called_are_listed(client: httpx2.AsyncClient, handler: Any) -> None:
-    pytest.importorskip("tokenizers")
     data = (await client.get("/v1/models")).json()["data"]
     found = {one["id"]: (one["parent"], one["max_model_len"]) for one in data}
     assert found == {
@@ -64,7 +65,6 @@ async def test_models_that_can_be_called_are_listed(client: httpx2.AsyncClient, 
 
 
 async def test_a_tokenizer_that_is_not_there_yet(client: httpx2.AsyncClient, handler: Any) -> None:
-    pytest.importorskip("tokenizers")
     handler.blobs, blobs = {}, handler.blobs
     assert (await client.post(CHAT, json={**BODY, "model": "says"})).status_code == 503
     handler.blobs = blobs
@@ -72,7 +72,6 @@ async def test_a_tokenizer_that_is_not_there_yet(client: httpx2.AsyncClient, han
 
 
 async def test_tokens_of_a_text(client: httpx2.AsyncClient) -> None:
-    pytest.importorskip("tokenizers")
     reply = await client.post("/tokenize", json={"model": "says", "prompt": "hé", "return_token_strs": True})
     assert reply.json()["tokens"] == [*"hé".encode()]
     assert (reply.json()["count"], reply.json()["max_model_len"]) == (3, 2048)
@@ -108,7 +107,6 @@ async def test_embeddings(client: httpx2.AsyncClient, handler: Any) -> None:
 
 
 async def test_embeddings_are_bounded_in_tokens(client: httpx2.AsyncClient, handler: Any) -> None:
-    pytest.importorskip("tokenizers")
     assets = {"charonia.text_assets": text_handler.DIGEST}
     known = handler.models["embeds"]
     handler.models["embeds"] = replace(known, parameters={**known.parameters, **assets})
@@ -178,6 +176,42 @@ async def test_tenants_see_their_bound(client: httpx2.AsyncClient, handler: Any)
     assert (reply.status_code, reply.headers["x-ratelimit-remaining-requests"]) == (429, "0")
     reply = await client.get("/v1/models", headers={"authorization": "Bearer two"})
     assert "x-ratelimit-limit-requests" not in reply.headers
+
+
+async def test_tokens_of_a_tenant_are_bounded(client: httpx2.AsyncClient, handler: Any) -> None:
+    handler.tenants, handler.tokens_of = {"one": "acme", "two": "free"}, {"acme": TokenBounds(60, 100)}
+    headers = {"authorization": "Bearer one"}
+
+    async def asked(text: str, **more: Any) -> httpx2.Response:
+        body = {"model": "plain", "prompt": text, "max_tokens": 50, **more}
+        return await client.post("/v1/completions", json=body, headers=headers)
+
+    reply = await asked("say hi.")
+    assert reply.status_code == 200
+    assert (reply.headers["x-ratelimit-limit-tokens"], reply.headers["x-ratelimit-remaining-tokens"]) == ("100", "48")
+    for refused, code in ((await asked("x" * 60), "context_length_exceeded"), (await asked("x", n=2), None)):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, code)
+    chat = {"model": "says", "messages": [{"role": "user", "content": "x"}]}
+    assert (await client.post(CHAT, json=chat, headers=headers)).status_code == 200
+    sampling = next(t for t in handler.requests[-1].inputs if t.name == "sampling_parameters").array().item()
+    prompt = next(t for t in handler.requests[-1].inputs if t.name == "prompt_token_ids").array().size
+    assert json.loads(sampling)["max_tokens"] == 60 - prompt
+    before = len(handler.requests)
+    handler.gate.clear()
+    waiting = asyncio.create_task(asked("wait say hello.", model="says", max_tokens=40, stream=True))
+    while len(handler.requests) == before:
+        await asyncio.sleep(0)
+    refused = await asked("say hi.", model="says")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert (refused.headers["retry-after"], refused.headers["x-ratelimit-remaining-tokens"]) == ("1", "0")
+    assert "x-ratelimit-remaining-requests" not in refused.headers
+    handler.gate.set()
+    assert (await waiting).status_code == 200
+    assert (await asked("say hi.", model="says")).status_code == 200
+    free = {"authorization": "Bearer two"}
+    reply = await client.post(CHAT, json=chat, headers=free)
+    assert reply.status_code == 200
+    assert "x-ratelimit-limit-tokens" not in reply.headers
 
 
 async def test_restricted_groups(settings: GatewaySettings, handler: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 import jsonschema_rs
-import pytest
 
 from gateway.http.openapi.document import build_document
 from gateway.http.openapi.task_operations import OPENAI_OPERATIONS, openai_schemas
@@ -44,7 +43,6 @@ def test_references_lead_somewhere_and_examples_fit() -> None:
 
 
 async def test_answers_are_what_the_document_says(client: httpx2.AsyncClient) -> None:
-    pytest.importorskip("tokenizers")
     messages = [{"role": "user", "content": "say hi."}]
     body = {"model": "says", "messages": messages, "logprobs": True, "n": 2}
     check("ChatCompletionRequest", body)

@@ -13,8 +13,6 @@ import pytest
 from charonia.errors import ResourceExhausted, Unavailable
 from gateway.openai.openai_application import OpenAiInterface
 
-pytest.importorskip("tokenizers")
-
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -217,17 +215,39 @@ async def test_logprobs_of_a_completion(client: httpx2.AsyncClient) -> None:
     assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks] == [[0], [1]]
 
 
-async def test_stop_strings_and_unknown_fields(client: httpx2.AsyncClient) -> None:
-    body = {
-        "model": "says",
-        "prompt": "say one two.",
-        "stop": " two",
-        "store": True,
-        "user": "me",
-        "no_such_field": [1],
-    }
+async def test_stop_strings_and_fields_without_effect(client: httpx2.AsyncClient) -> None:
+    body = {"model": "says", "prompt": "say one two.", "stop": " two", "store": True, "user": "me", "cache_salt": "x"}
     choice = (await client.post(COMPLETIONS, json=body)).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("one", "stop")
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
+async def test_fields_that_are_not_known(client: httpx2.AsyncClient, handler: Any, path: str) -> None:
+    """A mistyped bound is no call without a bound; OpenAI's words."""
+    bodies = {CHAT: chat("x"), COMPLETIONS: {"model": "says", "prompt": "x"}}
+    body = bodies.get(path, {"model": "embeds", "input": "x"})
+    reply = await client.post(path, json={**body, "max_token": 5})
+    assert reply.status_code == 400
+    assert reply.json()["error"] == {
+        "message": "Unknown parameter: 'max_token'.",
+        "type": "invalid_request_error",
+        "param": "max_token",
+        "code": "unknown_parameter",
+    }
+    assert len((await client.post(path, json={**body, "x" * 5000: 5})).content) < 500
+    assert not handler.requests
+    in_a_message = {"model": "says", "messages": [{"role": "user", "content": "x", "extra": 1}]}
+    assert (await client.post(CHAT, json=in_a_message)).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "given"), [(CHAT, chat("x")), (COMPLETIONS, {"model": "says", "prompt": ["x", "y"]})])
+async def test_priorities(client: httpx2.AsyncClient, handler: Any, path: str, given: dict[str, Any]) -> None:
+    for priority, level in ((None, 0), (0, 0), (3, 3)):
+        handler.requests.clear()
+        assert (await client.post(path, json={**given, "n": 2, "priority": priority})).status_code == 200
+        assert {request.priority for request in handler.requests} == {level}
+    reply = await client.post(path, json={**given, "priority": -1})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "priority")
 
 
 async def test_content_parts_and_earlier_calls(client: httpx2.AsyncClient, handler: Any) -> None:
@@ -458,7 +478,6 @@ async def test_a_client_that_leaves_cancels_its_requests_and_is_counted(
 async def test_structures_that_no_engine_would_take(
     client: httpx2.AsyncClient, handler: Any, structure: dict[str, Any]
 ) -> None:
-    pytest.importorskip("llguidance")
     reply = await client.post(CHAT, json=chat("x", structured_outputs=structure))
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["type"] == "invalid_request_error"

@@ -12,9 +12,6 @@ from charonia.generation.prompt_keys import route_of_tokens
 from charonia.options.settings import GatewaySettings
 from gateway.openai.openai_application import OpenAiApplication, OpenAiInterface
 
-pytest.importorskip("tokenizers")
-pytest.importorskip("jinja2")
-
 
 async def test_a_prompt_that_was_tokenised_has_its_route(client: httpx2.AsyncClient, handler: Any) -> None:
     messages = [{"role": "user", "content": "a long question " * 8 + "say yes."}]

@@ -56,6 +56,7 @@ def test_counts_follow_the_engine(pages: CustomMetrics) -> None:
     requests = [make_request(name, "the quick brown fox", max_tokens=6) for name in "abc"]
     for request in requests:
         observer.arrived(request.key)
+        observer.admitted(request.key, len(request.prompt))
         engine.admit(request)
     finished = 0
     while finished < 3:
@@ -75,6 +76,11 @@ def test_counts_follow_the_engine(pages: CustomMetrics) -> None:
     assert found['vllm:request_success_total{finished_reason="length",model="m",version="1"}'] == 3
     assert found['vllm:request_success_total{finished_reason="stop",model="m",version="1"}'] == 0
     assert (found["vllm:request_generation_tokens_count"], found["vllm:request_generation_tokens_sum"]) == (3, 18)
+    assert (found["vllm:request_prompt_tokens_count"], found["vllm:request_prompt_tokens_sum"]) == (
+        3,
+        sum(len(request.prompt) for request in requests),
+    )
+    assert (found["vllm:request_params_n_count"], found["vllm:request_params_n_sum"]) == (3, 3)
     assert found["charonia_llm_steps_total"] == engine.counters.steps
     assert 0 < found["vllm:prefix_cache_hits_total"] < found["vllm:prefix_cache_queries_total"]
     observer.closed()
@@ -128,6 +134,7 @@ async def test_an_instance_reports_and_forgets_its_requests(pages: CustomMetrics
         found = values(pages)
         assert found["vllm:time_to_first_token_seconds_count"] == 1
         assert found["vllm:request_generation_tokens_sum"] == 8
+        assert found["vllm:request_prompt_tokens_sum"] == len(TOKENIZER.encode("hello", special=True))
         assert not observer._requests
     finally:
         await instance.close_instance()

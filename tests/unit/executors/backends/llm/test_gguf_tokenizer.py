@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import tokenizers
 
 from charonia.errors import InvalidArgument, Unsupported
 from executors.backends.llm.gguf_tokenizer import hugging_face_files
@@ -34,8 +35,7 @@ PIECES: dict[str, Any] = {
 
 
 def made(metadata: dict[str, Any]) -> Any:
-    library = pytest.importorskip("tokenizers")
-    return library.Tokenizer.from_buffer(hugging_face_files(metadata)["tokenizer.json"])
+    return tokenizers.Tokenizer.from_buffer(hugging_face_files(metadata)["tokenizer.json"])
 
 
 def test_byte_level() -> None:

@@ -112,7 +112,6 @@ def source(directory: Path, text: str = "", **parameters: str) -> ModelSource:
 
 
 async def test_the_signature_names_the_adapters(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
     files = source(tmp_path)
     root = files.version_directory
     (root / "openvino_model.xml").touch()

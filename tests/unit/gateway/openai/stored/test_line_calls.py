@@ -20,7 +20,7 @@ from gateway.openai.stored.batch_facts import BatchState, Counts
 from gateway.openai.stored.batch_lines import BatchLine
 from gateway.openai.stored.batch_runs import BatchRun
 from gateway.openai.stored.line_calls import LOWEST_LEVEL, ModelLines
-from gateway.requests.delivery import ANYONE, DeliveryOptions
+from gateway.requests.delivery import ANYONE, Caller, DeliveryOptions
 from gateway.requests.idempotency import request_digest
 
 LINE = BatchLine(3, "id", {"model": "m", "messages": []})
@@ -62,7 +62,7 @@ class Texts:
         self.missing = 0
         self.added: list[int] = []
 
-    async def prepare_chat(self, body: dict[str, Any]) -> Any:
+    async def prepare_chat(self, body: dict[str, Any], caller: Caller = ANYONE) -> Any:
         self.bodies.append(body)
         if self.missing:
             self.missing -= 1
@@ -207,7 +207,7 @@ async def test_a_model_that_says_cancelled_has_answered() -> None:
 
 async def test_a_line_that_nobody_foresaw_has_an_error() -> None:
     class Broken(Texts):
-        async def prepare_chat(self, body: dict[str, Any]) -> Any:
+        async def prepare_chat(self, body: dict[str, Any], caller: Caller = ANYONE) -> Any:
             raise KeyError("unforeseen")
 
     result = await lines_of(Handler(), Broken()).run(run_of(), LINE)
@@ -235,8 +235,8 @@ class _Resumable(Texts):
         parameters = {"charonia.resumable": resumable}
         self.interface = ModelInterface("m", "llm", "", 0, inputs, {}, decoupled=True, parameters=parameters)
 
-    async def prepare_chat(self, body: dict[str, Any]) -> Any:
-        _, answer = await super().prepare_chat(body)
+    async def prepare_chat(self, body: dict[str, Any], caller: Caller = ANYONE) -> Any:
+        _, answer = await super().prepare_chat(body, caller)
         request = InferenceRequest("m", 1, [Tensor("stream", DataType.BOOL, (1,), b"\0")])
         request.served = SimpleNamespace(interface=self.interface)
         return SimpleNamespace(requests=[request]), answer
