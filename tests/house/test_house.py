@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tokenize
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -71,6 +72,23 @@ def test_every_module_says_its_job() -> None:
     written = [path for path in _modules() if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))]
     assert len(written) > 500
     assert not [str(path.relative_to(ROOT)) for path in written if path.read_text().strip() and not _docstring(path)]
+
+
+_SAYS_PURE = re.compile(r"(?:\A|[.:)`]\s+)Pure\b(?!,? but\b|, with\b)")
+"""`Pure but for the clock` and the like say what a module does that the import contract cannot allow."""
+
+
+def test_a_module_says_that_it_is_pure_if_the_import_contract_has_it() -> None:
+    """A folder in the contract says it for its modules."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    pure = next(each for each in contracts if each["name"].startswith("pure "))["source_modules"]
+    said = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): _docstring(path)
+        for path in _modules()
+    }
+    assert not [name for name in pure if not re.search(r"\bpure\b", said[name], re.IGNORECASE)]
+    held = tuple(f"{name}." for name in pure)
+    assert not [name for name, text in said.items() if _SAYS_PURE.search(text) and not f"{name}.".startswith(held)]
 
 
 def _folders() -> dict[Path, list[Path]]:
