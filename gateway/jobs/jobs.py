@@ -36,6 +36,7 @@ from charonia.facts.jobs import JobRecord, JobState, JobTicket, NewJob, public_i
 from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import GatewaySettings
+from charonia.tasks import Tasks
 from charonia.tensors import Buffer, joined
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
@@ -100,21 +101,19 @@ class Jobs:
         self._overdue = OverdueJobs(log, catalog)
         self._watches = JobWatches(log, self._overdue, journal=self._journalled)
         self.queries = JobQueries(log, catalog, self._watches, self._overdue)
-        self._checking: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self.counts = JobCounts()
 
     def start(self) -> None:
         """Start to end overdue jobs; if all requests are journalled, set the journal's retention for all models."""
-        self._checking = asyncio.get_running_loop().create_task(self._overdue.keep_checking(), name="overdue jobs")
+        self._tasks.spawn(self._overdue.keep_checking(), "overdue jobs")
         if self._journals_all:
             self._catalog.listeners.append(self._served_changed)
             for model in self._catalog.served_models():
                 self._served_changed(model)
 
     async def close(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.gather(self._checking, return_exceptions=True)
+        await self._tasks.close()
         await self.queries.close()
         await self._watches.close()
 
