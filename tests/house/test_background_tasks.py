@@ -1,7 +1,7 @@
 """Background tasks are spawned, named, cancelled and reported by `charonia.tasks`.
 
-A function may start a task that it awaits or cancels itself, in a local variable. A task that outlives the function which
-starts it is spawned by `Tasks`, so that it has a name, an error of it is reported, and its part's end waits for it.
+A function may start a task that it awaits or cancels itself, in a local variable. A task that outlives the function
+which starts it is spawned by `Tasks`: so it has a name, an error of it is reported, and the end of its part awaits it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OWN_TASKS = {
     "executors/backends/python/child_process.py": 1,
     "executors/running/stream_workers.py": 1,
     "executors/running/workers.py": 1,
-    # the task says by itself whether it is still the present one: a connection that comes back, a watch that is replaced
+    # whether a task is still the present one matters: a connection that comes back, a watch that is replaced
     "charonia/eventlog/redis/server/hot_connection.py": 1,
     "charonia/eventlog/redis/server/sentinel.py": 1,
     # generates load: what it costs is not the server's
