@@ -143,15 +143,6 @@ def test_no_room_is_called_utils() -> None:
     assert not [path for path in _modules() if path.stem in forbidden]
 
 
-def test_unit_tests_mirror_the_tree() -> None:
-    missing = []
-    for path in sorted((ROOT / "tests" / "unit").rglob("test_*.py")):
-        folder = path.parent.relative_to(ROOT / "tests" / "unit")
-        if not (ROOT / folder).is_dir():
-            missing.append(str(path.relative_to(ROOT)))
-    assert not missing
-
-
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "charonia" / "eventlog" / "scripts").glob("*.lua")), ids=lambda p: p.name
 )
