@@ -1,7 +1,7 @@
 """Tests mirror the product: a unit test has the name and place of its module, and each module has a test of its name.
 
-A test of a module may be in any folder of tests: what needs a server is not tested in `unit`. The lists beside this name
-what departs from the rule for now. They only shrink: delete a line when it is no longer true, add none.
+A test of a module may be in any folder of tests: what needs a server is not in `unit`. The lists in `mirror` name what
+departs from the rule for now. They only shrink: delete a line when it is no longer true, add none.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def test_a_unit_test_has_the_name_of_a_module() -> None:
         if not is_known:
             strangers.add(path.relative_to(UNIT).as_posix())
     allowed = _list("unit_tests_of_no_module.txt")
-    assert not strangers - allowed, (
-        "name it after the module that it tests, and put it beside the others of that folder"
-    )
+    assert not strangers - allowed, "name it after the module that it tests, and put it in that folder"
     assert not allowed - strangers, "delete these lines"
 
 
