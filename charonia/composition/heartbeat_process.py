@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass
 from charonia import keys
 from charonia.errors import CharoniaError, StartupError
 from charonia.eventlog.neighbours import is_ending, is_stopped
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import ControlLog, EventLog
 from charonia.facts.events import FIELD_FACT, ProcessLeft, pack_fact
 from charonia.log_lines import current_file, descriptors, open_handler
 from charonia.tasks import Tasks, insist
@@ -184,7 +184,7 @@ def _spawn(terms: KeeperTerms) -> tuple[int, socket.socket]:
 class Keeper:
     """Prolongs the leases of one part, until `gone`."""
 
-    def __init__(self, log: EventLog, terms: KeeperTerms, part: int, is_stopped: Callable[[], bool]) -> None:
+    def __init__(self, log: ControlLog, terms: KeeperTerms, part: int, is_stopped: Callable[[], bool]) -> None:
         self.gone = asyncio.Event()
         """The part has ended, or has closed its end of the socket."""
         self._log = log

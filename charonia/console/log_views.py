@@ -16,7 +16,7 @@ from charonia.catalog.catalog import EXPLICIT, Catalog, ExecutorView
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import facts_of, folded_control
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, EventLog, Statistics, Streams
 from charonia.facts.events import Fact
 from charonia.facts.jobs import JobState, public_id
 from charonia.facts.stream_notes import StreamsNote
@@ -160,7 +160,7 @@ def _levels(catalog: Catalog, model: str) -> int:
     return batching.priority_levels if batching is not None else 0
 
 
-async def _statistics(log: EventLog, catalog: Catalog, model: str, read: ReadStatistics) -> list[dict[str, Any]]:
+async def _statistics(log: Statistics, catalog: Catalog, model: str, read: ReadStatistics) -> list[dict[str, Any]]:
     found = []
     for version, served in sorted(catalog.held(model).items()):
         counters = await log.statistics(keys.statistics(model, version, served.content_hash))
@@ -243,7 +243,7 @@ async def _accepted_us(log: EventLog, model: str, request_id: bytes) -> int:
     return await JournalReader(log, model).acceptance(request_id, wall_ns() // 1000)
 
 
-async def _control(log: EventLog) -> list[tuple[int, Fact]]:
+async def _control(log: Streams) -> list[tuple[int, Fact]]:
     """The control facts that are still in the log, each with its time."""
     after, found = START, list[tuple[int, Fact]]()
     while entries := await log.range(keys.CONTROL, after, _PAGE):

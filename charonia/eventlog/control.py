@@ -20,7 +20,7 @@ from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, 
 from charonia.tasks import Tasks, periodic
 
 from .neighbours import Neighbours, is_ending
-from .port import START, Entry, EventLog, Streams
+from .port import START, ControlLog, Entry, Streams
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class ControlPlane:
     """One per process that follows `ctl`. `catalog` is current once `start` has returned."""
 
     def __init__(
-        self, log: EventLog, *, check_interval_ms: int, incarnation: str, stall_limit_s: float = STALL_LIMIT_S
+        self, log: ControlLog, *, check_interval_ms: int, incarnation: str, stall_limit_s: float = STALL_LIMIT_S
     ) -> None:
         self.log = log
         self.catalog = Catalog()
@@ -261,7 +261,7 @@ class FollowedControl:
     `charonia.calls` changes models and routes through it as through a `ControlPlane`.
     """
 
-    def __init__(self, log: EventLog, *, poll_s: float = _POLL_S) -> None:
+    def __init__(self, log: ControlLog, *, poll_s: float = _POLL_S) -> None:
         self.log = log
         self.catalog = Catalog()
         self.epoch_changes = 0
