@@ -286,7 +286,7 @@ class BatchRuns:
         """Cancel the lines under way. One that has been answered meanwhile keeps its answer."""
         for job_id in [job_id for jobs in run.jobs.values() for job_id in jobs]:
             with contextlib.suppress(CharoniaError):
-                await self._handler.cancel_job(job_id, run.caller)
+                await self._handler.jobs.cancel(job_id, run.caller)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
