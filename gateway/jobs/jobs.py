@@ -41,7 +41,7 @@ from charonia.tensors import Buffer, joined
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
 from gateway.dataplane import AdmittedRequest, DataPlane
-from gateway.metrics import JobCounts, count
+from gateway.metrics import JobCounts
 from gateway.requests.delivery import ANYONE, Caller, JobFilter, JobReceipt, JobView
 from gateway.requests.idempotency import check_key, key_digest, request_digest
 from gateway.tracing.trace import Trace
@@ -316,7 +316,8 @@ class Jobs:
             durability=job.terms.durability,
         )
         failpoints.hit("gateway.stored")
-        count(self.counts.accepted if ticket.created else self.counts.replays, model)
+        counted = self.counts.accepted if ticket.created else self.counts.replays
+        counted[model] += 1
         return ticket
 
     def _unawaited(
@@ -351,7 +352,8 @@ class Jobs:
     async def _end(self, model: str, records: Sequence[JobRecord], ending: Ending) -> int:
         """Cancel active jobs; returns how many of them this call cancelled."""
         ended = await end_jobs(self._log, model, records, ending)
-        count(self.counts.cancelled, model, len(ended))
+        if ended:
+            self.counts.cancelled[model] += len(ended)
         if self._tracer is not None:
             for record in ended:
                 self._tracer.await_no_report(record.id, ending.error)
