@@ -21,6 +21,7 @@ from charonia.metrics.latencies import Latencies
 from charonia.models.ensemble import ENSEMBLE_SCHEDULING
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import BatcherSettings
+from charonia.tasks import Tasks
 
 from .deadlock.deadlock_watch import DeadlockChecks
 from .ensembles.owned_ensemble import OwnedEnsemble
@@ -61,6 +62,7 @@ class BatcherService:
         self._reader = log.reader()
         self._owned: dict[str, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
+        self._tasks = Tasks()
         self._pauses = Pauses()
         self._departed = DepartedEndpoints(log, control.catalog)
         self._checks: dict[str, ModelChecks] = {}
@@ -174,7 +176,7 @@ class BatcherService:
         batchers = ownership.live_batchers(self._catalog)
         if ownership.preferred_owner(model, batchers | {self._settings.incarnation}) != self._settings.incarnation:
             return
-        self._taking[model] = asyncio.get_running_loop().create_task(self._take(model), name=f"take {model}")
+        self._taking[model] = self._tasks.spawn(self._take(model), f"take {model}")
 
     def _tell_related(self, model: str) -> None:
         for other in list(self._owned.values()):

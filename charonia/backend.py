@@ -1,6 +1,6 @@
 """What a backend is: the contract between an executor and the libraries that run models. A public extension point.
 
-A backend registers a factory in the entry-point group `charonia.backends` under the word that `backend:` has in
+Pure. A backend registers a factory in the entry-point group `charonia.backends` under the word that `backend:` has in
 `config.pbtxt`. The executor calls `Backend.load` for a version, `Model.signature` (when auto-complete is on), then
 `Model.create_instance` once per instance of the instance groups, then `execute` with one batch at a time per instance.
 It closes the instances, then the model.

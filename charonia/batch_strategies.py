@@ -1,6 +1,6 @@
 """Custom batching (P22): who may join a batch, beyond what `dynamic_batching` says. The port, and what is shipped.
 
-A model names its strategy in its configuration:
+Pure but for the entry points that it finds. A model names its strategy in its configuration:
 
     parameters { key: "charonia.batch_strategy" value { string_value: "volume" } }
     parameters { key: "MAX_BATCH_VOLUME_BYTES" value { string_value: "1048576" } }

@@ -1,5 +1,7 @@
 """Every failure a caller may see, as one tree; each error carries a neutral code that a transport maps to its own.
 
+Pure.
+
     CharoniaError                   code     (HTTP / gRPC: interface items E1-E3; the last five are Charonia's own)
     ├── UnknownError                UNKNOWN             400 / 2   UNKNOWN
     ├── InternalError               INTERNAL            500 / 13  INTERNAL

@@ -1,7 +1,7 @@
 """One inference as every front and every model sees it: what was asked and what was answered.
 
-These are the protocol-neutral forms between `gateway.http` / `gateway.grpc` and `gateway.service`. How they travel
-through the log is `charonia.wire`.
+Pure. These are the protocol-neutral forms between `gateway.http` / `gateway.grpc` and `gateway.service`. How they
+travel through the log is `charonia.wire`.
 """
 
 from __future__ import annotations

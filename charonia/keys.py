@@ -1,6 +1,6 @@
 """Every key name in the log, and nothing else.
 
-Truth about a model lives in its slot: the hash tag `{m}`, so that one script may touch it on a Redis Cluster. No
+Pure. Truth about a model lives in its slot: the hash tag `{m}`, so that one script may touch it on a Redis Cluster. No
 command or script ever names keys of two slots.
 
     q:{m}:<level>:<lane>     accepted requests of one priority level and lane, deleted when all of one entry's are done;

@@ -1,4 +1,4 @@
-"""Background tasks of a part of a process, and steps that are repeated until the log takes them."""
+"""Background tasks of a part of a process; steps that are repeated periodically, or until the log takes them."""
 
 from __future__ import annotations
 
@@ -63,6 +63,33 @@ class Tasks:
         """Cancel all tasks and wait for their ends."""
         self.cancel()
         await self.settled()
+
+
+async def periodic(
+    step: Callable[[], Awaitable[object]],
+    pause_s: float | Callable[[], float],
+    complaint: str,
+    *,
+    at_once: bool = False,
+    on_refusal: Callable[[CharoniaError], object] | None = None,
+) -> None:
+    """Run a step every `pause_s` seconds, counted from the end of the last one, until cancelled.
+
+    The pause comes before the first step, unless `at_once`. After a `CharoniaError`, most often because the log cannot
+    be reached, `on_refusal` is called and the next step tries again. Any other error is logged behind `complaint`: a
+    step that fails is never the last one.
+    """
+    if not at_once:
+        await asyncio.sleep(pause_s() if callable(pause_s) else pause_s)
+    while True:
+        try:
+            await step()
+        except CharoniaError as error:
+            if on_refusal is not None:
+                on_refusal(error)
+        except Exception:
+            _log.exception("%s", complaint)
+        await asyncio.sleep(pause_s() if callable(pause_s) else pause_s)
 
 
 async def insist(

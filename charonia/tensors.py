@@ -1,6 +1,6 @@
 """A tensor as the interface carries it: name, type, shape and raw little-endian bytes (T2, T3, T6).
 
-Tensors hold views, never copies: `data` may be a memoryview into a received frame. Checks that need a model's
+Pure. Tensors hold views, never copies: `data` may be a memoryview into a received frame. Checks that need a model's
 configuration are in `charonia.calls.admission`; this module knows only what is true of any tensor.
 """
 

@@ -119,7 +119,7 @@ class ExecutorCalls:
     async def _model_control(self) -> ModelControl:
         await self._started()
         assert self._control is not None
-        return ModelControl(self._control)
+        return ModelControl(self._control, self._log)
 
     async def _started(self) -> Caller:
         if self._caller is None:

@@ -33,7 +33,7 @@ from charonia.facts.events import (
 )
 from charonia.metrics.cache_metrics import CacheMetrics
 from charonia.options.settings import ExecutorSettings, LogSettings
-from charonia.tasks import Tasks
+from charonia.tasks import Tasks, periodic
 
 from .announcing import Announcer
 from .batches.batch_payloads import BatchPayloads
@@ -58,6 +58,7 @@ from .settling.wave_settler import ReplySockets
 _log = logging.getLogger(__name__)
 
 _NAMES_EVERY_S = 1.0
+_POLL_FAILED = "polling the model repository failed"
 """How often the directories of local repositories are checked for new names: a `stat` each."""
 
 
@@ -213,7 +214,7 @@ class ExecutorService:
         await self.membership.start()
         self._intake.start()
         if self._wait_reports is not None:
-            self._tasks.spawn(self._wait_reports.run())
+            self._tasks.spawn(self._wait_reports.run(), "turns of batches")
         stamp = self._repository.stamp()
         try:
             found = await asyncio.to_thread(self._repository.scan)
@@ -232,7 +233,11 @@ class ExecutorService:
             raise StartupError(f"failed to load all models: {reasons}")
         await self._announce_scan(ready=True)
         if self._settings.model_control_mode == POLL:
-            self._tasks.spawn(self._poll(), "repository poll")
+            polling = periodic(
+                *(self.poll_once, self._settings.repository_poll_secs, _POLL_FAILED),
+                on_refusal=lambda error: _log.warning("%s: %s", _POLL_FAILED, error),
+            )
+            self._tasks.spawn(polling, "repository poll")
         else:
             self._tasks.spawn(self._follow_names(stamp), "names of models")
 
@@ -377,14 +382,6 @@ class ExecutorService:
         if error is not None:
             finished = ModelRequestFinished(self._executor, request.request_id, int(error.code), error.message)
         await self._announcer.announce(finished)
-
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.repository_poll_secs)
-            try:
-                await self.poll_once()
-            except Exception:
-                _log.exception("polling the model repository failed")
 
     async def poll_once(self) -> None:
         """Scan the repository and load or unload what changed (R10). An unreadable repository changes nothing."""

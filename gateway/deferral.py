@@ -117,7 +117,7 @@ class Deferral:
         state = "queued"
         if wish.wait_s > 0:
             try:
-                _, responses = await handler.job_result(receipt.id, options.caller, wish.wait_s)
+                _, responses = await handler.jobs.queries.result(receipt.id, options.caller, wish.wait_s)
             except asyncio.CancelledError:
                 # no client has read the id: without a key or a webhook the job would be unreachable
                 if receipt.created and _cancels(options):
@@ -128,12 +128,12 @@ class Deferral:
                 response.id = request.id  # the first caller with this key may have used another id
                 return Answered(response, wish.applied)
         if wish.wait_s > 0 or not receipt.created:
-            state = (await handler.job(receipt.id, options.caller)).state.value
+            state = (await handler.jobs.queries.view(receipt.id, options.caller)).state.value
         return Accepted(receipt, state, wish.applied)
 
     async def _cancel(self, job_id: str, caller: Caller) -> None:
         with contextlib.suppress(CharoniaError):  # the log cannot be reached: the job runs to its end
-            await self._handler.cancel_job(job_id, caller)
+            await self._handler.jobs.cancel(job_id, caller)
 
     async def _cancel_submitted(self, submitting: asyncio.Task[JobReceipt], caller: Caller) -> None:
         """Cancel a job whose client left while it was on its way into the log."""

@@ -135,6 +135,58 @@ class ModelStatistics:
     memory: tuple[MemoryUsage, ...] = ()
 
 
+class JobQueries(Protocol):
+    """Reads jobs by their public ids. Raises `NotFound` with `delivery.JOB_NOT_FOUND` for one that is unknown,
+    forgotten or not `caller`'s.
+    """
+
+    async def view(self, job_id: str, caller: Caller = ANYONE) -> JobView: ...
+
+    async def result(
+        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
+    ) -> tuple[JobView, list[InferenceResponse] | None]:
+        """A job, without its webhook, and its responses; None if it has not ended within `wait_s`.
+
+        Raises the error of a job that failed, was cancelled or expired, and `NotFound` if the result is not kept any
+        more. `InferenceResponse.id` is the id in the job's request.
+        """
+
+    def responses(
+        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
+    ) -> AsyncGenerator[InferenceResponse]:
+        """The responses of a job above an index, as they come; a single response has index 0.
+
+        Raises the job's error at the end. Close the generator or exhaust it.
+        """
+
+    async def events(
+        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
+    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
+        """The events of a job above `after_number`, as they happen. Awaiting the call raises errors about the job.
+
+        Of a decoupled model also the responses above `after_index`, with their place. Ends after the terminal event.
+        Close the generator or exhaust it.
+        """
+
+    async def timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]: ...
+
+    async def page(self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100) -> JobPage:
+        """One page of jobs. Raises `InvalidArgument` for an invalid cursor, and a limit outside 1..1000."""
+
+
+class JobCalls(Protocol):
+    """Reads and cancels jobs; raises as `JobQueries`."""
+
+    @property
+    def queries(self) -> JobQueries: ...
+
+    async def cancel(self, job_id: str, caller: Caller = ANYONE) -> JobView:
+        """Cancel a job, unless it has ended; its state afterwards shows which."""
+
+    async def cancel_all(self, which: JobFilter, caller: Caller = ANYONE) -> int:
+        """Cancel all active jobs that match; returns how many this call cancelled."""
+
+
 class Handler(Protocol):
     """The operations of a gateway. `version` arguments are the digits of the URL or message, "" for the highest READY
     one.
@@ -239,52 +291,10 @@ class Handler(Protocol):
         """How many tokens of language models the calls of a tenant may have."""
 
     async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> JobReceipt:
-        """Record the request as a job and return. Raises as `infer` before execution, and `KeyReused`.
+        """Record the request as a job and return. Raises as `infer` before execution, and `KeyReused`."""
 
-        The methods below take a job's public id; they raise `NotFound` with `delivery.JOB_NOT_FOUND` if it is unknown,
-        forgotten or not `caller`'s.
-        """
-
-    async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView: ...
-
-    async def job_result(
-        self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
-    ) -> tuple[JobView, list[InferenceResponse] | None]:
-        """A job, without its webhook, and its responses; None if it has not ended within `wait_s`.
-
-        Raises the error of a job that failed, was cancelled or expired, and `NotFound` if the result is not kept any
-        more. `InferenceResponse.id` is the id in the job's request.
-        """
-
-    def job_responses(
-        self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
-    ) -> AsyncGenerator[InferenceResponse]:
-        """The responses of a job above an index, as they come; a single response has index 0.
-
-        Raises the job's error at the end. Close the generator or exhaust it.
-        """
-
-    async def job_events(
-        self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
-    ) -> AsyncGenerator[JobEvent | InferenceResponse]:
-        """The events of a job above `after_number`, as they happen. Awaiting the call raises errors about the job.
-
-        Of a decoupled model also the responses above `after_index`, with their place. Ends after the terminal event.
-        Close the generator or exhaust it.
-        """
-
-    async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]: ...
-
-    async def cancel_job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
-        """Cancel a job, unless it has ended; its state afterwards shows which."""
-
-    async def cancel_jobs(self, which: JobFilter, caller: Caller = ANYONE) -> int:
-        """Cancel all active jobs that match; returns how many this call cancelled."""
-
-    async def list_jobs(
-        self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
-    ) -> JobPage:
-        """One page of jobs. Raises `InvalidArgument` for an invalid cursor, and a limit outside 1..1000."""
+    @property
+    def jobs(self) -> JobCalls: ...
 
     # -- tracing ------------------------------------------------------------------------------------------------------
 

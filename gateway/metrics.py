@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -99,17 +100,11 @@ class RequestCounts:
 class JobCounts:
     """Counts of jobs at this gateway, by model."""
 
-    accepted: dict[str, int] = field(default_factory=dict)
-    cancelled: dict[str, int] = field(default_factory=dict)
-    replays: dict[str, int] = field(default_factory=dict)
+    accepted: Counter[str] = field(default_factory=Counter)
+    cancelled: Counter[str] = field(default_factory=Counter)
+    replays: Counter[str] = field(default_factory=Counter)
     rechecks: int = 0
     """Answers read from a job's record because the reply did not arrive."""
-
-
-def count(counts: dict[str, int], model: str, amount: int = 1) -> None:
-    """Add to a model's count."""
-    if amount:
-        counts[model] = counts.get(model, 0) + amount
 
 
 class GatewayMetrics(Collector):

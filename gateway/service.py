@@ -108,14 +108,11 @@ class GatewayService:
         self.regions = ClientRegions(
             allowed=settings.allow_client_shm, directory=settings.shm_dir, allocate=self.allocate_body
         )
-        self.tracer = Tracer(settings.tracing, control, traces)
-        jobs = self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self.tracer)
-        # methods of `Handler` about jobs and trace settings are those of these parts
-        self.job, self.job_timeline, self.list_jobs = jobs.queries.view, jobs.queries.timeline, jobs.queries.page
-        self.job_result, self.job_responses = jobs.queries.result, jobs.queries.responses
-        self.job_events, self.cancel_job, self.cancel_jobs = jobs.queries.events, jobs.cancel, jobs.cancel_all
+        self.tracer = Tracer(settings.tracing, control, log, traces)
+        self.jobs = Jobs(log, self._catalog, self._dataplane, settings, terms, self.tracer)
+        # methods of `Handler`
         self.trace_settings, self.update_trace_settings = self.tracer.settings, self.tracer.update
-        self._model_control = ModelControl(control)
+        self._model_control = ModelControl(control, log)
         self._route_control = RouteControl(control)
         self._readiness = Readiness(self._catalog, strict=settings.strict_readiness, grace_s=settings.executor_grace_s)
         self._leaving = self._draining = False

@@ -29,6 +29,7 @@ from charonia.facts.jobs import OUTCOME_CODES, JobEnd, JobState
 from charonia.inference import Parameters
 from charonia.metrics.latencies import Latencies, ModelLatencies
 from charonia.models.names import name_of
+from charonia.tasks import insist
 from charonia.tensors import Tensor
 from charonia.traces.contexts import TENSORS
 from charonia.traces.reports import QUEUE_INPUT, QUEUE_START, REQUEST_END, REQUEST_START, Report, tensors_of
@@ -162,13 +163,8 @@ class Endings:
 
     async def _end(self, ending: list[_End]) -> None:
         """Repeat the settlement until the log has it."""
-        while True:
-            try:
-                await self._settle(ending)
-                break
-            except CharoniaError as error:
-                _log.warning("%d requests of '%s' cannot be settled, trying again: %s", len(ending), self._model, error)
-            await asyncio.sleep(_RETRY_S)
+        complaint = f"{len(ending)} requests of '{self._model}' cannot be settled"
+        await insist(lambda: self._settle(ending), complaint, first_s=_RETRY_S, last_s=_RETRY_S)
         self._settled([end.request for end in ending])
 
     async def _settle(self, ending: list[_End]) -> None:

@@ -1,7 +1,7 @@
 """The values of an ensemble's planner: tensors, each with the payload file it came in, so that a file can be reused.
 
-Models with and without batching may be steps of one ensemble: their tensors differ by a batch dimension, which is added
-or removed between them (`charonia.models.ensemble.fitted`).
+Pure. Models with and without batching may be steps of one ensemble: their tensors differ by a batch dimension, which is
+added or removed between them (`charonia.models.ensemble.fitted`).
 """
 
 from __future__ import annotations

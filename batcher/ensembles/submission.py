@@ -29,6 +29,7 @@ from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory
 from charonia.eventlog.port import EventLog
 from charonia.facts.events import FIELD_FACT, ResponsesWanted, pack_fact
 from charonia.inference import InferenceRequest
+from charonia.tasks import insist
 from charonia.traces.contexts import Traced
 from charonia.wire import FILE, FLAG_JOURNALLED, FLAG_TIMED, Lineage, Reference, RequestRecord, ResponseRecord
 
@@ -216,18 +217,19 @@ class Submission:
         packer.submit(flight)
 
     async def _ask_unless_known(self, flight: Flight) -> None:
-        while flight.id in self.flights and not self.closed:
-            try:
-                attempt = (await self._log.unsettled(flight.model, [flight.id]))[0]
-                if attempt >= 0 or await self._is_answered(flight.id):
-                    self.was_asked(flight)
-                elif flight.id in self.flights:
-                    flight.sent = False
-                    self.ask(flight)
-                return
-            except CharoniaError as error:
-                _log.warning("whether a step was asked for cannot be read, trying again: %s", error)
-                await asyncio.sleep(_RETRY_S)
+        async def ask() -> None:
+            attempt = (await self._log.unsettled(flight.model, [flight.id]))[0]
+            if attempt >= 0 or await self._is_answered(flight.id):
+                self.was_asked(flight)
+            elif flight.id in self.flights:
+                flight.sent = False
+                self.ask(flight)
+
+        def given_up() -> bool:
+            return flight.id not in self.flights or self.closed
+
+        complaint = "whether a step was asked for cannot be read"
+        await insist(ask, complaint, first_s=_RETRY_S, last_s=_RETRY_S, given_up=given_up)
 
     async def look_after_lost(self) -> None:
         """Send again the steps that the log lost. Raises what the log raises."""

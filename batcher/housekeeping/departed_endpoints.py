@@ -18,6 +18,7 @@ from charonia.errors import CharoniaError
 from charonia.eventlog.control import facts_of
 from charonia.eventlog.port import START, EventLog
 from charonia.facts.events import ProcessJoined, ProcessLeft
+from charonia.tasks import Tasks
 
 SWEEP_S = 5.0
 _OFTEN = 120
@@ -43,7 +44,7 @@ class DepartedEndpoints:
         self._catalog = catalog
         self.endpoints: set[str] = set()
         self._streams: dict[bytes, int] = {}
-        self._sweeping: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def clear(self) -> None:
         """The log has a new epoch."""
@@ -51,9 +52,7 @@ class DepartedEndpoints:
         self.endpoints.clear()
 
     async def close(self) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+        await self._tasks.close()
 
     def joined(self, incarnation: str, streams: Iterable[bytes]) -> None:
         """The endpoint was presumed dead and is alive."""
@@ -99,8 +98,8 @@ class DepartedEndpoints:
 
     def _sweep_soon(self, streams: Iterable[bytes]) -> None:
         self._streams |= dict.fromkeys(streams, _OFTEN)
-        if self._streams and (self._sweeping is None or self._sweeping.done()):
-            self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="sweep of departed streams")
+        if self._streams and not len(self._tasks):
+            self._tasks.spawn(self._sweep(), "sweep of departed streams")
 
     async def _sweep(self) -> None:
         """Delete streams that only a departed process read, repeatedly: running work still writes them."""

@@ -20,7 +20,7 @@ from batcher.scheduling.observations import BatchRunning, QueueHeld, RequestQueu
 from charonia import keys
 from charonia.errors import InvalidRecord
 from charonia.eventlog.control import ControlPlane, facts_of
-from charonia.eventlog.port import START, Entry, EventLog, Jobs, Streams
+from charonia.eventlog.port import START, Entry, EventLog, Jobs, Streams, WaveLog
 from charonia.facts.events import FIELD_FACT, BatchDied, BatchDiedInCompany, OwnerChanged, ProcessJoined, pack_fact
 from charonia.facts.sequence_states import SequenceAbout
 from charonia.tasks import insist
@@ -192,7 +192,7 @@ async def ask_for_streams(log: Streams, owned: OwnedModel) -> None:
         await log.append(keys.batches(executor), [FIELD_FACT, fact])
 
 
-async def visible_requests(log: EventLog, model: str, until_us: int = _ALL_US) -> frozenset[bytes]:
+async def visible_requests(log: WaveLog, model: str, until_us: int = _ALL_US) -> frozenset[bytes]:
     """The unsettled requests with visible responses, as executors have marked them in the log; other marks are removed.
     Raises what the log raises.
     """

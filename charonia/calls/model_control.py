@@ -11,7 +11,7 @@ from typing import Protocol
 from charonia import keys
 from charonia.catalog.catalog import EXPLICIT, Catalog, failure_of
 from charonia.errors import CharoniaError, InternalError, InvalidArgument, LogUnavailable, Unavailable, Unsupported
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import RequestedModels
 from charonia.facts.events import FIELD_FACT, ModelRequested, ModelRequestFinished, pack_fact
 from charonia.models.names import check_model_name, name_of
 from charonia.tensors import Buffer
@@ -23,7 +23,6 @@ _FILE_TTL_S = 24 * 3600
 class Control(Protocol):
     """Follows the control facts (`charonia.eventlog.control`). `epoch_changes`: how often another log came."""
 
-    log: EventLog
     catalog: Catalog
     epoch_changes: int
 
@@ -36,8 +35,9 @@ class ModelControl:
     Executors in other modes, such as those that load on demand, are not asked: what they serve stays as it is.
     """
 
-    def __init__(self, control: Control, *, max_wait_s: float = 3600.0) -> None:
+    def __init__(self, control: Control, log: RequestedModels, *, max_wait_s: float = 3600.0) -> None:
         self._control = control
+        self._log = log
         self._max_wait_s = max_wait_s
 
     async def load(self, name: str, config_json: str | None, files: Mapping[str, Buffer]) -> None:
@@ -59,7 +59,7 @@ class ModelControl:
         request_id = os.urandom(16).hex()
         try:
             for path, content in files.items():
-                await self._control.log.put_blob(blobs[path], content, _FILE_TTL_S)
+                await self._log.put_blob(blobs[path], content, _FILE_TTL_S)
             await self._ask(ModelRequested("load", name, request_id, config_json or "", blobs))
             async with asyncio.timeout(self._max_wait_s):
                 answers = await self._answers(request_id, "the model was loaded")
@@ -68,7 +68,7 @@ class ModelControl:
         finally:
             # an override with files lives in the executors once they have answered; what is left here expires
             with contextlib.suppress(CharoniaError):
-                await self._control.log.delete_keys([keys.blob(blob_id) for blob_id in blobs.values()])
+                await self._log.delete_keys([keys.blob(blob_id) for blob_id in blobs.values()])
         self._check_loaded(name, answers)
 
     async def unload(self, name: str, *, unload_dependents: bool, alias: str = "") -> None:
@@ -126,7 +126,7 @@ class ModelControl:
             raise Unavailable(NOT_EXPLICIT)
 
     async def _ask(self, fact: ModelRequested) -> None:
-        await self._control.log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
+        await self._log.append(keys.CONTROL, [FIELD_FACT, pack_fact(fact)])
 
     async def _answers(self, request_id: str, what: str) -> dict[str, ModelRequestFinished]:
         """Waits for every executor that was asked and is still there; returns the answers, by executor.

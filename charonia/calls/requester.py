@@ -32,7 +32,7 @@ from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import START, Entry, Limits, QueueLog, StreamReader, Streams, Work
 from charonia.facts.events import FIELD_FACT, BatchFinished, RequestCancelled, pack_fact
 from charonia.inference import InferenceRequest
-from charonia.tasks import Tasks
+from charonia.tasks import Tasks, periodic
 from charonia.tensors import Buffer
 from charonia.wire import FIELD_WAVE, Lineage, Reference, ResponseRecord, records_of, response_id, unpack_response
 
@@ -280,15 +280,16 @@ class Requester(Generic[R]):
     async def _watch(self) -> None:
         """Checks periodically: the log may lose requests (a flush, a power cut) and a dying executor a reply."""
         before: list[bytes] = []
-        while True:
-            await asyncio.sleep(_RECHECK_S)
+
+        async def check() -> None:
+            nonlocal before
             try:
                 await self.recheck(before)
-            except CharoniaError:
-                self._unanswered.clear()
-            except Exception:
-                _log.exception("open requests could not be checked")
-            before = list(self.requests)
+            finally:
+                before = list(self.requests)
+
+        complaint = "open requests could not be checked"
+        await periodic(check, _RECHECK_S, complaint, on_refusal=lambda _: self._unanswered.clear())
 
     async def recheck(self, before: Iterable[bytes]) -> None:
         """Check requests that have waited since the last check: settled or unknown ones will get no reply. Jobs are

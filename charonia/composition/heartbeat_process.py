@@ -33,10 +33,10 @@ from dataclasses import asdict, dataclass
 from charonia import keys
 from charonia.errors import CharoniaError, StartupError
 from charonia.eventlog.neighbours import is_ending, is_stopped
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import ControlLog, EventLog
 from charonia.facts.events import FIELD_FACT, ProcessLeft, pack_fact
 from charonia.log_lines import current_file, descriptors, open_handler
-from charonia.tasks import insist
+from charonia.tasks import Tasks, insist
 
 from .children import HEARTBEATS, backoff_s, name_process
 
@@ -73,7 +73,7 @@ class HeartbeatProcess:
         self._pid = pid
         self._channel = channel
         self._leases: dict[Lease, int] = {}
-        self._ticking: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     @classmethod
     def fork(cls, terms: KeeperTerms) -> HeartbeatProcess:
@@ -103,7 +103,7 @@ class HeartbeatProcess:
         return cls(terms, pid, channel)
 
     def start(self) -> None:
-        self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="heartbeat ticks")
+        self._tasks.spawn(self._tick(), "heartbeat ticks")
 
     def keep(self, role: str, incarnation: str, ttl_ms: int) -> None:
         self._leases[role, incarnation] = ttl_ms
@@ -115,9 +115,7 @@ class HeartbeatProcess:
 
     async def close(self) -> None:
         """End it. Leases that were not dropped are reported lost, unless it does not end in time."""
-        if self._ticking is not None:
-            self._ticking.cancel()
-            await asyncio.gather(self._ticking, return_exceptions=True)
+        await self._tasks.close()
         self._channel.close()
         if not await asyncio.to_thread(_wait, self._pid, _END_WITHIN_S):  # it may not even have begun
             os.kill(self._pid, signal.SIGKILL)
@@ -186,7 +184,7 @@ def _spawn(terms: KeeperTerms) -> tuple[int, socket.socket]:
 class Keeper:
     """Prolongs the leases of one part, until `gone`."""
 
-    def __init__(self, log: EventLog, terms: KeeperTerms, part: int, is_stopped: Callable[[], bool]) -> None:
+    def __init__(self, log: ControlLog, terms: KeeperTerms, part: int, is_stopped: Callable[[], bool]) -> None:
         self.gone = asyncio.Event()
         """The part has ended, or has closed its end of the socket."""
         self._log = log

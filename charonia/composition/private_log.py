@@ -14,6 +14,7 @@ from charonia.errors import InvalidArgument, StartupError
 from charonia.eventlog.durability_levels import FSYNC, Level, parse_level
 from charonia.eventlog.embedded import PrivateServer, find_server
 from charonia.eventlog.embedded.state_files import StateFiles
+from charonia.tasks import Tasks
 
 from .children import STABLE_S, backoff_s, watch
 
@@ -43,7 +44,7 @@ class PrivateLog:
         self._has_served, self._failed, self._changed = has_served, failed, changed
         self._failures = 0
         self._started_at_s = 0.0
-        self._restarting: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._stopping = False
 
     @property
@@ -66,8 +67,7 @@ class PrivateLog:
     def leave(self) -> None:
         """From now on it is not started again."""
         self._stopping = True
-        if self._restarting is not None:
-            self._restarting.cancel()
+        self._tasks.cancel()
 
     async def stop(self) -> None:
         self.leave()
@@ -91,7 +91,7 @@ class PrivateLog:
         self._failures = 0 if stable else self._failures
         _log.error("the private log server ended with status %d; starting it again", status)
         self._changed()
-        self._restarting = asyncio.get_running_loop().create_task(self._restart())
+        self._tasks.spawn(self._restart(), "restart of the private log")
 
     async def _restart(self) -> None:
         """At once the first time; a server that cannot start, or ends again and again, is tried less and less often."""

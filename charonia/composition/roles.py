@@ -33,6 +33,7 @@ from charonia.options.role_settings import (
     webhook_settings,
 )
 from charonia.options.values import Values
+from charonia.tasks import Tasks
 
 from .heartbeat_process import HeartbeatProcess, KeeperTerms
 from .logs import configure_logging
@@ -210,10 +211,11 @@ async def _gateway(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple[
         await app.became_ready()
         _report(values["report_fd"], {"serving": True})
 
-    reporting = asyncio.create_task(report_serving(), name="report serving")
+    tasks = Tasks()
+    tasks.spawn(report_serving(), "report serving")
 
     async def stop() -> bool:
-        reporting.cancel()
+        tasks.cancel()
         return await end()
 
     return app.endpoints, stop
@@ -358,7 +360,8 @@ class ExecutorParts:
 async def _executor(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple[dict[str, str], Stop]:
     from executors.host.watchdog import watch_loop
 
-    watching = asyncio.create_task(watch_loop(), name="watchdog")
+    tasks = Tasks()
+    tasks.spawn(watch_loop(), "watchdog")
     cache_log = await _cache_log(values)
     parts = ExecutorParts(log, values, _stop_myself, cache_log=cache_log, keeper=keeper)
     await parts.start()
@@ -366,7 +369,7 @@ async def _executor(log: EventLog, values: Values, keeper: LeaseKeeper) -> tuple
     async def stop() -> bool:
         clean = await parts.stop()
         await _close(cache_log)
-        watching.cancel()
+        tasks.cancel()
         if parts.must_end:
             await _end_now(log, clean=clean)
         return clean

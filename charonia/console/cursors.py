@@ -1,6 +1,7 @@
-"""Where lists go on: what a link has in the place of a record that its viewer may not know of. Pure.
+"""Where lists go on: what a link has in the place of a record that its viewer may not know of.
 
 A list of a tenant may end behind a record of another tenant, whose id is not to be seen, nor whether there is one.
+The words are made with a secret that is drawn at the start.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from charonia.catalog.catalog import EXPLICIT, Catalog, ExecutorView
 from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import folded_control
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import EventLog, Statistics
 from charonia.facts.jobs import JobState
 from charonia.facts.stream_notes import StreamsNote
 from charonia.models.json_form import to_json
@@ -169,7 +169,7 @@ def _levels(catalog: Catalog, model: str) -> int:
     return batching.priority_levels if batching is not None else 0
 
 
-async def _statistics(log: EventLog, catalog: Catalog, model: str, read: ReadStatistics) -> list[dict[str, Any]]:
+async def _statistics(log: Statistics, catalog: Catalog, model: str, read: ReadStatistics) -> list[dict[str, Any]]:
     found = []
     for version, served in sorted(catalog.held(model).items()):
         counters = await log.statistics(keys.statistics(model, version, served.content_hash))

@@ -1,5 +1,6 @@
 """Renders pages and their live regions from the templates, and formats numbers for people.
 
+Pure but for the templates, which are read when they are first used.
 Everything that comes from the log is escaped; templates hold no script and no style of their own, which the content
 security policy of `web_app` would refuse anyway.
 """

@@ -17,10 +17,10 @@ from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact, unpack_fact
-from charonia.tasks import Tasks
+from charonia.tasks import Tasks, periodic
 
 from .neighbours import Neighbours, is_ending
-from .port import START, Entry, EventLog, Streams
+from .port import START, ControlLog, Entry, Streams
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class ControlPlane:
     """One per process that follows `ctl`. `catalog` is current once `start` has returned."""
 
     def __init__(
-        self, log: EventLog, *, check_interval_ms: int, incarnation: str, stall_limit_s: float = STALL_LIMIT_S
+        self, log: ControlLog, *, check_interval_ms: int, incarnation: str, stall_limit_s: float = STALL_LIMIT_S
     ) -> None:
         self.log = log
         self.catalog = Catalog()
@@ -74,7 +74,6 @@ class ControlPlane:
         self._incarnation = incarnation
         self._interval_s = check_interval_ms / 1000
         self._reader = log.reader()
-        self._task: asyncio.Task[None] | None = None
         self._suspects: dict[str, int] = {}
         self._stall_limit_s = stall_limit_s
         self._overdue_since_s: dict[str, float] = {}
@@ -93,7 +92,8 @@ class ControlPlane:
             self._watch_neighbour(process)
         self._reader.start(self._on_entries, self._on_state)
         self._reader.add(keys.CONTROL, self._folded)
-        self._task = asyncio.create_task(self._watch(), name="liveness watch")
+        watching = periodic(self._look, self._interval_s, "the leases of processes could not be checked")
+        self._tasks.spawn(watching, "liveness watch")
 
     def begin_anew(self) -> None:
         """The log has a new epoch: all its processes report again, and until then the catalog has only routes."""
@@ -108,10 +108,6 @@ class ControlPlane:
         self._tell_changed()
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
         await self._reader.close()
         self._neighbours.close()
         await self._tasks.close()
@@ -201,11 +197,6 @@ class ControlPlane:
         for listener in self.on_log_state:
             listener(up)
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self._look()
-
     async def _look(self) -> None:
         """A process is lost after two missed checks in a row: one may be a stall of this process or of the log."""
         by_role: dict[str, list[str]] = {}
@@ -270,7 +261,7 @@ class FollowedControl:
     `charonia.calls` changes models and routes through it as through a `ControlPlane`.
     """
 
-    def __init__(self, log: EventLog, *, poll_s: float = _POLL_S) -> None:
+    def __init__(self, log: ControlLog, *, poll_s: float = _POLL_S) -> None:
         self.log = log
         self.catalog = Catalog()
         self.epoch_changes = 0

@@ -25,6 +25,7 @@ from charonia import keys
 from charonia.clock import agree, monotonic_ns
 from charonia.errors import LogUnavailable
 from charonia.facts.events import FIELD_FACT, Fact, ProcessJoined, ProcessLeft, pack_fact
+from charonia.tasks import Tasks
 
 from .neighbours import pid_space, started_ticks
 from .payloads import PayloadDirectory
@@ -68,7 +69,7 @@ class Membership:
         self._payloads = payloads
         self._interval_s = interval_ms / 1000
         self._ttl_ms = ttl_ms
-        self._beating: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self.keeper: LeaseKeeper | None = None
         """Set before `start`, if there is one."""
         self._epoch = ""
@@ -94,7 +95,7 @@ class Membership:
         await self._agree()
         await self._join()
         self._leased_until_s = began_s + self._ttl_ms / 1000
-        self._beating = loop.create_task(self._keep_beating())
+        self._tasks.spawn(self._keep_beating(), f"heartbeat of {self._role}")
 
     def is_leased(self) -> bool:
         """Whether no process can presume this one dead: its lease has not ended since it last joined."""
@@ -122,10 +123,7 @@ class Membership:
 
     async def leave(self, reason: str = "drained") -> None:
         """Leave. Without the log this is silent: the lease ends by itself."""
-        if self._beating is not None:
-            self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
-            self._beating = None
+        await self._tasks.close()
         if self.keeper is not None:
             self.keeper.drop(self._role, self._incarnation)
         try:

@@ -583,6 +583,10 @@ class ControlLog(Streams, Leases, Protocol):
     """The processes' messages to each other, and which processes live."""
 
 
+class RequestedModels(Streams, Blobs, Protocol):
+    """Requests to load models, and the files that come with them."""
+
+
 class EventLog(Streams, Work, Progress, Jobs, Sequences, Leases, Notes, Statistics, Blobs, Capacity, Protocol):
     """All roles. One instance per process; safe for concurrent use from one event loop."""
 

@@ -1,4 +1,4 @@
-"""What the log refuses, in words that every adapter shares. When to refuse is the adapters' own affair."""
+"""What the log refuses, in words that every adapter shares. When to refuse is the adapters' own affair. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Names the blocks of a prompt by chained 64-bit hashes: equal names mean an equal text up to the end of the block.
 
-Engines find computed blocks by them; prompts can be compared with what an engine holds before they are sent to it. The
-chain begins with the adapter, since keys and values of one text differ between adapters.
+Pure. Engines find computed blocks by them; prompts can be compared with what an engine holds before they are sent to
+it. The chain begins with the adapter, since keys and values of one text differ between adapters.
 """
 
 from __future__ import annotations

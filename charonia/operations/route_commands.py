@@ -11,7 +11,7 @@ from charonia.calls.route_control import RouteControl
 from charonia.catalog.catalog import Catalog
 from charonia.errors import InvalidArgument
 from charonia.eventlog.control import FollowedControl
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import EventLog, Statistics
 from charonia.models.names import name_of
 from charonia.releases.route_change import summary
 from charonia.releases.route_rule import document, share_of
@@ -34,7 +34,7 @@ async def change_route(log: EventLog, model: str, wanted: Mapping[str, Any] | No
     return {"routes": [await _shown(log, control.catalog, control.catalog.resolve(model))]}
 
 
-async def _shown(log: EventLog, catalog: Catalog, model: str) -> dict[str, Any]:
+async def _shown(log: Statistics, catalog: Catalog, model: str) -> dict[str, Any]:
     rule = catalog.routes.rules.get(model)
     shown: dict[str, Any] = {"model": name_of(model), "served": sorted(catalog.served(model)), "rule": None}
     if rule is not None:

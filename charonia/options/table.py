@@ -1,6 +1,6 @@
 """Every option of the command line: its name (Triton's, where it has one), the roles that take it, and its bounds.
 
-Nothing but a table, as long as there are options; `values` reads their values.
+Pure. Nothing but a table, as long as there are options; `values` reads their values.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from charonia.client import AsyncClient
-    from charonia.eventlog.port import EventLog
+    from charonia.eventlog.port import EventLog, Notes
 
 _URL = "http://localhost:8000"
 _ATTEMPTS = 4
@@ -113,7 +113,7 @@ async def _opened(url: str, password_file: str) -> AsyncIterator[EventLog]:
 
 
 async def recordings(
-    log: EventLog, model: str, since_us: int = 0, until_us: int = _FAR_US
+    log: Notes, model: str, since_us: int = 0, until_us: int = _FAR_US
 ) -> tuple[list[Recorded], list[Recorded]]:
     """The recordings of a model from one time to another, without their tensors, and those that have expired."""
     call_ids = [
@@ -174,7 +174,7 @@ def _us(when: tuple[str, float] | None, default: int) -> int:
 
 
 async def _dropped(
-    log: EventLog, model: str, chosen: Sequence[Recorded], expired: Sequence[Recorded], *, as_json: bool
+    log: Notes, model: str, chosen: Sequence[Recorded], expired: Sequence[Recorded], *, as_json: bool
 ) -> int:
     """Delete recordings, and what the indexes still say of expired ones."""
     call_ids = [one.id for one in (*chosen, *expired)]

@@ -19,7 +19,7 @@ from charonia.catalog.catalog import Catalog
 from charonia.clock import wall_ns
 from charonia.errors import InvalidArgument
 from charonia.eventlog.control import folded_control
-from charonia.eventlog.port import START, EventLog
+from charonia.eventlog.port import START, Streams
 from charonia.models.interface import ModelInterface
 from charonia.models.json_form import from_json
 from charonia.operations.command_line import log_place
@@ -180,7 +180,7 @@ def _after(options: argparse.Namespace) -> bytes:
     return b"%d-0" % max(0, int(since_s * 1000) - 1)
 
 
-async def journal_of(log: EventLog, model: str, after: bytes) -> Recording:
+async def journal_of(log: Streams, model: str, after: bytes) -> Recording:
     """What the journal of a model says from an entry on. Raises `InvalidRecord`."""
     fold = JournalRecording(model)
     stream = keys.journal(model)

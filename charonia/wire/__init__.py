@@ -1,6 +1,6 @@
 """Bytes of everything that travels in the log: request, batch and response records.
 
-A record is: fixed struct header + short strings + msgpack meta + raw tensor bytes. Meta describes the tensors and
+Pure. A record is: fixed struct header + short strings + msgpack meta + raw tensor bytes. Meta describes the tensors and
 repeats from request to request, so packed and unpacked metas are cached by their content; what differs each time
 (ids, times) is in the header. Decoding makes views and copies nothing. Unknown record versions and lengths that do not
 add up raise `InvalidRecord`: the reader logs such a record and drops it, and never crashes of it.

@@ -20,6 +20,7 @@ from charonia.facts.events import ModelRequested, VersionHealthChanged, VersionL
 from charonia.models.config_errors import CompositionError
 from charonia.models.ensemble import Find
 from charonia.models.interface import ModelInterface
+from charonia.tasks import Tasks
 from executors.announcing import Announcer
 from executors.loading.composition import Composition, is_ensemble, refuse_all
 from executors.loading.loader import Loader
@@ -71,6 +72,8 @@ class Deployment:
         self._on_hung = on_hung
         self.serving: dict[tuple[str, int], LoadedVersion] = {}
         """What is served now, by model and version."""
+        self._health_watches = Tasks()
+        """Each is cancelled when its version is unloaded (`Retirement`)."""
         self._locks: dict[str, asyncio.Lock] = {}
         self._loads = asyncio.Semaphore(max(1, concurrent_loads))
         self._retirement = Retirement(log, self.serving, lifecycle, announcer, metrics)
@@ -426,7 +429,7 @@ class Deployment:
             all_down=lambda: pool.instance_count > 0 and pool.all_down(),
             exists=lambda instance: any(spec.name == instance for spec in pool.specs),
         )
-        loaded.health = asyncio.get_running_loop().create_task(watch.run(), name=f"health of {name}")
+        loaded.health = self._health_watches.spawn(watch.run(), f"health of {name}")
 
     # -- unloading ----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from charonia import keys
 from charonia.errors import CharoniaError, LogUnavailable
-from charonia.eventlog.port import EventLog
+from charonia.eventlog.port import WaveLog
 from charonia.models.names import name_of
 from charonia.tasks import Tasks
 from executors.announcing import Announcer
@@ -32,7 +32,7 @@ class Retirement:
 
     def __init__(
         self,
-        log: EventLog,
+        log: WaveLog,
         serving: dict[tuple[str, int], LoadedVersion],
         lifecycle: Lifecycle,
         announcer: Announcer,

@@ -1,6 +1,6 @@
 """Which adapter (LoRA) lies in which slot of a decoder, and which may be replaced.
 
-`executors.generation.step_scheduler` asks before it admits a request; the engine loads what a plan says.
+Pure. `executors.generation.step_scheduler` asks before it admits a request; the engine loads what a plan says.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The blocks that hold keys and values: who refers to each, and which computed ones may be used again.
 
-A block is free, held by requests (several may share one), or idle: computed, named by the hash of its text, held by no
-request. Idle blocks are found by their names, and are taken again, the least recently used first, when none is free.
-`executors.generation.step_scheduler` decides which request gets blocks.
+Pure. A block is free, held by requests (several may share one), or idle: computed, named by the hash of its text, held
+by no request. Idle blocks are found by their names, and are taken again, the least recently used first, when none is
+free. `executors.generation.step_scheduler` decides which request gets blocks.
 """
 
 from __future__ import annotations

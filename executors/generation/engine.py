@@ -1,7 +1,7 @@
 """The seam between instances that serve requests and engines that generate text, and the one between engine and model.
 
-An `Engine` runs many requests at a time and gives tokens after each step. Our own does that over a `Decoder`, which
-only turns token ids into logits.
+Pure. An `Engine` runs many requests at a time and gives tokens after each step. Our own does that over a `Decoder`,
+which only turns token ids into logits.
 """
 
 from __future__ import annotations

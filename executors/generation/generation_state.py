@@ -1,7 +1,7 @@
 """What a request's next token depends on besides the model, and when its text ends: a fold over the emitted tokens.
 
-Grammar, penalties and the search for stop strings are carried on from tokens that an earlier attempt emitted as if they
-had been sampled here. `executors.generation.token_engine` gives it the tokens.
+Pure. Grammar, penalties and the search for stop strings are carried on from tokens that an earlier attempt emitted as
+if they had been sampled here. `executors.generation.token_engine` gives it the tokens.
 """
 
 from __future__ import annotations

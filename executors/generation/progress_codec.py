@@ -1,5 +1,7 @@
 """The progress of one response of a text: what is needed to give the response again without running the model.
 
+Pure.
+
     u8  flags: 1 a seed follows, 2 a sum of log probabilities follows, 4 candidates are at the end, 8 the log
         probabilities of the prompt follow the tokens
     u32 how many tokens

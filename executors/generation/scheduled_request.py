@@ -1,4 +1,4 @@
-"""One request as the scheduler of steps sees it: its tokens, how many of them are computed, and its blocks."""
+"""One request as the scheduler of steps sees it: its tokens, how many of them are computed, and its blocks. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the arrays of a step for the decoder, in memory that is used again for each step."""
+"""Makes the arrays of a step for the decoder, in memory that is used again for each step. Pure."""
 
 from __future__ import annotations
 

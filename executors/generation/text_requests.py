@@ -1,5 +1,5 @@
 """Reads the tensors of a request for text (`charonia.generation.text_tensors`), with the meaning that Triton's vLLM
-backend gives them.
+backend gives them. Pure.
 """
 
 from __future__ import annotations

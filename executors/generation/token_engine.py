@@ -1,6 +1,7 @@
 """Our own engine: the scheduler of steps over a decoder, then sampling, and the rules for the end of a text.
 
-`step_scheduler` decides what a step computes, `step_input` makes its arrays, `generation_state` follows each request.
+Pure. `step_scheduler` decides what a step computes, `step_input` makes its arrays, `generation_state` follows each
+request.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from charonia.backend import InstanceDied, ModelSource, SelfCheckingInstance
+from charonia.tasks import periodic
 from executors.configuration.time_parameters import parameter_seconds
 
 _log = logging.getLogger(__name__)
@@ -60,9 +61,7 @@ class HealthWatch:
 
     async def run(self) -> None:
         """Check at once and then every `period_s`, until cancelled."""
-        while True:
-            await self.check()
-            await asyncio.sleep(self._period_s)
+        await periodic(self.check, self._period_s, f"the health of {self._name} could not be checked", at_once=True)
 
     async def check(self) -> None:
         """Check all idle instances once; report when the version's state has changed."""

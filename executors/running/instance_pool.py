@@ -245,7 +245,7 @@ class InstancePool:
             if not worker.passive:
                 worker.start()
         if self.ceiling_s > 0 and any(isinstance(worker, ThreadWorker) for worker in self._workers):
-            self._watch = asyncio.get_running_loop().create_task(self._watch_ceiling(), name="execution ceiling")
+            self._watch = self._tasks.spawn(self._watch_ceiling(), "execution ceiling")
 
     def submit(self, batch: SubmittedBatch) -> None:
         """Queue a batch for the next free instance, or for the one it is bound to."""

@@ -6,7 +6,6 @@ It is written only while models of this executor have open calls: otherwise no h
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
@@ -17,6 +16,7 @@ from charonia import keys
 from charonia.errors import CharoniaError
 from charonia.eventlog.port import Notes
 from charonia.facts.resource_waits import TTL_S, TurnsNote
+from charonia.tasks import periodic
 
 from .instance_pool import LoadedVersion
 from .rate_limiter import GLOBAL, RateLimiter
@@ -57,6 +57,10 @@ _log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
 
 
+def _warn(error: CharoniaError) -> None:
+    _log.warning("a note of turns was not written: %s", error)
+
+
 class WaitReports:
     """Writes one executor's reports. `open_calls` returns how many calls its models wait for."""
 
@@ -78,14 +82,8 @@ class WaitReports:
 
     async def run(self) -> None:
         """Check periodically until cancelled."""
-        while True:
-            await asyncio.sleep(_PERIOD_S)
-            try:
-                await self.check()
-            except CharoniaError as error:
-                _log.warning("a note of turns was not written: %s", error)
-            except Exception:
-                _log.exception("batches that wait for their turn could not be looked at")
+        complaint = "batches that wait for their turn could not be checked"
+        await periodic(self.check, _PERIOD_S, complaint, on_refusal=_warn)
 
     async def check(self) -> None:
         """Write a report when a batch has waited since the last check. Raises what the log raises."""

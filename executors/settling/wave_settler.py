@@ -581,7 +581,8 @@ class ReplySockets:
         self._directory = directory
         self._peers: dict[str, _Peer] = {}
         self._tried_ns: dict[str, int] = {}
-        self._connecting: dict[str, asyncio.Task[None]] = {}
+        self._connecting: set[str] = set()
+        self._tasks = Tasks()
 
     def send(self, endpoint: str, reply: bytes) -> bool:
         """Write a reply to a gateway's socket; False when it must go through the log. May be called in any thread."""
@@ -603,7 +604,8 @@ class ReplySockets:
             self._tried_ns.clear()
             self._peers = {name: peer for name, peer in self._peers.items() if not peer.is_closed}
         self._tried_ns[endpoint] = now_ns
-        self._connecting[endpoint] = asyncio.get_running_loop().create_task(self._connect(endpoint, path))
+        self._connecting.add(endpoint)
+        self._tasks.spawn(self._connect(endpoint, path), f"socket of {endpoint}")
 
     def is_sent(self, endpoint: str) -> bool:
         """Whether the kernel has all that was written to a gateway, so that it arrives even if this process ends.
@@ -614,8 +616,7 @@ class ReplySockets:
         return peer is None or peer.is_sent
 
     async def close(self) -> None:
-        for task in self._connecting.values():
-            task.cancel()
+        self._tasks.cancel()
         for peer in self._peers.values():
             peer.close()
 
@@ -630,4 +631,4 @@ class ReplySockets:
             if not isinstance(error, OSError):  # OSError: a gateway on another machine, or one that has gone
                 raise
         finally:
-            self._connecting.pop(endpoint, None)
+            self._connecting.discard(endpoint)

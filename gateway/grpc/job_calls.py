@@ -121,7 +121,7 @@ class JobCalls:
         They begin after `charonia_after_index` if that is set. Any other job is fetched as by a unary call.
         """
         job_id, _, cancel = _read_fetch(message)
-        view = await self._handler.job(job_id, caller)
+        view = await self._handler.jobs.queries.view(job_id, caller)
         if cancel or not view.decoupled:
             yield stream_answer(await self.fetch(message, caller))
             return
@@ -130,7 +130,7 @@ class JobCalls:
         classes: Classes = dict(view.form.get("classes", {}))
         served = served_of(self._handler, view)
         empty_final = EMPTY_FINAL in message.parameters and message.parameters[EMPTY_FINAL].bool_param
-        responses = self._handler.job_responses(job_id, caller, _after_index(message))
+        responses = self._handler.jobs.queries.responses(job_id, caller, _after_index(message))
         async with contextlib.aclosing(responses):
             async for response in responses:
                 if response.error is not None:
@@ -147,12 +147,12 @@ class JobCalls:
         job_id, wait_s, cancel = _read_fetch(message)
         handler = self._handler
         if message.model_name:  # checked before waiting for the result
-            view = await handler.job(job_id, caller)
+            view = await handler.jobs.queries.view(job_id, caller)
             if message.model_name != view.model:
                 raise InvalidArgument(f"job '{job_id}' is one of model '{view.model}', not of '{message.model_name}'")
         if cancel:
-            return _described(await handler.cancel_job(job_id, caller))
-        view, responses = await handler.job_result(job_id, caller, wait_s)
+            return _described(await handler.jobs.cancel(job_id, caller))
+        view, responses = await handler.jobs.queries.result(job_id, caller, wait_s)
         if responses is None:
             return _described(view)
         classes: Classes = dict(view.form.get("classes", {}))

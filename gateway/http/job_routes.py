@@ -67,7 +67,7 @@ class _Jobs:
         limit = query.get("limit", str(DEFAULT_PAGE))
         if not _NUMBER.fullmatch(limit):
             raise InvalidArgument("query parameter 'limit' must be a whole number")
-        page = await self._handler.list_jobs(
+        page = await self._handler.jobs.queries.page(
             _filter(query), self._caller(request), cursor=query.get("cursor", ""), limit=int(limit)
         )
         return _json(page_json(page))
@@ -76,19 +76,19 @@ class _Jobs:
         query = _query(request, *_FILTERS)
         if not query:
             raise InvalidArgument("name at least one of model, state and tenant to cancel jobs by")
-        return _json({"cancelled": await self._handler.cancel_jobs(_filter(query), self._caller(request))})
+        return _json({"cancelled": await self._handler.jobs.cancel_all(_filter(query), self._caller(request))})
 
     async def view(self, job_id: str, request: Request) -> Response:
         _query(request)
-        return _json(view_json(await self._handler.job(job_id, self._caller(request))))
+        return _json(view_json(await self._handler.jobs.queries.view(job_id, self._caller(request))))
 
     async def cancel(self, job_id: str, request: Request) -> Response:
         _query(request)
-        return _json(view_json(await self._handler.cancel_job(job_id, self._caller(request))))
+        return _json(view_json(await self._handler.jobs.cancel(job_id, self._caller(request))))
 
     async def timeline(self, job_id: str, request: Request) -> Response:
         _query(request)
-        return _json(timeline_json(*await self._handler.job_timeline(job_id, self._caller(request))))
+        return _json(timeline_json(*await self._handler.jobs.queries.timeline(job_id, self._caller(request))))
 
     async def result(self, job_id: str, request: Request) -> Response:
         query = _query(request, "wait", "binary")
@@ -97,7 +97,7 @@ class _Jobs:
             raise InvalidArgument("query parameter 'wait' must be a number of seconds")
         binary = _binary(query, request)
         caller = self._caller(request)
-        view, responses = await self._handler.job_result(job_id, caller, min(float(wait), MAX_WAIT_S))
+        view, responses = await self._handler.jobs.queries.result(job_id, caller, min(float(wait), MAX_WAIT_S))
         if responses is None:
             return _json(view_json(view), 202, {"location": location(view.id)})
         served = served_of(self._handler, view)
@@ -125,15 +125,15 @@ class _Jobs:
         number, responses = int(place[1]), int(place[2] or 0)
         caller = self._caller(request)
         if number:
-            view, events = await self._handler.job_timeline(job_id, caller)
+            view, events = await self._handler.jobs.queries.timeline(job_id, caller)
             if view.state.terminal and all(event.number <= number for event in events):
                 return Response(status_code=204)  # stops an EventSource from connecting again
         if self._streams >= MAX_EVENT_STREAMS:
             raise ResourceExhausted(f"this gateway has {self._streams} event streams open, which is its bound")
         self._streams += 1
         try:
-            following = await self._handler.job_events(job_id, caller, number, responses - 1)
-            view = await self._handler.job(job_id, caller)
+            following = await self._handler.jobs.queries.events(job_id, caller, number, responses - 1)
+            view = await self._handler.jobs.queries.view(job_id, caller)
         except BaseException:
             self._closed()
             raise

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,7 @@ from uvicorn import Config, Server
 from uvicorn.server import ServerState
 
 from charonia.options.settings import GatewaySettings
+from charonia.tasks import Tasks
 from gateway.handler import Handler
 from gateway.listening import BACKLOG, listen, listen_unix, unlink_own
 from gateway.tls import ServerTls
@@ -60,7 +60,7 @@ class HttpFront:
         self._application = application or HttpApplication(settings, handler)
         self._state = ServerState()
         self._servers: list[asyncio.Server] = []
-        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self.port = 0
         """The real port, once started."""
 
@@ -106,7 +106,7 @@ class HttpFront:
             self._inode = os.stat(self._path).st_ino
             made = partial(BoundedHttpProtocol, config=config, server_state=self._state, app_state={})
             self._servers.append(await asyncio.get_running_loop().create_unix_server(made, sock=on_path))
-        self._sweeper = asyncio.create_task(self._sweep(), name="http-sweeper")
+        self._tasks.spawn(self._sweep(), "http-sweeper")
 
     async def stop_accepting(self) -> None:
         """Close the listening sockets; new requests on open connections get "Server exiting" (E7), readiness is off."""
@@ -136,11 +136,7 @@ class HttpFront:
                 connection.close()
         if stuck:
             await asyncio.wait(stuck, timeout=_CANCEL_GRACE_S)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._sweeper
-            self._sweeper = None
+        await self._tasks.close()
 
     def _connections(self) -> list[BoundedHttpProtocol]:
         # those of HTTP/2 have the same methods

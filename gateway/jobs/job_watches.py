@@ -21,6 +21,7 @@ from charonia.errors import CharoniaError, InternalError, InvalidRecord, Resourc
 from charonia.eventlog.port import Entry, EventLog, JobLog
 from charonia.facts.jobs import JobRecord
 from charonia.facts.journal import read_facts
+from charonia.tasks import periodic
 from charonia.tensors import Buffer
 from gateway.requests.delivery import ANYONE, Caller
 
@@ -263,14 +264,8 @@ class OverdueJobs:
 
     async def keep_checking(self) -> None:
         """Check until cancelled, at intervals that vary, so that gateways do not check at the same time."""
-        while True:
-            await asyncio.sleep(_CHECK_INTERVAL_S * random.uniform(0.75, 1.25))
-            try:
-                await self.check()
-            except CharoniaError:
-                continue  # the log cannot be reached: at the next check
-            except Exception:
-                _log.exception("jobs past their deadline could not be looked for")
+        complaint = "jobs past their deadline could not be looked for"
+        await periodic(self.check, lambda: _CHECK_INTERVAL_S * random.uniform(0.75, 1.25), complaint)
 
     async def check(self) -> int:
         """End jobs that were due for a while, of some models in turn; returns their number."""

@@ -36,11 +36,12 @@ from charonia.facts.jobs import JobRecord, JobState, JobTicket, NewJob, public_i
 from charonia.inference import InferenceRequest
 from charonia.models.interface import ModelInterface
 from charonia.options.settings import GatewaySettings
+from charonia.tasks import Tasks
 from charonia.tensors import Buffer, joined
 from charonia.wire import FLAG_JOB, FLAG_JOURNALLED, ResponseRecord, pack_failure, record_fields
 from gateway.access.terms import JOURNAL_ALL, JOURNAL_OFF, TermsBook
 from gateway.dataplane import AdmittedRequest, DataPlane
-from gateway.metrics import JobCounts, count
+from gateway.metrics import JobCounts
 from gateway.requests.delivery import ANYONE, Caller, JobFilter, JobReceipt, JobView
 from gateway.requests.idempotency import check_key, key_digest, request_digest
 from gateway.tracing.trace import Trace
@@ -100,21 +101,19 @@ class Jobs:
         self._overdue = OverdueJobs(log, catalog)
         self._watches = JobWatches(log, self._overdue, journal=self._journalled)
         self.queries = JobQueries(log, catalog, self._watches, self._overdue)
-        self._checking: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self.counts = JobCounts()
 
     def start(self) -> None:
         """Start to end overdue jobs; if all requests are journalled, set the journal's retention for all models."""
-        self._checking = asyncio.get_running_loop().create_task(self._overdue.keep_checking(), name="overdue jobs")
+        self._tasks.spawn(self._overdue.keep_checking(), "overdue jobs")
         if self._journals_all:
             self._catalog.listeners.append(self._served_changed)
             for model in self._catalog.served_models():
                 self._served_changed(model)
 
     async def close(self) -> None:
-        if self._checking is not None:
-            self._checking.cancel()
-            await asyncio.gather(self._checking, return_exceptions=True)
+        await self._tasks.close()
         await self.queries.close()
         await self._watches.close()
 
@@ -317,7 +316,8 @@ class Jobs:
             durability=job.terms.durability,
         )
         failpoints.hit("gateway.stored")
-        count(self.counts.accepted if ticket.created else self.counts.replays, model)
+        counted = self.counts.accepted if ticket.created else self.counts.replays
+        counted[model] += 1
         return ticket
 
     def _unawaited(
@@ -352,7 +352,8 @@ class Jobs:
     async def _end(self, model: str, records: Sequence[JobRecord], ending: Ending) -> int:
         """Cancel active jobs; returns how many of them this call cancelled."""
         ended = await end_jobs(self._log, model, records, ending)
-        count(self.counts.cancelled, model, len(ended))
+        if ended:
+            self.counts.cancelled[model] += len(ended)
         if self._tracer is not None:
             for record in ended:
                 self._tracer.await_no_report(record.id, ending.error)

@@ -25,6 +25,7 @@ from charonia.eventlog.payloads import BY_REFERENCE_BYTES
 from charonia.eventlog.port import QueueLog
 from charonia.facts.events import Fact, ProcessJoined, ProcessLeft
 from charonia.inference import InferenceRequest
+from charonia.tasks import Tasks
 from charonia.tensors import Buffer
 from charonia.wire import ResponseRecord, WaveReply
 from gateway.access.terms import TermsBook
@@ -89,12 +90,12 @@ class Doors:
         waves save nothing.
         """
         self._is_closed = not self.is_on
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self) -> None:
         self._catalog.listeners.append(self._changed)
         self._catalog.process_listeners.append(self._on_process)
-        self._watch = asyncio.get_running_loop().create_task(self.waves.watch())
+        self._tasks.spawn(self.waves.watch(), "waves")
 
     def _doors(self) -> list[Door]:
         return [way.door for way in self._ways.values()]
@@ -292,10 +293,8 @@ class Doors:
 
     async def close(self) -> None:
         self.begin_drain()
-        if self._watch is not None:
-            watch, self._watch = self._watch, None
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+        if self._tasks:
+            await self._tasks.close()
             self._catalog.listeners.remove(self._changed)
             self._catalog.process_listeners.remove(self._on_process)
         for task in self._reserving.values():

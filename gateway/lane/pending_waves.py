@@ -29,6 +29,7 @@ from charonia.errors import (
     ResourceExhausted,
 )
 from charonia.eventlog.port import Limits, QueueLog
+from charonia.tasks import periodic
 from charonia.tensors import Buffer, Tensor
 from charonia.wire import (
     PREFIX_BYTES,
@@ -360,15 +361,11 @@ class Waves:
 
     async def watch(self) -> None:
         """Fail calls of lost waves, so that no caller waits for ever, and release unused leases."""
-        while True:
-            await asyncio.sleep(_CHECK_INTERVAL_S)
-            try:
-                await self._fail_lost()
-                await self._end_idle()
-            except CharoniaError:
-                continue
-            except Exception:
-                _log.exception("waves could not be checked")
+        await periodic(self._check, _CHECK_INTERVAL_S, "waves could not be checked")
+
+    async def _check(self) -> None:
+        await self._fail_lost()
+        await self._end_idle()
 
     async def _fail_lost(self) -> None:
         before_ns = monotonic_ns() - int(_CHECK_INTERVAL_S * 1e9)

@@ -23,6 +23,7 @@ from charonia.eventlog.port import Keys, Leases, Statistics
 from charonia.facts.events import RouteChanged
 from charonia.releases.release_gate import ADVANCE, BEGIN, ROLL_BACK, VersionCounts, counts_of, judge
 from charonia.releases.route_rule import Gate, RouteRule, advanced, next_step, rolled_back, route_fact
+from charonia.tasks import Tasks, periodic
 
 from .request_recorder import RequestRecorder
 from .shadow_requests import ShadowRequests
@@ -72,19 +73,21 @@ class ReleaseWatch:
         self._tokens: dict[str, int] = {}
         """The models whose candidates this gateway judges."""
         self._windows: dict[str, _Window] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self.decisions: dict[tuple[str, str], int] = {}
         """Counts by model and action."""
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._keep_judging(), name="releases")
+        judging = periodic(
+            *(self.look, self._check_s, "releases could not be judged"),
+            at_once=True,
+            on_refusal=lambda _: self._windows.clear(),
+        )
+        self._tasks.spawn(judging, "releases")
 
     async def close(self) -> None:
         """Give all candidates back, so that another gateway takes them over at once."""
-        if self._task is not None:
-            task, self._task = self._task, None
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._tasks.close()
         for model in list(self._tokens):
             try:
                 await self._give_back(model)
@@ -95,16 +98,6 @@ class ReleaseWatch:
         """The log was replaced: nothing is owned in it."""
         self._tokens.clear()
         self._windows.clear()
-
-    async def _keep_judging(self) -> None:
-        while True:
-            try:
-                await self.look()
-            except CharoniaError:
-                self._windows.clear()  # the log cannot be reached: at the next look
-            except Exception:
-                _log.exception("releases could not be judged")
-            await asyncio.sleep(self._check_s)
 
     async def look(self) -> None:
         """Judge each candidate that no other gateway judges. Raises what the log raises."""

@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from charonia import keys
 from charonia.errors import CharoniaError, InvalidArgument, Unavailable
 from charonia.eventlog.control import ControlPlane
+from charonia.eventlog.port import Notes
 from charonia.facts.events import Fact, TraceSettingChanged
 from charonia.facts.jobs import JobTicket
 from charonia.tasks import Tasks
@@ -80,8 +81,9 @@ class _Sampler:
 class Tracer:
     """The traces of one gateway. While it is not `on`, no request is traced and it need not be asked."""
 
-    def __init__(self, options: TraceOptions, control: ControlPlane, writer: TraceWriter | None) -> None:
+    def __init__(self, options: TraceOptions, control: ControlPlane, log: Notes, writer: TraceWriter | None) -> None:
         self._options = options
+        self._log = log
         self._control = control
         self._catalog = control.catalog
         self._writer = writer
@@ -111,7 +113,7 @@ class Tracer:
         self._check(model)
         settings, counted = self._effective(model)
         if counted and settings.count > 0:
-            used = await self._control.log.add_to_count(keys.trace_count(counted), 0)
+            used = await self._log.add_to_count(keys.trace_count(counted), 0)
             settings = applied(settings, {"count": max(0, settings.count - used)})
         elif settings.count > 0:
             sampler = self._samplers.get(model, self._of_all)
@@ -133,7 +135,7 @@ class Tracer:
             await self._announce(fact)
             if before and before != counted:
                 with contextlib.suppress(CharoniaError):
-                    await self._control.log.delete_keys([keys.trace_count(before)])
+                    await self._log.delete_keys([keys.trace_count(before)])
         return await self.settings(model)
 
     async def _announce(self, fact: TraceSettingChanged) -> None:
@@ -248,7 +250,7 @@ class Tracer:
     async def _count(self, trace: Trace) -> None:
         sampler = self._samplers.get(trace.model, self._of_all)
         try:
-            number = await self._control.log.add_to_count(keys.trace_count(trace.counted), 1)
+            number = await self._log.add_to_count(keys.trace_count(trace.counted), 1)
         except CharoniaError:
             self._uncounted += 1
             return

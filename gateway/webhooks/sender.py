@@ -20,6 +20,7 @@ from charonia.clock import monotonic_ns, wall_ns
 from charonia.errors import InvalidArgument, LogUnavailable
 from charonia.eventlog.port import START, Entry, EventLog
 from charonia.facts.jobs import JobRecord
+from charonia.tasks import Tasks
 
 from . import deliveries
 from .addresses import Allowed, check_url
@@ -82,7 +83,8 @@ class Sender:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._wake = asyncio.Event()
         self._reader = log.reader()
-        self._loop: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
+        """The loop that looks for due calls. The calls themselves are in `_held`."""
         self._stopping = False
         self._unsigned: set[str] = set()
         self._pending_of: dict[str, int] = {}
@@ -94,14 +96,12 @@ class Sender:
 
     def start(self) -> None:
         self._reader.start(self._on_entries)
-        self._loop = asyncio.create_task(self._run(), name="webhooks")
+        self._tasks.spawn(self._run(), "webhooks")
 
     async def close(self, grace_s: float) -> None:
         """Begin nothing more and wait for running calls; other senders repeat those that are cut off."""
         self._stopping = True
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
+        await self._tasks.close()
         for timer in self._timers.values():
             timer.cancel()
         if self._held:

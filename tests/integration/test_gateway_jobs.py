@@ -90,7 +90,7 @@ async def test_a_caller_of_one_gateway_is_cancelled_through_another(
     call = asyncio.create_task(first.infer(request_of(), options=options("key")))
     (record,) = await bench.comes()
     watching = asyncio.create_task(_kinds(second, public_id(MODEL, record.id)))
-    assert (await second.cancel_job(public_id(MODEL, record.id))).state is JobState.CANCELLED
+    assert (await second.jobs.cancel(public_id(MODEL, record.id))).state is JobState.CANCELLED
     async with asyncio.timeout(30):
         with pytest.raises(Cancelled, match=r"^request was cancelled$"):
             await call
@@ -101,14 +101,14 @@ async def test_a_caller_of_one_gateway_is_cancelled_through_another(
 
 
 async def _kinds(gateway: Any, job_id: str) -> list[str]:
-    return [event.kind async for event in await gateway.job_events(job_id)]
+    return [event.kind async for event in await gateway.jobs.queries.events(job_id)]
 
 
 @pytest.mark.parametrize("journal", ["jobs", "off"])
 async def test_those_who_wait_are_woken(over: Over, journal: str) -> None:
     bench, gateway = over.bench, await over.gateway("g1", journal=journal)
     receipts = [await gateway.submit_job(request_of(n), options()) for n in range(8)]
-    waiting = [asyncio.create_task(gateway.job_result(r.id, wait_s=30)) for r in receipts for _ in range(2)]
+    waiting = [asyncio.create_task(gateway.jobs.queries.result(r.id, wait_s=30)) for r in receipts for _ in range(2)]
     following = [asyncio.create_task(_kinds(gateway, r.id)) for r in receipts]
     for record in await bench.queued():
         await bench.begin(record)
@@ -147,7 +147,7 @@ async def test_cancels_deadlines_and_completions_at_once_have_one_end_each(over:
         if n % 3 and await bench.begin(record):
             await bench.finish(record)
         if n % 3 != 1:
-            await (second, first)[n % 2].cancel_job(public_id(MODEL, record.id))
+            await (second, first)[n % 2].jobs.cancel(public_id(MODEL, record.id))
 
     async with asyncio.timeout(left_ns / 1e9 + 30):
         await asyncio.gather(*[end(n) for n in range(60)])
@@ -181,14 +181,14 @@ async def test_lists_cancels_and_bounds_of_tenants(over: Over, tmp_path: Path) -
     await gateway.submit_job(request_of(), type(options())(caller=other))
     seen, cursor = [], ""
     while True:
-        page = await gateway.list_jobs(JobFilter(), acme, cursor=cursor, limit=7)
+        page = await gateway.jobs.queries.page(JobFilter(), acme, cursor=cursor, limit=7)
         seen += [job.id for job in page.jobs]
         cursor = page.cursor
         if not cursor:
             break
     assert len(seen) == len(set(seen)) == 20
-    assert await gateway.cancel_jobs(JobFilter(), acme) == 20
-    assert [job.tenant for job in (await gateway.list_jobs(JobFilter(state=JobState.QUEUED), Caller())).jobs] == [
-        "other"
-    ]
+    assert await gateway.jobs.cancel_all(JobFilter(), acme) == 20
+    assert [
+        job.tenant for job in (await gateway.jobs.queries.page(JobFilter(state=JobState.QUEUED), Caller())).jobs
+    ] == ["other"]
     assert (await over.bench.log.pending_of_tenants(MODEL, ["acme", "other"]))[0] == (0, 0)

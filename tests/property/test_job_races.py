@@ -92,10 +92,10 @@ class Race:
         return begun and await self.bench.finish(self.record)
 
     async def cancel_here(self) -> None:
-        await self.here.cancel_job(public_id(MODEL, self.record.id))
+        await self.here.jobs.cancel(public_id(MODEL, self.record.id))
 
     async def cancel_there(self) -> None:
-        await self.there.cancel_job(public_id(MODEL, self.record.id))
+        await self.there.jobs.cancel(public_id(MODEL, self.record.id))
 
     async def expire(self) -> None:
         waiter = self.here._dataplane.requester.requests.get(self.record.id)

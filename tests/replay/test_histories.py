@@ -12,7 +12,9 @@ from histories import Recorder, replay
 from scheduler_bench import interface
 
 from batcher.scheduling.observations import BatchDied, PolicyChanged, RequestCancelled, RequestQueued, VersionServed
+from charonia.generation.prompt_keys import route_of_tokens
 from charonia.models.scheduling import DynamicBatching
+from charonia.wire import RequestMeta
 
 FILES = sorted(Path(__file__).parent.glob("*/*.txt"))
 
@@ -35,10 +37,23 @@ def test_a_history_says_what_it_shows_and_is_short(path: Path) -> None:
 
 
 def test_there_are_histories_of_each_scheduler_and_of_its_faults() -> None:
-    for scheduler in ("stateless", "sequences", "ensembles"):
+    """Of `texts`, the stateless scheduler of models that generate text, and of `steps`, what their engine computes."""
+    at_least = {"stateless": (9, 12), "texts": (6, 3), "sequences": (5, 9), "ensembles": (3, 4), "steps": (1, 8)}
+    assert {path.parent.name for path in FILES} == set(at_least)
+    for scheduler, (faults, features) in at_least.items():
         names = [path.stem for path in FILES if path.parent.name == scheduler]
-        assert sum(name.startswith("fault_") for name in names) >= 3
-        assert sum(not name.startswith("fault_") for name in names) >= 4
+        assert sum(name.startswith("fault_") for name in names) >= faults
+        assert sum(not name.startswith("fault_") for name in names) >= features
+
+
+def test_a_recorded_request_for_text_replays() -> None:
+    route = route_of_tokens(range(100), max_tokens=7)
+    recorder = Recorder('ModelScheduler("p")')
+    meta = RequestMeta(1, "", (), (), {}, b"", route)
+    recorder.observe(RequestQueued(b"r" * 16, 1, 0, 1, 7, 0, 0, 0, meta=meta), 0)
+    text = recorder.text(heading="A request for text.")
+    assert f'prompt=PromptRoute(100, 7, "{route.keys.hex()}")' in text
+    assert replay(text) == text
 
 
 def test_what_a_recorder_wrote_replays() -> None:

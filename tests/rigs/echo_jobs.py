@@ -54,7 +54,7 @@ class _Job:
 
 
 class EchoJobs:
-    """The part of a `Handler` that is about jobs. `refusal` is raised by submissions."""
+    """The part of a `Handler` that is about jobs, and its `JobCalls`. `refusal` is raised by submissions."""
 
     def __init__(self) -> None:
         self.refusal: CharoniaError | None = None
@@ -63,6 +63,7 @@ class EchoJobs:
         self.followers_closed = 0
         self._jobs: dict[str, _Job] = {}
         self._keys: dict[str, str] = {}
+        self.jobs = self.queries = self
 
     async def infer(self, request: InferenceRequest, *, options: DeliveryOptions | None = None) -> InferenceResponse:
         raise NotImplementedError
@@ -111,10 +112,10 @@ class EchoJobs:
             raise NotFound(JOB_NOT_FOUND)
         return job
 
-    async def job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
+    async def view(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         return self._job(job_id, caller).view()
 
-    async def job_result(
+    async def result(
         self, job_id: str, caller: Caller = ANYONE, wait_s: float = 0.0
     ) -> tuple[JobView, list[InferenceResponse] | None]:
         job = self._job(job_id, caller)
@@ -127,7 +128,7 @@ class EchoJobs:
             raise outcome
         return job.view(), [outcome]
 
-    async def job_responses(
+    async def responses(
         self, job_id: str, caller: Caller = ANYONE, after_index: int = -1
     ) -> AsyncGenerator[InferenceResponse]:
         outcome = await asyncio.shield(self._job(job_id, caller).task)
@@ -136,7 +137,7 @@ class EchoJobs:
         if after_index < 0:
             yield outcome
 
-    async def job_events(
+    async def events(
         self, job_id: str, caller: Caller = ANYONE, after_number: int = 0, after_index: int = -1
     ) -> AsyncGenerator[JobEvent]:
         job = self._job(job_id, caller)
@@ -159,27 +160,25 @@ class EchoJobs:
 
         return follow()
 
-    async def job_timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
+    async def timeline(self, job_id: str, caller: Caller = ANYONE) -> tuple[JobView, tuple[JobEvent, ...]]:
         job = self._job(job_id, caller)
         return job.view(), tuple(job.events)
 
-    async def cancel_job(self, job_id: str, caller: Caller = ANYONE) -> JobView:
+    async def cancel(self, job_id: str, caller: Caller = ANYONE) -> JobView:
         job = self._job(job_id, caller)
         await asyncio.sleep(0)  # a task that has not begun would end without a word
         job.task.cancel()
         await asyncio.wait({job.task})
         return job.view()
 
-    async def cancel_jobs(self, which: JobFilter, caller: Caller = ANYONE) -> int:
+    async def cancel_all(self, which: JobFilter, caller: Caller = ANYONE) -> int:
         self.filters.append(which)
         wanted = [job for job in self._matching(which, caller) if not job.state.terminal]
         for job in wanted:
-            await self.cancel_job(job.id, caller)
+            await self.cancel(job.id, caller)
         return len(wanted)
 
-    async def list_jobs(
-        self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100
-    ) -> JobPage:
+    async def page(self, which: JobFilter, caller: Caller = ANYONE, *, cursor: str = "", limit: int = 100) -> JobPage:
         self.filters.append(which)
         if not 1 <= limit <= 1000:
             raise InvalidArgument("limit must be 1 to 1000")

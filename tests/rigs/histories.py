@@ -15,7 +15,8 @@
 
 Observations are calls of their classes with constants, and may go on in the next line. A field that has its usual
 value (`_USUAL`, else its default) is left out, in decisions too. `replay` keeps every line but those of decisions and
-answers.
+answers. A request for text has `prompt="doc:512 own:20"`, of so many tokens that are the same wherever the word is, and
+perhaps `max_tokens=64`; a recorded one has the names of its beginnings.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import dataclasses
 import enum
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -36,8 +38,9 @@ from batcher.scheduling.stateless.scheduler import ModelScheduler
 from batcher.scheduling.verbs import Scheduler
 from charonia import errors
 from charonia.facts.sequence_states import SequenceAbout
+from charonia.generation.prompt_keys import PromptRoute, route_of_tokens
 from charonia.models import ensemble, interface, scheduling, sequence_batcher
-from charonia.wire import PREFIX_BYTES, BatchPlaces, SequenceMark, SequencePlace
+from charonia.wire import PREFIX_BYTES, BatchPlaces, RequestMeta, SequenceMark, SequencePlace
 
 _UNITS_NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
 _STEP = re.compile(r"(\d+)(s|ms|us|ns)\s+(?=\S)")
@@ -159,7 +162,11 @@ class _Reader:
             return frozenset(*values)
         if name in _SCHEDULERS:
             return _SCHEDULERS[name](*values, **named)
+        if name == "PromptRoute":
+            return PromptRoute(*values[:2], bytes.fromhex(values[2]))
         made = _KNOWN[name]
+        if "prompt" in named:
+            named["meta"] = _with_prompt(named.pop("prompt"), named.pop("max_tokens", 0))
         if issubclass(made, Exception):
             return made(*values)
         fields = _fields(made)
@@ -177,6 +184,14 @@ class _Reader:
         if made is observations.RequestQueued:
             self._requests.setdefault(result.id, result)
         return result
+
+
+def _with_prompt(prompt: str | PromptRoute, max_tokens: int) -> RequestMeta:
+    if isinstance(prompt, str):
+        words = [word.split(":") for word in prompt.split()]
+        tokens = [token for word, count in words for token in [zlib.crc32(word.encode()) >> 1] * int(count)]
+        prompt = route_of_tokens(tokens, max_tokens=max_tokens)
+    return RequestMeta(1, "", (), (), {}, b"", prompt)
 
 
 def _fields(made: Any) -> dict[str, bool]:
@@ -233,6 +248,8 @@ class _Writer:
                 return "[" + ", ".join(map(self.text, value)) + "]"
             case Mapping():
                 return "{" + ", ".join(f"{self.text(k)}: {self.text(v)}" for k, v in value.items()) + "}"
+            case PromptRoute():
+                return f'PromptRoute({value.tokens}, {value.max_tokens}, "{value.keys.hex()}")'
             case Exception():
                 return f"{type(value).__name__}({json.dumps(str(value))})"
         return self._object(value)
@@ -252,6 +269,8 @@ class _Writer:
             if isinstance(value, _OF_STEPS) and field == "step":
                 item = item.index
             parts.append(self.text(item) if leads else f"{field}={self.text(item)}")
+        if made is observations.RequestQueued and value.meta is not None and value.meta.prompt is not None:
+            parts.append(f"prompt={self.text(value.meta.prompt)}")
         return f"{made.__name__}({', '.join(parts)})"
 
     def _is_usual(self, value: Any, field: str, item: Any, is_needed: bool) -> bool:

@@ -4,7 +4,8 @@
 StepScheduler(blocks=8, max_num_seqs=2)     settings; those of `_USUAL` are left out
 
 add a prompt=12 max_tokens=3                further words: shared (tokens that prompts begin with alike), level,
-                                            adapter, answer (tokens of an earlier attempt)
+                                            adapter, answer (tokens of an earlier attempt), scores=1 (the
+                                            probabilities of the prompt are wanted)
 step                                        the next step; `step 3` makes three
         -> a:12                             so many tokens of a prompt
         -> a b:4                            a name alone is one token after a prompt
@@ -59,6 +60,7 @@ class _Replay:
             answer=[0] * int(words.get("answer", 0)),
             adapter=words.get("adapter", ""),
             priority=int(words.get("level", 0)),
+            scores_prompt="scores" in words,
         )
         return []
 

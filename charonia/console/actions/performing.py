@@ -191,7 +191,7 @@ class Performer:
         """Load or unload as the API does; what takes long goes on while the page says so."""
         control = FollowedControl(self._event_log, poll_s=_POLL_S)
         await control.read()
-        models = ModelControl(control, max_wait_s=_MODEL_S)
+        models = ModelControl(control, self._event_log, max_wait_s=_MODEL_S)
         try:
             models.check_mode()
         except Unavailable as error:

@@ -1,11 +1,10 @@
 """Verifies the hash chain over a model's journal (`charonia.facts.seals`): each seal against the entries it covers, and
 against the seal before it.
 
-The first seal that is kept may have no entries any more: they were trimmed, and the chain begins with its link. Of a
-journal that was never trimmed the first seal must be number 1. What
-was written after the last seal is counted, not verified. Trimming goes on meanwhile, in whole seals from the oldest: a
-seal whose entries are not there counts as trimmed only if the log's first seal then is that one or a later one, and no
-entry of it is left either.
+Pure. The first seal that is kept may have no entries any more: they were trimmed, and the chain begins with its link.
+Of a journal that was never trimmed the first seal must be number 1. What was written after the last seal is counted,
+not verified. Trimming goes on meanwhile, in whole seals from the oldest: a seal whose entries are not there counts as
+trimmed only if the log's first seal then is that one or a later one, and no entry of it is left either.
 """
 
 from __future__ import annotations

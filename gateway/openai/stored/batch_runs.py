@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from charonia.clock import monotonic_ns
 from charonia.errors import Cancelled, CharoniaError
+from charonia.tasks import Tasks
 from gateway.handler import Handler
 from gateway.openai.shapes.api_errors import ApiError
 from gateway.requests.delivery import Caller
@@ -82,19 +83,16 @@ class BatchRuns:
         self._handler = handler
         self._incarnation = incarnation
         self._runs: dict[str, BatchRun] = {}
-        self._driven: dict[str, asyncio.Task[None]] = {}
+        self._driven: set[str] = set()
         self._woken = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     def start(self) -> None:
-        self._looking = asyncio.get_running_loop().create_task(self._keep_looking(), name="batches")
+        self._tasks.spawn(self._keep_looking(), "batches")
 
     async def close(self) -> None:
         """Give all batches back, so that another gateway takes them over at once."""
-        tasks = [task for task in (self._looking, *self._driven.values()) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def wake(self, batch_id: str = "") -> None:
         """Something has changed that this gateway knows of: a new batch, or one that is cancelled."""
@@ -128,8 +126,8 @@ class BatchRuns:
                 continue
             token = await self._batches.take(batch_id, self._incarnation)
             if token:
-                task = asyncio.get_running_loop().create_task(self._keep_driving(batch_id, token))
-                self._driven[batch_id] = task
+                self._driven.add(batch_id)
+                self._tasks.spawn(self._keep_driving(batch_id, token), f"batch {batch_id}")
 
     async def _keep_driving(self, batch_id: str, token: int) -> None:
         try:
@@ -142,7 +140,7 @@ class BatchRuns:
             self._runs.pop(batch_id, None)
             with contextlib.suppress(CharoniaError):
                 await asyncio.shield(self._batches.release(batch_id, self._incarnation, token))
-            self._driven.pop(batch_id, None)
+            self._driven.discard(batch_id)
 
     # -- one batch ----------------------------------------------------------------------------------------------------
 
@@ -288,7 +286,7 @@ class BatchRuns:
         """Cancel the lines under way. One that has been answered meanwhile keeps its answer."""
         for job_id in [job_id for jobs in run.jobs.values() for job_id in jobs]:
             with contextlib.suppress(CharoniaError):
-                await self._handler.cancel_job(job_id, run.caller)
+                await self._handler.jobs.cancel(job_id, run.caller)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -160,11 +160,11 @@ class ModelLines:
         """The responses of a job, once it has ended. Raises `_Ended` for one that did not succeed."""
         while True:
             try:
-                _, responses = await self._handler.job_result(job_id, run.caller, _WAIT_S)
+                _, responses = await self._handler.jobs.queries.result(job_id, run.caller, _WAIT_S)
             except NotFound as error:
                 raise Unavailable(error.message) from None  # forgotten: its line is asked for again
             except CharoniaError as error:
-                view = await self._handler.job(job_id, run.caller)
+                view = await self._handler.jobs.queries.view(job_id, run.caller)
                 if view.state.terminal:
                     if run.stop:
                         raise Cancelled(CANCELLED) from None

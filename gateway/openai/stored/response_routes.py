@@ -210,7 +210,7 @@ class StoredResponses:
         if not response_id.startswith(PREFIX):
             raise missing
         try:
-            view = await self._handler.job(response_id.removeprefix(PREFIX), caller)
+            view = await self._handler.jobs.queries.view(response_id.removeprefix(PREFIX), caller)
         except NotFound:
             raise missing from None
         note = view.form.get(NOTE)
@@ -248,7 +248,7 @@ class StoredResponses:
         if begun:
             yield events.begun()
         job_id = stored.view.id
-        following = await self._handler.job_events(job_id, caller, 0, -1)
+        following = await self._handler.jobs.queries.events(job_id, caller, 0, -1)
         async with contextlib.aclosing(following):
             async for update in following:
                 if not begun and (isinstance(update, InferenceResponse) or update.kind in ("batched", "succeeded")):
@@ -270,13 +270,13 @@ class StoredResponses:
         """The events of a job's end; none of another event."""
         if event.kind == JobState.SUCCEEDED:
             if not stored.view.decoupled:
-                for response in (await self._handler.job_result(stored.view.id, caller))[1] or ():
+                for response in (await self._handler.jobs.queries.result(stored.view.id, caller))[1] or ():
                     yield writer.add(response)
             yield writer.ended(event.time_us // 1_000_000)
         elif event.kind == JobState.CANCELLED:
             yield writer.events.cancelled()
         elif event.kind in (JobState.FAILED, JobState.EXPIRED):
-            view = await self._handler.job(stored.view.id, caller)
+            view = await self._handler.jobs.queries.view(stored.view.id, caller)
             yield writer.events.failed("server_error", view.error)
 
     async def document(self, stored: Stored, caller: Caller) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class StoredResponses:
     async def delete(self, stored: Stored, caller: Caller) -> None:
         """Delete a response and its job; one that runs is cancelled."""
         if not stored.view.state.terminal:
-            await self._handler.cancel_job(stored.view.id, caller)
+            await self._handler.jobs.cancel(stored.view.id, caller)
         parsed = parse_public_id(stored.view.id)
         assert parsed is not None
         await self._log.delete_keys([keys.job(*parsed), keys.job_responses(*parsed)])
@@ -308,7 +308,7 @@ class StoredResponses:
     async def cancel(self, job_id: str, caller: Caller) -> None:
         """Cancel a response whose client has left."""
         with contextlib.suppress(CharoniaError):
-            await self._handler.cancel_job(job_id, caller)
+            await self._handler.jobs.cancel(job_id, caller)
 
 
 def add_responses(routes: RouteTable, responses: StoredResponses, serving: TextServing) -> None:
@@ -355,7 +355,7 @@ class _Responses:
         """Answer with the whole response; one that failed with its error."""
         document = await self._responses.ended(stored, call.caller)
         if document["status"] == "failed":
-            await call.context.handler.job_result(stored.view.id, call.caller)  # raises the job's error
+            await call.context.handler.jobs.queries.result(stored.view.id, call.caller)  # raises the job's error
         await call.reply(document)
 
     async def _unstored(self, call: ApiCall, request: ResponseRequest, prepared: PreparedText) -> None:
@@ -433,7 +433,7 @@ class _Responses:
         stored = await self._find(call)
         if not stored.request.background:
             raise ApiError("Only responses that run in the background can be cancelled.", param="response_id")
-        await call.context.handler.cancel_job(stored.view.id, call.caller)
+        await call.context.handler.jobs.cancel(stored.view.id, call.caller)
         await call.reply(await self._responses.document(await self._find(call), call.caller))
 
     async def input_items(self, call: ApiCall) -> None:

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from virtual_time import VirtualLoop
+from virtual_time import MemoryLoop, VirtualLoop
 
 from charonia.errors import InvalidArgument, LogUnavailable
-from charonia.tasks import Tasks, insist
+from charonia.tasks import Tasks, insist, periodic
 
 
 async def test_tasks_are_kept_until_they_end() -> None:
@@ -137,3 +137,46 @@ async def test_the_tasks_of_this_moment_can_be_waited_for() -> None:
     assert len(tasks) == 1
     done.set()
     await tasks.settled()
+
+
+def _pass(loop: MemoryLoop, seconds: float) -> None:
+    loop.tick()
+    for _ in range(int(seconds / 0.5)):
+        loop.advance(0.5)
+        loop.tick()
+
+
+def _end(loop: MemoryLoop, task: asyncio.Task[None]) -> None:
+    task.cancel()
+    loop.tick()
+    loop.close()
+
+
+def test_a_periodic_step_goes_on_after_errors(caplog: pytest.LogCaptureFixture) -> None:
+    loop, times_s, refused = MemoryLoop(), [], []
+    outcomes = iter([None, LogUnavailable("away"), ValueError("wrong")])
+
+    async def step() -> None:
+        times_s.append(loop.time())
+        if error := next(outcomes, None):
+            raise error
+
+    repeated = loop.create_task(periodic(step, 2.0, "no step", on_refusal=lambda error: refused.append(error.message)))
+    _pass(loop, 8.0)
+    assert times_s == [2.0, 4.0, 6.0, 8.0]
+    assert refused == ["away"]
+    assert [(record.message, record.exc_info is not None) for record in caplog.records] == [("no step", True)]
+    _end(loop, repeated)
+
+
+def test_a_periodic_step_begins_at_once_if_asked_to() -> None:
+    loop, times_s = MemoryLoop(), []
+    pauses_s = iter([0.5, 1.5])
+
+    async def step() -> None:
+        times_s.append(loop.time())
+
+    repeated = loop.create_task(periodic(step, lambda: next(pauses_s, 9.0), "no step", at_once=True))
+    _pass(loop, 5.0)
+    assert times_s == [0.0, 0.5, 2.0]
+    _end(loop, repeated)

@@ -85,7 +85,7 @@ async def test_who_waits_for_a_job_is_told_how_far_it_is(bench: Any) -> None:
     await bench.serve()
     gateway = await bench.gateway()
     receipt = await gateway.submit_job(request_of(1), options())
-    waiting = asyncio.create_task(gateway.job_result(receipt.id, wait_s=3600))
+    waiting = asyncio.create_task(gateway.jobs.queries.result(receipt.id, wait_s=3600))
     words = {"charonia_prefer": "wait=60"}
     deferred = asyncio.create_task(Deferral(gateway).answer(request_of(2), words, ANYONE, {}))
     await bench.comes(2)
@@ -96,6 +96,6 @@ async def test_who_waits_for_a_job_is_told_how_far_it_is(bench: Any) -> None:
         accepted = await deferred
         assert isinstance(accepted, Accepted)
         assert accepted.state == "queued"
-        assert (await gateway.job_result(receipt.id, wait_s=3600))[1] is None, "a new wait is refused, too"
+        assert (await gateway.jobs.queries.result(receipt.id, wait_s=3600))[1] is None, "a new wait is refused, too"
     assert len(await bench.queued()) == 2, "the job goes on"
     assert await ends(gateway)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from memory_log.log import MemoryLog
 
@@ -43,7 +45,9 @@ def test_reasons(error: CharoniaError, executed: bool, reason: str) -> None:
 
 async def test_the_page() -> None:
     catalog = Catalog()
-    metrics = GatewayMetrics(catalog, DataPlane(MemoryLog(), GatewaySettings("g")), JobCounts({"m": 2}, {}, {"m": 1}))
+    metrics = GatewayMetrics(
+        catalog, DataPlane(MemoryLog(), GatewaySettings("g")), JobCounts(Counter(m=2), Counter(), Counter(m=1))
+    )
     tensor = '{ name: "x" data_type: TYPE_FP32 dims: 1 }'
     config = normalise(parse(f'name: "m" backend: "python" input {tensor} output {tensor}'))
     catalog.apply(ProcessJoined("executor", "e"))

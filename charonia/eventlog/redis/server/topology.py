@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from charonia.errors import StartupError
+from charonia.tasks import Tasks, periodic
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -50,7 +51,7 @@ class Topology:
         self._starts: list[int] = []
         self._ranges: list[tuple[int, Place]] = []
         self._asked: tuple[Place, Redis] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._looking: asyncio.Task[None] | None = None
         self.listeners: list[Callable[[], None]] = []
 
@@ -60,13 +61,11 @@ class Topology:
         await self._forget()  # servers asked from now on have a shorter time limit
         if not found:
             raise StartupError(f"the event log at {self._address.text} cannot be reached: no server names its slots")
-        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="watch of the log's slots")
+        watching = periodic(self.refresh, _INTERVAL_S, "the log's slots could not be read")
+        self._tasks.spawn(watching, "watch of the log's slots")
 
     async def close(self) -> None:
-        for task in (self._watching, self._looking):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await self._tasks.close()
         await self._forget()
 
     def place(self, slot: int) -> Place | None:
@@ -85,17 +84,12 @@ class Topology:
     async def refresh(self) -> None:
         """Read the topology again, once for all concurrent callers."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self._look_soon())
+            self._looking = self._tasks.spawn(self._look_soon(), "reading of the log's slots")
         await asyncio.shield(self._looking)
 
     async def _look_soon(self) -> None:
         await asyncio.sleep(_SOON_S)
         await self._look()
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_INTERVAL_S)
-            await self.refresh()
 
     async def _look(self, answer_s: float = _ANSWER_S) -> bool:
         """Ask servers one after the other until one answers; returns whether one did."""

@@ -60,7 +60,7 @@ async def control(log: MemoryLog) -> AsyncIterator[ControlPlane]:
 
 
 async def test_a_load_returns_when_the_executor_has_answered(log: MemoryLog, control: ControlPlane) -> None:
-    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    loading = asyncio.ensure_future(ModelControl(control, log).load("m", None, {}))
     request = await requested(log)
     assert (request.action, request.model) == ("load", "m")
     assert not loading.done()
@@ -69,7 +69,7 @@ async def test_a_load_returns_when_the_executor_has_answered(log: MemoryLog, con
 
 
 async def test_the_executors_own_error_is_raised(log: MemoryLog, control: ControlPlane) -> None:
-    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    loading = asyncio.ensure_future(ModelControl(control, log).load("m", None, {}))
     request = await requested(log)
     await tell(log, ModelRequestFinished("e", request.request_id, int(InvalidArgument.code), "broken"))
     with pytest.raises(InvalidArgument, match="broken"):
@@ -77,7 +77,7 @@ async def test_the_executors_own_error_is_raised(log: MemoryLog, control: Contro
 
 
 async def test_whoever_was_asked_may_leave(log: MemoryLog, control: ControlPlane) -> None:
-    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    loading = asyncio.ensure_future(ModelControl(control, log).load("m", None, {}))
     await requested(log)
     await tell(log, ProcessLeft("executor", "e", "lost"))
     with pytest.raises(Unavailable, match="every executor that was asked left before model 'm' was loaded"):
@@ -85,7 +85,7 @@ async def test_whoever_was_asked_may_leave(log: MemoryLog, control: ControlPlane
 
 
 async def test_nobody_answers_what_another_log_never_heard_of(log: MemoryLog, control: ControlPlane) -> None:
-    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    loading = asyncio.ensure_future(ModelControl(control, log).load("m", None, {}))
     await requested(log)
     await log.delete_stream(keys.CONTROL)
     control.begin_anew()
@@ -94,7 +94,7 @@ async def test_nobody_answers_what_another_log_never_heard_of(log: MemoryLog, co
 
 
 async def test_what_cannot_be_loaded_is_refused_before_anybody_is_asked(log: MemoryLog, control: ControlPlane) -> None:
-    models = ModelControl(control)
+    models = ModelControl(control, log)
     for name in ("../m", "a/b", " .. ", " "):
         with pytest.raises(InvalidArgument):
             await models.load(name, None, {})
@@ -116,7 +116,7 @@ async def test_those_that_should_load_it_decide(log: MemoryLog, control: Control
     """One on which the model is not placed says so, and counts only when nobody else has anything to say."""
     await tell(log, ProcessJoined("executor", "f", pool="gpu"), RepositoryScanned("f", ("m",), "explicit", ready=True))
     await control.changed()
-    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    loading = asyncio.ensure_future(ModelControl(control, log).load("m", None, {}))
     request = await requested(log)
     await tell(
         log,
@@ -129,7 +129,7 @@ async def test_those_that_should_load_it_decide(log: MemoryLog, control: Control
 
 
 async def test_placed_nowhere_is_the_answer_of_last_resort(log: MemoryLog, control: ControlPlane) -> None:
-    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    loading = asyncio.ensure_future(ModelControl(control, log).load("m", None, {}))
     request = await requested(log)
     await tell(
         log,
@@ -146,7 +146,7 @@ async def test_one_that_drains_is_not_waited_for(log: MemoryLog, control: Contro
     async with asyncio.timeout(30):
         while control.catalog.answering_executors() != ["f"]:
             await control.changed()
-    loading = asyncio.ensure_future(ModelControl(control).load("m", None, {}))
+    loading = asyncio.ensure_future(ModelControl(control, log).load("m", None, {}))
     request = await requested(log)
     await tell(log, ModelRequestFinished("f", request.request_id))
     await asyncio.wait_for(loading, 30)
@@ -158,7 +158,7 @@ async def test_one_in_another_mode_is_not_asked(log: MemoryLog, control: Control
     async with asyncio.timeout(30):
         while control.catalog.control_modes() != {"none", "explicit"}:
             await control.changed()
-    models = ModelControl(control)
+    models = ModelControl(control, log)
     loading = asyncio.ensure_future(models.load("m", None, {}))
     request = await requested(log)
     refused = int(ErrorCode.UNAVAILABLE)
@@ -181,7 +181,7 @@ async def serve(log: MemoryLog, control: ControlPlane) -> None:
 
 async def test_an_unload_returns_when_the_model_is_not_ready_here(log: MemoryLog, control: ControlPlane) -> None:
     await serve(log, control)
-    unloading = asyncio.ensure_future(ModelControl(control).unload("m", unload_dependents=False))
+    unloading = asyncio.ensure_future(ModelControl(control, log).unload("m", unload_dependents=False))
     request = await requested(log)
     assert (request.action, request.model) == ("unload", "m")
     await control.changed()
@@ -192,7 +192,7 @@ async def test_an_unload_returns_when_the_model_is_not_ready_here(log: MemoryLog
 
 
 async def test_what_an_executor_could_not_unload_is_said(log: MemoryLog, control: ControlPlane) -> None:
-    unloading = asyncio.ensure_future(ModelControl(control).unload("m", unload_dependents=False))
+    unloading = asyncio.ensure_future(ModelControl(control, log).unload("m", unload_dependents=False))
     request = await requested(log)
     await tell(log, ModelRequestFinished("e", request.request_id, int(ErrorCode.INTERNAL), "OSError: broken"))
     with pytest.raises(InternalError, match="broken"):
@@ -200,7 +200,7 @@ async def test_what_an_executor_could_not_unload_is_said(log: MemoryLog, control
 
 
 async def test_an_executor_that_leaves_has_unloaded(log: MemoryLog, control: ControlPlane) -> None:
-    unloading = asyncio.ensure_future(ModelControl(control).unload("m", unload_dependents=False))
+    unloading = asyncio.ensure_future(ModelControl(control, log).unload("m", unload_dependents=False))
     await requested(log)
     await tell(log, ProcessLeft("executor", "e", "lost"))
     await asyncio.wait_for(unloading, 30)
@@ -209,11 +209,11 @@ async def test_an_executor_that_leaves_has_unloaded(log: MemoryLog, control: Con
 async def test_an_unload_that_is_not_answered_names_what_is_still_served(log: MemoryLog, control: ControlPlane) -> None:
     await serve(log, control)
     with pytest.raises(InternalError) as caught:
-        await ModelControl(control, max_wait_s=0.01).unload("m", unload_dependents=False)
+        await ModelControl(control, log, max_wait_s=0.01).unload("m", unload_dependents=False)
     assert caught.value.message == "failed to unload 'm', versions that are still available: 1"
 
 
 async def test_an_unload_takes_any_name(log: MemoryLog, control: ControlPlane) -> None:
-    unloading = asyncio.ensure_future(ModelControl(control).unload("../etc", unload_dependents=False))
+    unloading = asyncio.ensure_future(ModelControl(control, log).unload("../etc", unload_dependents=False))
     await tell(log, ModelRequestFinished("e", (await requested(log)).request_id))
     await asyncio.wait_for(unloading, 30)

@@ -30,15 +30,15 @@ async def test_a_cancelled_job_is_never_begun_and_stays_cancelled(bench: Any) ->
     gateway, other = await bench.gateway("g1"), await bench.gateway("g2")
     receipt = await gateway.submit_job(request_of(), options())
     (record,) = await bench.queued()
-    view = await other.cancel_job(receipt.id)
+    view = await other.jobs.cancel(receipt.id)
     assert (view.state, view.error) == (JobState.CANCELLED, "request was cancelled")
     assert RequestsEnded(record.id, "cancelled") in await bench.facts()
     assert not await bench.begin(record)
     assert not await bench.finish(record)
-    assert (await gateway.cancel_job(receipt.id)).state is JobState.CANCELLED
-    assert (await gateway.job_timeline(receipt.id))[1][-1].detail["by"] == "caller"
+    assert (await gateway.jobs.cancel(receipt.id)).state is JobState.CANCELLED
+    assert (await gateway.jobs.queries.timeline(receipt.id))[1][-1].detail["by"] == "caller"
     with pytest.raises(Cancelled):
-        await gateway.job_result(receipt.id)
+        await gateway.jobs.queries.result(receipt.id)
     assert other.jobs.counts.cancelled == {MODEL: 1}
     assert gateway.jobs.counts.cancelled == {}
     counted = await bench.log.statistics(keys.statistics(MODEL, 1, HASH))
@@ -89,7 +89,7 @@ async def test_a_job_that_its_owner_cancelled_says_so(bench: Any) -> None:
     end = JobEnd(JobState.CANCELLED, pack_failure(record.id, MODEL, 1, Cancelled("")))
     assert await bench.log.settle(MODEL, [(record.id, 1)], None, [], ends={record.id: end}) == [True]
     with pytest.raises(Cancelled, match=r"^request was cancelled$"):
-        await gateway.job_result(receipt.id)
+        await gateway.jobs.queries.result(receipt.id)
 
 
 async def test_cancelling_an_ended_job_tells_how_it_ended(bench: Any) -> None:
@@ -97,19 +97,19 @@ async def test_cancelling_an_ended_job_tells_how_it_ended(bench: Any) -> None:
     receipt = await gateway.submit_job(request_of(), options())
     (record,) = await bench.queued()
     await bench.finish(record)
-    assert (await gateway.cancel_job(receipt.id)).state is JobState.SUCCEEDED
+    assert (await gateway.jobs.cancel(receipt.id)).state is JobState.SUCCEEDED
 
 
 async def test_a_waiting_caller_learns_of_the_cancel(bench: Any) -> None:
     gateway, other = await bench.gateway("g1"), await bench.gateway("g2")
     here = asyncio.create_task(gateway.infer(request_of(1), options=options("one")))
     (record,) = await bench.comes()
-    await gateway.cancel_job(public_id(MODEL, record.id))
+    await gateway.jobs.cancel(public_id(MODEL, record.id))
     with pytest.raises(Cancelled, match=r"^request was cancelled$"):
         await here
     there = asyncio.create_task(gateway.infer(request_of(2), options=options("two")))
     (record,) = await bench.comes()
-    await other.cancel_job(public_id(MODEL, record.id))
+    await other.jobs.cancel(public_id(MODEL, record.id))
     await gateway._dataplane.requester.recheck({record.id})
     with pytest.raises(Cancelled, match=r"^request was cancelled$"):
         await there
@@ -121,14 +121,14 @@ async def test_cancelling_what_matches(bench: Any) -> None:
     theirs = await gateway.submit_job(request_of(), options(tenant="other"))
     (running, *_) = await bench.queued()
     await bench.begin(running)
-    assert await gateway.cancel_jobs(JobFilter(state=JobState.SUCCEEDED)) == 0
-    assert await gateway.cancel_jobs(JobFilter(model="absent")) == 0
-    running_state = (await gateway.job(public_id(MODEL, running.id))).tenant
-    assert await gateway.cancel_jobs(JobFilter(state=JobState.QUEUED), ACME) == 3 - (running_state == "acme")
-    assert await gateway.cancel_jobs(JobFilter(), ACME) == (running_state == "acme")
-    assert not (await gateway.job(theirs.id)).state.terminal
-    assert {(await gateway.job(job.id)).state for job in ours} == {JobState.CANCELLED}
-    assert await gateway.cancel_jobs(JobFilter()) == 1
+    assert await gateway.jobs.cancel_all(JobFilter(state=JobState.SUCCEEDED)) == 0
+    assert await gateway.jobs.cancel_all(JobFilter(model="absent")) == 0
+    running_state = (await gateway.jobs.queries.view(public_id(MODEL, running.id))).tenant
+    assert await gateway.jobs.cancel_all(JobFilter(state=JobState.QUEUED), ACME) == 3 - (running_state == "acme")
+    assert await gateway.jobs.cancel_all(JobFilter(), ACME) == (running_state == "acme")
+    assert not (await gateway.jobs.queries.view(theirs.id)).state.terminal
+    assert {(await gateway.jobs.queries.view(job.id)).state for job in ours} == {JobState.CANCELLED}
+    assert await gateway.jobs.cancel_all(JobFilter()) == 1
 
 
 async def _hang_up(bench: Any, gateway: Any, wishes: Any) -> Any:
@@ -166,6 +166,6 @@ async def test_a_keyed_job_goes_with_its_caller_when_it_said_so(bench: Any) -> N
     record = await _hang_up(bench, gateway, options("key", on_disconnect="cancel"))
 
     async def ended() -> bool:
-        return (await gateway.job(public_id(MODEL, record.id))).state is JobState.CANCELLED
+        return (await gateway.jobs.queries.view(public_id(MODEL, record.id))).state is JobState.CANCELLED
 
     await until_so(ended)

@@ -89,7 +89,7 @@ class Following:
 async def test_events_and_responses_come_to_every_reader_at_any_gateway(bench: Any) -> None:
     first, second = await gateway_of(bench), await gateway_of(bench, "other")
     job_id, record = await running(bench, first)
-    early = [Following(gateway.job_events(job_id)) for gateway in (first, first, second)]
+    early = [Following(gateway.jobs.queries.events(job_id)) for gateway in (first, first, second)]
     for each in early:
         await each.has(2)
     for index in range(40):  # more than a page
@@ -97,11 +97,11 @@ async def test_events_and_responses_come_to_every_reader_at_any_gateway(bench: A
         if index in (0, 1, 39):
             for each in early:
                 await each.has(index + 3)
-    late = Following(second.job_events(job_id))
+    late = Following(second.jobs.queries.events(job_id))
     await late.has(42)
     await bench.end(record, 40, 100)
     expected = ["accepted", "batched", *range(40), 100, "succeeded"]
-    for each in (*early, late, Following(first.job_events(job_id))):
+    for each in (*early, late, Following(first.jobs.queries.events(job_id))):
         assert await each.ended() == expected
     places = [item.place for item in late.read if isinstance(item, InferenceResponse)]
     assert places == [(1, index) for index in range(41)]
@@ -117,28 +117,28 @@ async def test_a_reader_that_comes_back_misses_nothing_and_sees_nothing_twice(be
     seen = all_of_it[:where]
     number = len([item for item in seen if isinstance(item, str)])
     if where < 5:
-        reader = Following(other.job_events(job_id, after_number=number, after_index=len(seen) - number - 1))
+        reader = Following(other.jobs.queries.events(job_id, after_number=number, after_index=len(seen) - number - 1))
         await reader.has(4 - where)
         await bench.end(record, 2, 2)
         assert seen + await reader.ended() == all_of_it
     else:
         await bench.end(record, 2, 2)
-        reader = Following(other.job_events(job_id, after_number=number, after_index=len(seen) - number - 1))
+        reader = Following(other.jobs.queries.events(job_id, after_number=number, after_index=len(seen) - number - 1))
         assert seen + await reader.ended() == all_of_it
 
 
 async def test_responses_alone(bench: Any) -> None:
     gateway = await gateway_of(bench)
     job_id, record = await running(bench, gateway, id="mine", outputs=("z",))
-    reader = Following(gateway.job_responses(job_id))
+    reader = Following(gateway.jobs.queries.responses(job_id))
     await bench.answer(record, 0, 5)
     await reader.has(1)
     await bench.end(record, 1)
     assert await reader.ended() == [5, None]
     assert [t.name for t in reader.read[0].outputs] == ["z"]
     assert [(r.id, r.final) for r in reader.read] == [("mine", False), ("mine", True)]
-    assert await Following(gateway.job_responses(job_id, after_index=0)).ended() == [None]
-    assert await Following(gateway.job_responses(job_id, after_index=1)).ended() == []
+    assert await Following(gateway.jobs.queries.responses(job_id, after_index=0)).ended() == [None]
+    assert await Following(gateway.jobs.queries.responses(job_id, after_index=1)).ended() == []
 
 
 async def test_a_job_that_fails_after_its_first_responses(bench: Any) -> None:
@@ -146,11 +146,11 @@ async def test_a_job_that_fails_after_its_first_responses(bench: Any) -> None:
     job_id, record = await running(bench, gateway)
     await bench.answer(record, 0, 5)
     await bench.end(record, 1, error=StreamInterrupted("lost"))
-    reader = Following(gateway.job_responses(job_id))
+    reader = Following(gateway.jobs.queries.responses(job_id))
     with pytest.raises(Exception, match="STREAM_INTERRUPTED: lost"):
         await reader.ended()
     assert [told(item) for item in reader.read] == [5]
-    assert await Following(gateway.job_events(job_id)).ended() == ["accepted", "batched", 5, "failed"]
+    assert await Following(gateway.jobs.queries.events(job_id)).ended() == ["accepted", "batched", 5, "failed"]
 
 
 async def test_a_response_that_is_not_kept(bench: Any) -> None:
@@ -159,14 +159,14 @@ async def test_a_response_that_is_not_kept(bench: Any) -> None:
     await bench.answer(record, 0, 5)
     await bench.answer(record, 2, 7)
     with pytest.raises(StreamInterrupted, match="response 1 of the job is not kept any more"):
-        await Following(gateway.job_responses(job_id)).ended()
+        await Following(gateway.jobs.queries.responses(job_id)).ended()
 
 
 async def test_a_repeated_run_goes_on_in_the_log(bench: Any) -> None:
     gateway = await gateway_of(bench)
     job_id, record = await running(bench, gateway)
     await bench.answer(record, 0, 5)
-    reader = Following(gateway.job_responses(job_id))
+    reader = Following(gateway.jobs.queries.responses(job_id))
     await reader.has(1)
     assert await bench.begin(record, 2)
     for index in range(2):
@@ -179,17 +179,17 @@ async def test_a_repeated_run_goes_on_in_the_log(bench: Any) -> None:
 async def test_the_result_of_one_response_and_of_another_number(bench: Any) -> None:
     gateway = await gateway_of(bench)
     job_id, record = await running(bench, gateway)
-    view, responses = await gateway.job_result(job_id)
+    view, responses = await gateway.jobs.queries.result(job_id)
     assert view.decoupled
     assert responses is None
     await bench.answer(record, 0, 5)
     await bench.end(record, 1)
-    _, responses = await gateway.job_result(job_id)
+    _, responses = await gateway.jobs.queries.result(job_id)
     response = only(responses)
     assert numbers(response.outputs) == {"y": 5, "z": 5}
     job_id, record = await running(bench, gateway)
     await bench.end(record, 0)
-    _, responses = await gateway.job_result(job_id)
+    _, responses = await gateway.jobs.queries.result(job_id)
     with pytest.raises(Unsupported, match="the job has 0 responses"):
         only(responses)
 
@@ -198,7 +198,7 @@ async def test_another_tenants_job(bench: Any) -> None:
     gateway = await gateway_of(bench)
     job_id, _ = await running(bench, gateway)
     with pytest.raises(NotFound):
-        await Following(gateway.job_responses(job_id, Caller("other", scoped=True))).ended()
+        await Following(gateway.jobs.queries.responses(job_id, Caller("other", scoped=True))).ended()
 
 
 # -- streams with a key ------------------------------------------------------------------------------------------------

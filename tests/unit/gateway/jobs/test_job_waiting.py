@@ -37,12 +37,12 @@ async def test_many_wait_for_a_job_and_all_are_told(bench: Any, journal: str) ->
     receipt = await gateway.submit_job(request_of(9), options())
     (record,) = await bench.queued()
     assert record.journalled == (journal != "off")
-    assert (await gateway.job_result(receipt.id, wait_s=0.01))[1] is None
+    assert (await gateway.jobs.queries.result(receipt.id, wait_s=0.01))[1] is None
 
     async def kinds(after: int) -> list[str]:
-        return [event.kind async for event in await gateway.job_events(receipt.id, after_number=after)]
+        return [event.kind async for event in await gateway.jobs.queries.events(receipt.id, after_number=after)]
 
-    waiting = [asyncio.create_task(gateway.job_result(receipt.id, wait_s=60)) for _ in range(3)]
+    waiting = [asyncio.create_task(gateway.jobs.queries.result(receipt.id, wait_s=60)) for _ in range(3)]
     reading = [asyncio.create_task(kinds(after)) for after in (0, 1, 2)]
     await until(lambda: len(gateway.jobs._watches._watches) == 1)
     await bench.begin(record)
@@ -68,7 +68,7 @@ async def test_the_journal_wakes_before_the_slow_look(bench: Any, monkeypatch: p
     gateway = await bench.gateway()
     receipt = await gateway.submit_job(request_of(), options())
     (record,) = await bench.queued()
-    waiting = asyncio.create_task(gateway.job_result(receipt.id, wait_s=3600))
+    waiting = asyncio.create_task(gateway.jobs.queries.result(receipt.id, wait_s=3600))
     await until(lambda: any(w.record for j in gateway.jobs._watches._watches.values() for w in j.values()))
     await bench.finish(record)
     async with asyncio.timeout(30):
@@ -84,35 +84,35 @@ async def test_not_everybody_can_wait_at_once(bench: Any, monkeypatch: pytest.Mo
     theirs = (await gateway.submit_job(request_of(), options(tenant="other"))).id
 
     async def follow(job_id: str, caller: Caller) -> Any:
-        stream = await gateway.job_events(job_id, caller, 1)
+        stream = await gateway.jobs.queries.events(job_id, caller, 1)
         waiting = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
         return waiting
 
     first = await follow(ours, ACME)
     with pytest.raises(ResourceExhausted, match="ask again later"):
-        await gateway.job_result(ours, ACME, 60)
+        await gateway.jobs.queries.result(ours, ACME, 60)
     with pytest.raises(ResourceExhausted):
-        await gateway.job_events(ours, ACME)  # before a reader is told that there will be events
+        await gateway.jobs.queries.events(ours, ACME)  # before a reader is told that there will be events
     others = [await follow(theirs, OTHER), await follow(theirs, Caller())]
     with pytest.raises(ResourceExhausted):
-        await gateway.job_result(theirs, Caller(), 60)
+        await gateway.jobs.queries.result(theirs, Caller(), 60)
     for record in await bench.queued():
         await bench.finish(record)
     async with asyncio.timeout(30):
         assert [event.kind for event in await asyncio.gather(first, *others)] == ["succeeded"] * 3
-    assert (await gateway.job_result(ours, ACME, 60))[1]
+    assert (await gateway.jobs.queries.result(ours, ACME, 60))[1]
 
 
 async def test_a_reader_that_leaves_disturbs_nobody(bench: Any) -> None:
     gateway = await bench.gateway()
     receipt = await gateway.submit_job(request_of(), options())
     (record,) = await bench.queued()
-    staying = asyncio.create_task(gateway.job_result(receipt.id, wait_s=60))
-    leaving = await gateway.job_events(receipt.id)
+    staying = asyncio.create_task(gateway.jobs.queries.result(receipt.id, wait_s=60))
+    leaving = await gateway.jobs.queries.events(receipt.id)
     assert (await anext(leaving)).kind == "accepted"
     await leaving.aclose()
-    gone = asyncio.create_task(gateway.job_result(receipt.id, wait_s=60))
+    gone = asyncio.create_task(gateway.jobs.queries.result(receipt.id, wait_s=60))
     await asyncio.sleep(0)
     gone.cancel()
     await bench.finish(record)
@@ -144,7 +144,7 @@ async def test_the_answer_comes_at_the_deadline(bench: Any, key: str) -> None:
     told = [fact for e in await bench.log.range(keys.journal(MODEL)) for fact in read_facts(e.fields)]
     assert [fact.kind for fact in told].count("ended") == 1
     if key:
-        view = await gateway.job(public_id(MODEL, record.id))
+        view = await gateway.jobs.queries.view(public_id(MODEL, record.id))
         assert (view.state, view.error) == (JobState.EXPIRED, "request deadline exceeded")
 
 
@@ -228,7 +228,7 @@ async def test_a_retry_has_a_deadline_of_its_own(bench: Any) -> None:
     receipt = await gateway.submit_job(request_of(), options("key"))
     with pytest.raises(DeadlineExceeded):
         await gateway.infer(request_of(deadline_ns=wall_ns() + 20_000_000), options=options("key"))
-    assert not (await gateway.job(receipt.id)).state.terminal
+    assert not (await gateway.jobs.queries.view(receipt.id)).state.terminal
 
 
 @pytest.mark.parametrize("way", ["infer", "stream"])

@@ -40,16 +40,16 @@ async def test_who_waits_sees_it_expire_on_time(bench: Any) -> None:
     deadline_ns = wall_ns() + SHORTLY_NS
     receipt = await gateway.submit_job(request_of(deadline_ns=deadline_ns), options())
     with pytest.raises(DeadlineExceeded, match=EXPIRED):
-        await gateway.job_result(receipt.id, wait_s=30.0)
+        await gateway.jobs.queries.result(receipt.id, wait_s=30.0)
     assert 0 <= wall_ns() - deadline_ns < 900_000_000, "sooner than it would have been looked at again"
-    assert (await gateway.job(receipt.id)).state is JobState.EXPIRED
+    assert (await gateway.jobs.queries.view(receipt.id)).state is JobState.EXPIRED
 
 
 @pytest.mark.usefixtures("nobody_looks")
 async def test_who_follows_sees_it_expire(bench: Any) -> None:
     gateway = await bench.gateway()
     receipt = await gateway.submit_job(request_of(deadline_ns=wall_ns() + SHORTLY_NS), options())
-    kinds = [event.kind async for event in await gateway.job_events(receipt.id)]
+    kinds = [event.kind async for event in await gateway.jobs.queries.events(receipt.id)]
     assert kinds == ["accepted", "expired"]
 
 
@@ -57,7 +57,7 @@ async def test_who_follows_sees_it_expire(bench: Any) -> None:
 async def test_who_asks_is_told_what_is_made_true_first(bench: Any) -> None:
     gateway = await bench.gateway()
     job_id = await past(bench, webhook={"url": "https://example.org/", "events": []})
-    view = await gateway.job(job_id)
+    view = await gateway.jobs.queries.view(job_id)
     assert (view.state, view.error, view.attempts) == (JobState.EXPIRED, EXPIRED, 0)
     assert await bench.log.pending(MODEL) == (0, 0)
     assert len(await bench.log.range(keys.webhooks(MODEL))) == 1
@@ -73,7 +73,7 @@ async def test_a_job_that_runs_expires_too(bench: Any) -> None:
     gateway = await bench.gateway()
     job_id = await past(bench)
     await bench.log.begin_attempt(MODEL, bench._token, [b"%016d" % 1], 1, jobs=[b"%016d" % 1], executor="e")
-    assert (await gateway.job(job_id)).state is JobState.EXPIRED
+    assert (await gateway.jobs.queries.view(job_id)).state is JobState.EXPIRED
     late = await bench.log.settle(MODEL, [(b"%016d" % 1, 1)], None, (), ends={b"%016d" % 1: JobEnd(JobState.SUCCEEDED)})
     assert late == [False]
 
@@ -83,7 +83,7 @@ async def test_lists_show_no_job_past_its_deadline_as_waiting(bench: Any) -> Non
     gateway = await bench.gateway()
     waiting = (await gateway.submit_job(request_of(), options())).id
     overdue = {await past(bench, number) for number in range(1, 4)}
-    page = await gateway.list_jobs(JobFilter())
+    page = await gateway.jobs.queries.page(JobFilter())
     assert {view.id: view.state for view in page.jobs} == {waiting: JobState.QUEUED} | dict.fromkeys(
         overdue, JobState.EXPIRED
     )
@@ -104,7 +104,7 @@ async def test_what_nobody_asks_for_is_looked_for(bench: Any, monkeypatch: pytes
     await until_so(both_ended)
     assert len(await bench.log.range(keys.webhooks(MODEL))) == 1
     assert await bench.log.count_times(keys.job_deadlines(MODEL)) == 1
-    assert (await own.job(later.id)).state is JobState.QUEUED
+    assert (await own.jobs.queries.view(later.id)).state is JobState.QUEUED
     assert own.jobs._overdue.expired == 2
 
 

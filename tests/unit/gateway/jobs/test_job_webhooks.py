@@ -47,12 +47,12 @@ async def test_a_view_shows_how_far_the_webhook_has_come(bench: Any) -> None:
     hook = Webhook("https://example.org/hook", ("failed",))
     receipts = [await gateway.submit_job(request_of(n), options(webhook=hook)) for n in range(2)]
     succeeding, failing = await bench.queued()
-    assert (await gateway.job(receipts[0].id)).webhook == {}
+    assert (await gateway.jobs.queries.view(receipts[0].id)).webhook == {}
     for record, error in ((succeeding, None), (failing, InternalError("boom"))):
         assert await bench.begin(record)
         assert await bench.finish(record, error=error)
-    assert (await gateway.job(receipts[0].id)).webhook == {}, "nobody asked to be told"
-    view = await gateway.job(receipts[1].id)
+    assert (await gateway.jobs.queries.view(receipts[0].id)).webhook == {}, "nobody asked to be told"
+    view = await gateway.jobs.queries.view(receipts[1].id)
     assert view.state is JobState.FAILED
     assert (view.webhook["state"], view.webhook["attempts"]) == ("pending", 0)
 
@@ -60,7 +60,7 @@ async def test_a_view_shows_how_far_the_webhook_has_come(bench: Any) -> None:
     assert known is not None
     record = await bench.log.job(*known)
     await keep(bench.log, record, Delivery(DeliveryState.DELIVERED, 2, 204, "", 1_763_700_000_000_000))
-    assert (await gateway.job(receipts[1].id)).webhook == {
+    assert (await gateway.jobs.queries.view(receipts[1].id)).webhook == {
         "state": "delivered",
         "attempts": 2,
         "last_status": 204,

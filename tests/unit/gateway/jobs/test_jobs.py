@@ -33,22 +33,22 @@ async def test_a_job_from_its_receipt_to_its_result(bench: Any) -> None:
     assert (record.is_job, record.journalled, record.endpoint) == (True, True, "")
     assert receipt.id == public_id(MODEL, record.id)
 
-    view = await gateway.job(receipt.id)
+    view = await gateway.jobs.queries.view(receipt.id)
     assert (view.state, view.position, view.total, view.wait_reason) == (JobState.QUEUED, 1, 1, "it is next")
     assert (view.version, view.client_id, view.attempts, view.form) == (1, "mine", 0, {"binary": True})
-    assert (await gateway.job_result(receipt.id))[1] is None
+    assert (await gateway.jobs.queries.result(receipt.id))[1] is None
 
     assert await bench.begin(record)
-    view = await gateway.job(receipt.id)
+    view = await gateway.jobs.queries.view(receipt.id)
     assert (view.state, view.attempts, view.wait_reason) == (JobState.RUNNING, 1, "it runs")
     assert view.timings.batched_us >= view.timings.accepted_us > 0
 
     assert await bench.finish(record)
-    view = await gateway.job(receipt.id)
+    view = await gateway.jobs.queries.view(receipt.id)
     assert (view.state, view.position, view.wait_reason, view.error) == (JobState.SUCCEEDED, 0, "", "")
     assert view.has_result
     assert view.expires_us == view.timings.ended_us + 86_400 * 1_000_000
-    _, responses = await gateway.job_result(receipt.id)
+    _, responses = await gateway.jobs.queries.result(receipt.id)
     assert responses is not None
     (response,) = responses
     assert [t.name for t in response.outputs] == ["z", "y"]
@@ -62,21 +62,23 @@ async def test_positions_and_reasons_to_wait(bench: Any) -> None:
     receipts = [await gateway.submit_job(request_of(n), options()) for n in range(3)]
     assert [(r.position, r.total) for r in receipts] == [(1, 1), (2, 2), (3, 3)]
     assert receipts[2].eta_s is None, "nothing was executed yet"
-    views = [await gateway.job(r.id) for r in receipts]
+    views = [await gateway.jobs.queries.view(r.id) for r in receipts]
     assert [view.wait_reason for view in views] == ["it is next", "queued behind 1 job", "queued behind 2 jobs"]
 
     await bench.log.set_paused(MODEL, True)
-    view = await gateway.job(receipts[0].id)
+    view = await gateway.jobs.queries.view(receipts[0].id)
     assert (view.wait_reason, view.eta_s) == ("the queue of model 'm' is paused", None)
     await bench.log.set_paused(MODEL, False)
     await bench.tell(ProcessLeft("batcher", "b", "lost"))
     await until(lambda: "b" not in gateway._catalog.processes)
-    assert (await gateway.job(receipts[0].id)).wait_reason == "no batcher decides about model 'm' at the moment"
+    assert (
+        await gateway.jobs.queries.view(receipts[0].id)
+    ).wait_reason == "no batcher decides about model 'm' at the moment"
 
     await bench.tell(ProcessLeft("executor", "e", "lost"))
     reason = "no executor serves model 'm' at the moment"
     await until(lambda: not gateway._catalog.held(MODEL)[1].slots)
-    assert (await gateway.job(receipts[0].id)).wait_reason == reason
+    assert (await gateway.jobs.queries.view(receipts[0].id)).wait_reason == reason
 
 
 async def test_an_estimate_comes_from_what_executions_took(bench: Any) -> None:
@@ -86,7 +88,7 @@ async def test_an_estimate_comes_from_what_executions_took(bench: Any) -> None:
     receipts = [await gateway.submit_job(request_of(n), options()) for n in range(3)]
     # 0.2 s a batch, 0.05 s a row
     assert [r.eta_s for r in receipts] == pytest.approx([0.2, 0.25, 0.3])
-    assert (await gateway.job(receipts[2].id)).eta_s == pytest.approx(0.3)
+    assert (await gateway.jobs.queries.view(receipts[2].id)).eta_s == pytest.approx(0.3)
 
 
 async def test_what_a_job_remembers_of_its_options(bench: Any) -> None:
@@ -166,7 +168,7 @@ async def test_a_failure_is_the_same_failure_for_every_retry(bench: Any) -> None
     for attempt in (call, gateway.infer(request_of(), options=options("key"))):
         with pytest.raises(InternalError, match=r"^the model broke$"):
             await attempt
-    assert (await gateway.job(public_id(MODEL, record.id))).error == "the model broke"
+    assert (await gateway.jobs.queries.view(public_id(MODEL, record.id))).error == "the model broke"
 
 
 async def test_a_key_belongs_to_one_request_of_one_tenant(bench: Any) -> None:
@@ -227,7 +229,7 @@ async def test_a_result_that_is_not_kept_any_more(bench: Any) -> None:
 
     bench.log.job_result = nothing
     with pytest.raises(NotFound, match="not kept any more"):
-        await gateway.job_result(receipt.id)
+        await gateway.jobs.queries.result(receipt.id)
 
 
 # -- who sees what -----------------------------------------------------------------------------------------------------
@@ -238,12 +240,13 @@ async def test_absent_and_foreign_jobs_look_the_same(bench: Any, absent: str) ->
     gateway = await bench.gateway()
     foreign = (await gateway.submit_job(request_of(), options(tenant="acme"))).id
     for job_id in (absent, foreign):
-        for ask in (gateway.job, gateway.job_result, gateway.job_events, gateway.job_timeline, gateway.cancel_job):
+        read = gateway.jobs.queries
+        for ask in (read.view, read.result, read.events, read.timeline, gateway.jobs.cancel):
             with pytest.raises(NotFound) as caught:
                 await ask(job_id, OTHER)
             assert caught.value.message == "job not found"
-    assert (await gateway.job(foreign, ACME)).tenant == "acme"
-    assert (await gateway.job(foreign)).tenant == "acme"
+    assert (await gateway.jobs.queries.view(foreign, ACME)).tenant == "acme"
+    assert (await gateway.jobs.queries.view(foreign)).tenant == "acme"
 
 
 async def test_pages_show_every_visible_job_once(bench: Any) -> None:
@@ -255,7 +258,7 @@ async def test_pages_show_every_visible_job_once(bench: Any) -> None:
         for caller in (ACME, OTHER, bench_module.ANYONE):
             seen, cursor = [], ""
             while True:
-                page = await gateway.list_jobs(JobFilter(), caller, cursor=cursor, limit=limit)
+                page = await gateway.jobs.queries.page(JobFilter(), caller, cursor=cursor, limit=limit)
                 assert len(page.jobs) <= limit
                 seen += page.jobs
                 cursor = page.cursor
@@ -265,17 +268,17 @@ async def test_pages_show_every_visible_job_once(bench: Any) -> None:
             assert sorted(view.id for view in seen) == sorted(wanted)
             states = [view.state.terminal for view in seen]
             assert states == sorted(states), "active ones first"
-    ended = await gateway.list_jobs(JobFilter(state=JobState.SUCCEEDED))
+    ended = await gateway.jobs.queries.page(JobFilter(state=JobState.SUCCEEDED))
     assert len(ended.jobs) == 4
     times = [view.timings.ended_us for view in ended.jobs]
     assert times == sorted(times, reverse=True)
-    assert (await gateway.list_jobs(JobFilter(model="absent"))).jobs == ()
-    assert len((await gateway.list_jobs(JobFilter(tenant="other"))).jobs) == 4
+    assert (await gateway.jobs.queries.page(JobFilter(model="absent"))).jobs == ()
+    assert len((await gateway.jobs.queries.page(JobFilter(tenant="other"))).jobs) == 4
     with pytest.raises(InvalidArgument, match="cursor"):
-        await gateway.list_jobs(JobFilter(), cursor="nonsense")
+        await gateway.jobs.queries.page(JobFilter(), cursor="nonsense")
     for limit in (0, 1001):
         with pytest.raises(InvalidArgument, match="limit must be between 1 and 1000"):
-            await gateway.list_jobs(JobFilter(), limit=limit)
+            await gateway.jobs.queries.page(JobFilter(), limit=limit)
 
 
 # -- tenants -----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Gateway:
     def __init__(self, log: MemoryLog, options: TraceOptions) -> None:
         self.control = ControlPlane(log, check_interval_ms=400, incarnation="g")
         self.kept = Kept()
-        self.tracer = Tracer(options, self.control, TraceWriter(self.kept))
+        self.tracer = Tracer(options, self.control, log, TraceWriter(self.kept))
 
     def asked(self, times: int, model: str = "m", traceparent: str = "") -> int:
         """How many of so many requests are traced; they end at once."""

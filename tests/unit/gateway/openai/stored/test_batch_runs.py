@@ -65,7 +65,7 @@ class World:
             self.cancelled.append(job_id)
 
         await self.log.beat("gateway", name, 600_000)
-        handler: Any = SimpleNamespace(identifies=False, cancel_job=cancel_job)
+        handler: Any = SimpleNamespace(identifies=False, jobs=SimpleNamespace(cancel=cancel_job))
         runs = BatchRuns(self.batches, self.files, lines, handler, name)
         self.runs.append(runs)
         runs.start()

@@ -30,6 +30,7 @@ class Handler:
     """Jobs that end as `ends` says, one after the other: responses, or an error and the state of the job."""
 
     def __init__(self, *ends: Any) -> None:
+        self.jobs = self.queries = self
         self.ends = list(ends)
         self.keys: list[str] = []
         self.levels: list[int] = []
@@ -43,14 +44,14 @@ class Handler:
         self.levels.append(request.priority)
         return SimpleNamespace(id=f"job-{len(self.keys)}", created=True)
 
-    async def job_result(self, job_id: str, caller: Any, wait_s: float) -> Any:
+    async def result(self, job_id: str, caller: Any, wait_s: float) -> Any:
         end = self.ends.pop(0)
         if isinstance(end, tuple):
             self.state = end[1]
             raise end[0]
         return None, end
 
-    async def job(self, job_id: str, caller: Any) -> Any:
+    async def view(self, job_id: str, caller: Any) -> Any:
         return SimpleNamespace(state=self.state)
 
 
@@ -177,7 +178,7 @@ async def test_choices_that_wait_do_not_outlive_a_try() -> None:
                 raise ResourceExhausted("full")
             return made
 
-        async def job_result(self, job_id: str, caller: Any, wait_s: float) -> Any:
+        async def result(self, job_id: str, caller: Any, wait_s: float) -> Any:
             if job_id != "job-1":
                 return None, [response()]
             try:
