@@ -1,7 +1,7 @@
 """Recognises errors after which a process can no longer use a GPU, in the errors of every library.
 
 The driver keeps such an error in the device's context: each later call of this process fails with it, whichever library
-makes it, until the process ends. Pure. What a library makes of an error differs; the driver's own sentence is always in
+makes it, until the process ends. What a library makes of an error differs; the driver's own sentence is always in
 it, beside a word of CUDA: torch writes "CUDA error: <sentence>", onnxruntime "CUDA failure 700: <sentence>", TensorRT
 "Cuda Runtime (<sentence>)", XLA "CUDA_ERROR_ILLEGAL_ADDRESS: <sentence>".
 """
