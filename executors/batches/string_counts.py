@@ -92,5 +92,5 @@ def _weight(array: Array | EncodedStrings) -> float:
         return count + len(array.data) / _ONE_STRING_BYTES
     if not count or array.dtype.kind != "O":
         return count
-    lengths = [len(one) for one in array.flat[:: -(-count // _SAMPLES)]]
+    lengths = [len(one) if isinstance(one, str | bytes) else 0 for one in array.flat[:: -(-count // _SAMPLES)]]
     return count * (1 + sum(lengths) / len(lengths) / _ONE_STRING_BYTES)

@@ -18,8 +18,10 @@ from .codec.response_codec import HEADER_LENGTH
 PAST_PARSER_BYTES = 1 << 16
 """Bodies with binary tensors of this size are received past the parser; below it a second reader costs more than it
 saves."""
-_TEXT_BYTES = 1 << 20
-"""And JSON alone of this size."""
+_TEXT_BYTES, _MOST_TEXT_BYTES = 1 << 20, 1 << 26
+"""And JSON alone of these sizes. What is larger is refused where the limit (`http-max-input-size`) is not raised, and
+the parser drops the rest of a refused body instead of keeping it.
+"""
 
 _AT_ONCE_BYTES = 1 << 20
 _TEXT_AT_ONCE_BYTES = 1 << 18
@@ -49,7 +51,7 @@ def size_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[int, int] | None:
     size = sizes.get(b"content-length", 0)
     head = sizes.get(HEADER_LENGTH)
     if head is None:
-        return (size, 0) if size >= _TEXT_BYTES else None
+        return (size, 0) if _TEXT_BYTES <= size <= _MOST_TEXT_BYTES else None
     return (size, head) if size >= PAST_PARSER_BYTES and 0 < head <= size else None
 
 
@@ -118,6 +120,8 @@ class BinaryBodyReader(asyncio.BufferedProtocol):
             self._body.take(self._memory[:nbytes])
         if nbytes == self._asked_bytes and not self._body.is_whole:
             self._rest_a_turn()
+        if self._body.is_whole:  # uvloop keeps this reader until the connection ends, and it must not keep the memory
+            self._body, self._memory = BinaryBody(memoryview(b"")), None
         self._on_received(nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:

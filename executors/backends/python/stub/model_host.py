@@ -40,6 +40,8 @@ _OWN_FILES = (
 """Files that are left out of tracebacks: in Triton they are not Python."""
 
 
+_MOST_META_BYTES = 4096
+"""Larger forms, those with long parameters or sizes of many strings, seldom come again."""
 _MOST_KNOWN = 256
 """So many forms of batches are remembered."""
 _NIL = msgpack.packb(None)
@@ -200,7 +202,7 @@ class ModelHost:
     def _columns_asked(self, frame: Frame) -> ColumnsAsked:
         """Read what an EXECUTE_COLUMNS asks for. The next one of the same form need not be read."""
         asked = ColumnsAsked(frame.content())
-        if asked.put is None and asked.expected is None and asked.ids is None:
+        if asked.put is None and asked.expected is None and asked.ids is None and len(frame.meta) <= _MOST_META_BYTES:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[frame.meta] = asked

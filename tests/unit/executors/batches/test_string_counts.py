@@ -117,6 +117,10 @@ def test_long_strings_count_as_several(found: Any) -> None:
         assert counts.are_many([(asked.meta.inputs, (), 1, 2)]) is are_many
 
 
+def test_elements_that_are_no_strings_count_as_short_ones() -> None:
+    StringCounts(interface([NUMBERS], [OUT])).learn(4, {"t": np.array([[None, 7, "x"]], np.object_)})
+
+
 class Giving:
     """Answers with so many strings, of requests in rows of their own."""
 
