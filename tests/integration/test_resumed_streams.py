@@ -269,7 +269,7 @@ async def test_a_silent_neighbour_is_run_again_when_a_health_check_finds_the_dea
     await stack.ended(one)
     assert stream.error is None
     assert "was found dead by its health check" in executor.log()
-    await stack.left_nothing("checked")
+    await stack.left_nothing("checked", [*stack.streams])
 
 
 async def test_a_replay_that_disagrees_ends_the_stream(stack: Stack) -> None:

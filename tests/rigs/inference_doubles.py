@@ -18,7 +18,7 @@ from gateway.grpc.servicer import Servicer
 from gateway.grpc.statuses import Refusal
 from gateway.http.http_application import HttpApplication
 from gateway.regions.client_regions import ClientRegions
-from gateway.requests.delivery import JOB_NOT_FOUND, Caller, DeliveryOptions, JobReceipt, JobView
+from gateway.requests.delivery import JOB_NOT_FOUND, DeliveryOptions, JobReceipt, JobView
 from protos.model_config_pb2 import ModelConfig
 
 VIEW = ModelInterface(
@@ -43,8 +43,18 @@ class Echo:
     async def submit_job(self, _request: InferenceRequest, _options: DeliveryOptions) -> JobReceipt:
         raise ResourceExhausted("full")
 
-    async def job(self, _job_id: str, _caller: Caller) -> JobView:
+    @property
+    def jobs(self) -> Echo:
+        return self
+
+    @property
+    def queries(self) -> Echo:
+        return self
+
+    async def view(self, *_: object) -> JobView:
         raise NotFound(JOB_NOT_FOUND)
+
+    cancel = result = view
 
     async def infer(
         self, request: InferenceRequest, *, flush_interval_s: float = 0.0, options: DeliveryOptions | None = None
