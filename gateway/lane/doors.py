@@ -234,7 +234,7 @@ class Doors:
         return False
 
     def _batchers_read_waves(self) -> bool:
-        batchers = [p for p in self._catalog.processes.values() if p.role == "batcher" or p.hosts_batcher]
+        batchers = [process for process in self._catalog.processes.values() if process.owns_queues]
         return bool(batchers) and all(process.reads_waves for process in batchers)
 
     # -- closing ------------------------------------------------------------------------------------------------------
@@ -257,8 +257,10 @@ class Doors:
     def _on_process(self, fact: Fact) -> None:
         if isinstance(fact, ProcessLeft) and fact.incarnation == self.waves.endpoint.decode():
             self.waves.leases.mark_ended()
-        if isinstance(fact, ProcessJoined) and self._ways and not self._batchers_read_waves():
-            self.close_all()
+        if isinstance(fact, ProcessJoined) and self._ways:
+            reads_slots = fact.reads_wave_slots or not fact.owns_queues
+            if not (reads_slots and self._batchers_read_waves()):
+                self.close_all()
 
     def _forget(self, door: Door) -> None:
         way = self._ways.get(door.key)
