@@ -236,14 +236,11 @@ def wave_head(
     if sizes:
         flags |= _FLAG_SIZES
         more += b"".join([struct.pack(f"<{count}I", *of_input) for of_input in sizes])
-    if references:
-        flags |= _FLAG_REFERENCES
-        for reference in references:
+    if references or column_at is not None:
+        flags |= _FLAG_REFERENCES if column_at is None else _FLAG_COLUMN_IN_SLOT
+        for reference in references if column_at is None else [column_at]:
             where = reference.pack()
             more += _LENGTH.pack(len(where)) + where
-    if column_at is not None:
-        flags |= _FLAG_COLUMN_IN_SLOT
-        more += column_at.pack()
     packed = meta.packed
     header = _WAVE.pack(
         *(WIRE_VERSION, flags, len(endpoint), count, rows, len(packed)),
@@ -312,9 +309,9 @@ def unpack_wave(record: Buffer) -> Wave:
             reply_by_reference,
         )
     if flags & _FLAG_COLUMN_IN_SLOT:
-        column_at = Reference.unpack(view[at:])
-        if len(meta.inputs) != 1 or column_at.size_bytes != count * meta.size_bytes or not column_at.is_in_slot:
-            raise InvalidRecord(f"a wave of {count} requests refers to {column_at.size_bytes} bytes at '{column_at.name}'")
+        (column_at,) = _references_in(view, at, 1, count * meta.size_bytes)
+        if len(meta.inputs) != 1 or not column_at.is_in_slot:
+            raise InvalidRecord(f"a wave of {len(meta.inputs)} inputs refers to '{column_at.name}', expected a slot")
         return Wave(
             *(prefix, count, endpoint, meta, rows, signature, level, accepted_ns, timeout_us),
             *((), record, client_ids, deadlines, (), (), (), reply_by_reference, column_at),
@@ -342,7 +339,7 @@ def _references_in(view: memoryview, at: int, count: int, size_bytes: int) -> tu
         at = start + _LENGTH.unpack_from(view, at)[0]
         reference = Reference.unpack(view[start:at])
         if reference.size_bytes != size_bytes:
-            raise InvalidRecord(f"a request of a wave refers to {reference.size_bytes} bytes, expected {size_bytes}")
+            raise InvalidRecord(f"a wave refers to {reference.size_bytes} bytes, expected {size_bytes}")
         found.append(reference)
     if at != len(view):
         raise InvalidRecord(f"wave holds {len(view)} bytes, its references end at {at}")

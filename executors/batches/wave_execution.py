@@ -154,7 +154,7 @@ class WaveBatch:
 
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`; the caller then handles the unanswered waves."""
-        singly = self._planner.needs_requests or (takes_encoded(instance) and self.has_many_strings)
+        singly = self._planner.needs_requests or (self.has_many_strings and takes_encoded(instance))
         for run in self._runs():
             if singly or not self._has_payloads(run):
                 batch = self._requests_of(run)

@@ -226,12 +226,12 @@ class Door:
     __slots__ = (
         "_admitted",
         "_by_reference",
-        "_column_in_slot",
         "_level",
         "_meta",
         "_reply_by_reference",
         "_timeout_us",
         "_varies",
+        "column_in_slot",
         "counts",
         "gathering",
         "held_bytes",
@@ -276,7 +276,7 @@ class Door:
         self.held_bytes = admitted.meta.size_bytes if self._by_reference else 0
         """Bytes that each request holds from its arrival."""
         payloads = waves.payloads
-        self._column_in_slot = (
+        self.column_in_slot = (
             payloads is not None
             and not (self._by_reference or self._varies)
             and len(admitted.meta.inputs) == 1
@@ -316,7 +316,7 @@ class Door:
             return False
         meta = self._meta
         column_at = None
-        if self._column_in_slot and size_bytes >= MIN_COLUMN_BYTES and waves.payloads is not None:
+        if self.column_in_slot and size_bytes >= MIN_COLUMN_BYTES and waves.payloads is not None:
             column_at = waves.payloads.lend_slot([b"".join([call.data[0] for call in calls])])
             wave.references = () if column_at is None else (column_at,)
         client_ids = [call.client_id for call in calls]

@@ -258,9 +258,11 @@ class Doors:
         if isinstance(fact, ProcessLeft) and fact.incarnation == self.waves.endpoint.decode():
             self.waves.leases.mark_ended()
         if isinstance(fact, ProcessJoined) and self._ways:
-            reads_slots = fact.reads_wave_slots or not fact.owns_queues
-            if not (reads_slots and self._batchers_read_waves()):
+            if not self._batchers_read_waves():
                 self.close_all()
+            elif fact.owns_queues and not fact.reads_wave_slots:
+                for door in self._doors():
+                    door.column_in_slot = False
 
     def _forget(self, door: Door) -> None:
         way = self._ways.get(door.key)
