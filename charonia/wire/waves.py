@@ -4,9 +4,9 @@
     reply  header | meta [model, version, outputs of one request] | one column per output
 
 A column holds the bytes of all requests, one after the other. In the place of the columns there may be a `Reference`
-for each request, to all its tensors, or one to the only column; in a reply, one to all columns. Request `i` of a wave has the id `prefix +
-byte(i)`: the ids of a wave are one group of the unsettled requests (docs/adr/0007) should it be taken apart
-(docs/adr/0015). A wave can always be written as the requests it holds (`Wave.requests`).
+for each request, to all its tensors, or one to the only column; in a reply, one to all columns. Request `i` of a wave
+has the id `prefix + byte(i)`: the ids of a wave are one group of the unsettled requests (docs/adr/0007) should it be
+taken apart (docs/adr/0015). A wave can always be written as the requests it holds (`Wave.requests`).
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ class Wave(Struct, gc=False):
     """One decoded wave of `count` requests; `columns` are views of `record`, one for each of `meta.inputs`.
 
     With `references`, one for each request, there are no columns: `payloads` holds the tensors of each request once
-    they are read. With `column_at` the only column lies in a slot, and is in `columns` once it is read. `meta` describes
-    one request. `sizes` is set if the requests' BYTES inputs differ in length: for
-    each input, the size for each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0 for none)
-    and `client_ids` are empty if no request has any.
+    they are read. With `column_at` the only column lies in a slot, and is in `columns` once it is read.
+
+    `meta` describes one request. `sizes` is set if the requests' BYTES inputs differ in length: for each input, the
+    size for each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0 for none) and `client_ids`
+    are empty if no request has any.
     """
 
     prefix: bytes
