@@ -220,7 +220,7 @@ class Intake:
             batch.settler = self.waves
             batch.put_columns, batch.take_back = self._payloads.put_columns, self._payloads.take_back
             for wave in records:
-                if wave.references and not wave.payloads:
+                if wave.is_out_of_band:
                     self._payloads.map_wave(wave)
             if entry_id:
                 self._held_entries.add(entry_id)
@@ -332,7 +332,7 @@ class Intake:
                 failpoints.hit("executor.executed")
             self._forget(batch)
             for wave in batch.waves:
-                wave.payloads = ()  # their owner needs the memory
+                wave.release()
             if executed.death is not None:
                 self._metrics.died(loaded.model, loaded.version)
             self.waves.settle(batch, executed, loaded)

@@ -188,8 +188,7 @@ class ExecutorMetrics(Collector):
 
     def responded(self, model: str, version: int, duration_ns: int) -> None:
         """Measure the time to the first response of a call by a model or an ensemble. Gateways measure their own."""
-        latencies = self._latencies.of(model, version)
-        if latencies is not None:
+        if self.measures and (latencies := self._latencies.of(model, version)) is not None:
             latencies.responded(duration_ns)
 
     def observe_called(self, served: ServedVersion, what: str, duration_ns: int) -> None:

@@ -113,7 +113,11 @@ def _said(
     body: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
-    connection.request(method, path, body, dict(headers or {}))
+    content = (body or "").encode()
+    connection.putrequest(method, path, skip_accept_encoding=True)  # as tritonclient's requests
+    for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+        connection.putheader(name, value)
+    connection.endheaders(content or None)
     answer = connection.getresponse()
     text = answer.read()
     if answer.status != expected:

@@ -162,6 +162,14 @@ class Payloads:
             BY_REFERENCE_BYTES <= size_bytes < MAX_SLOT_BYTES and bool(self.flags(served)) and self._reads_slots(served)
         )
 
+    def reads_columns(self, served: ServedVersion) -> bool:
+        """Whether the column of a wave may lie in a slot: all that may read it announced that they can."""
+        if not (self.flags(served) and self._reads_slots(served)):
+            return False
+        readers = [self._processes.get(executor) for executor in served.slots]
+        readers += [process for process in self._processes.values() if process.owns_queues]
+        return all(process is not None and process.reads_wave_slots for process in readers)
+
     def lends_at_once(self, buffers: Sequence[Buffer]) -> bool:
         """Whether `lend_slot` has little or nothing to copy."""
         return total_size(buffers) < _LONG_COPY_BYTES or self._directory.is_there(buffers)

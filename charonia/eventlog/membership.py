@@ -118,6 +118,7 @@ class Membership:
             reads_waves=self._role == "batcher" or self._hosts_batcher,
             pid_space=pid_space(),
             started_ticks=started_ticks(os.getpid()),
+            reads_wave_slots=self._role in ("batcher", "executor"),
         )
         await self._tell(fact)
 

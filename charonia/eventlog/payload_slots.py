@@ -136,11 +136,6 @@ def is_used(path: Path) -> bool:
     return words[_WORD_MAGIC] == _MAGIC and words[_WORD_USED] != 0
 
 
-def is_slot(name: str) -> bool:
-    """Whether a payload (`<owner>/<name>`) lies in a slot, and not in a file of its own."""
-    return name.partition("/")[2].count("-") == 2
-
-
 # -- the owner --------------------------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from charonia.errors import InvalidRecord
 from charonia.tensors import Buffer, copy_into
 from charonia.wire import BLOB, FILE, Reference
 
-from .payload_slots import SlotPool, SlotReader, is_slot
+from .payload_slots import SlotPool, SlotReader
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class PayloadDirectory:
 
     def take_back(self, reference: Reference) -> None:
         """End a payload that was given, or written for another process, and that its reader was never sent to."""
-        if is_slot(reference.name) and self._slots is not None:
+        if reference.is_in_slot and self._slots is not None:
             self._slots.take_back(reference.name.partition("/")[2])
         else:
             self.remove(reference)
@@ -242,7 +242,7 @@ class PayloadDirectory:
             raise InvalidRecord("payload lies in a directory this process does not have")
         if reference.size_bytes == 0:
             return memoryview(b"")
-        if is_slot(reference.name):
+        if reference.is_in_slot:
             if self._reader is None:
                 raise InvalidRecord("payload lies in a slot, and this process reads none yet")
             return self._reader.read(reference.name, reference.size_bytes, takes=takes)
@@ -261,7 +261,7 @@ class PayloadDirectory:
 
     def remove(self, reference: Reference) -> None:
         """End a payload that this process owns, or a file that it was sent."""
-        if is_slot(reference.name):
+        if reference.is_in_slot:
             if self._slots is not None and reference.name.startswith(self._incarnation + "/"):
                 self._slots.drop(reference.name.partition("/")[2])
         elif self._root is not None and reference.kind == FILE:

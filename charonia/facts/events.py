@@ -40,6 +40,13 @@ class ProcessJoined:
     """The boot and the pid namespace to which `pid` belongs (`charonia.eventlog.neighbours`)."""
     started_ticks: int = 0
     """When it was started there: pids are reused."""
+    reads_wave_slots: bool = False
+    """It reads waves whose column lies in a slot (`charonia.wire.waves`); older releases drop those."""
+
+    @property
+    def owns_queues(self) -> bool:
+        """Whether it is a batcher, or an executor with one."""
+        return self.role == "batcher" or self.hosts_batcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,7 +524,7 @@ _TYPES: dict[str, dict[str, type[Any]]] = {
 
 _ADDED = frozenset(
     {"reads_waves", "takes_waves", "pid_space", "started_ticks", "gentle", "alias", "directory", "registered", "memory"}
-    | {"tokens"}
+    | {"tokens", "reads_wave_slots"}
 )
 """Fields added to kinds of an earlier release: left out at their default, as that release would write the fact."""
 

@@ -72,6 +72,7 @@ def parameters_of(parameters: Any) -> Parameters:
 
 _REFERENCE = struct.Struct("<cQ")
 _NAME = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9_-]+)?")
+_IN_SLOT = re.compile(r"[^/]+/s[0-9a-f]+-[0-9a-f]+-[0-9a-f]+")
 
 FILE = b"f"
 BLOB = b"b"
@@ -87,6 +88,18 @@ class Reference:
 
     def pack(self) -> bytes:
         return _REFERENCE.pack(self.kind, self.size_bytes) + self.name.encode()
+
+    @property
+    def is_in_slot(self) -> bool:
+        """Whether the bytes lie in a slot, and not in a file of their own (`payload_slots.slot_name`)."""
+        return self.kind == FILE and _IN_SLOT.fullmatch(self.name) is not None
+
+    def part(self, start: int, size_bytes: int) -> Reference:
+        """The reference to `size_bytes` of these bytes, from `start` on. They must lie in a slot, whose names end with
+        an offset (`payload_slots.slot_name`).
+        """
+        slot, offset = self.name.rsplit("-", 1)
+        return Reference(self.kind, f"{slot}-{int(offset, 16) + start:x}", size_bytes)
 
     @staticmethod
     def unpack(data: Buffer) -> Reference:

@@ -4,9 +4,9 @@
     reply  header | meta [model, version, outputs of one request] | one column per output
 
 A column holds the bytes of all requests, one after the other. In the place of the columns there may be a `Reference`
-for each request, to all its tensors; in a reply, one to all columns. Request `i` of a wave has the id `prefix +
-byte(i)`: the ids of a wave are one group of the unsettled requests (docs/adr/0007) should it be taken apart
-(docs/adr/0015). A wave can always be written as the requests it holds (`Wave.requests`).
+for each request, to all its tensors, or one to the only column; in a reply, one to all columns. Request `i` of a wave
+has the id `prefix + byte(i)`: the ids of a wave are one group of the unsettled requests (docs/adr/0007) should it be
+taken apart (docs/adr/0015). A wave can always be written as the requests it holds (`Wave.requests`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ _FLAG_REFERENCES = 8
 """References replace the columns."""
 _FLAG_REPLY_BY_REFERENCE = 16
 """Large answers may lie in the payload directory: the gateway reads it."""
+_FLAG_COLUMN_IN_SLOT = 32
+"""One reference, to a slot, replaces the only column."""
 
 WAVE_BYTE = b"\xff"
 """Replaces the last byte of an id in the id of a wave."""
@@ -67,9 +69,11 @@ class Wave(Struct, gc=False):
     """One decoded wave of `count` requests; `columns` are views of `record`, one for each of `meta.inputs`.
 
     With `references`, one for each request, there are no columns: `payloads` holds the tensors of each request once
-    they are read. `meta` describes one request. `sizes` is set if the requests' BYTES inputs differ in length: for
-    each input, the size for each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0 for none)
-    and `client_ids` are empty if no request has any.
+    they are read. With `column_at` the only column lies in a slot, and is in `columns` once it is read.
+
+    `meta` describes one request. `sizes` is set if the requests' BYTES inputs differ in length: for each input, the
+    size for each request; `meta` is then the first request's. `deadlines` (wall clock ns, 0 for none) and `client_ids`
+    are empty if no request has any.
     """
 
     prefix: bytes
@@ -89,6 +93,7 @@ class Wave(Struct, gc=False):
     references: tuple[Reference, ...] = ()
     payloads: tuple[Buffer, ...] = ()
     reply_by_reference: bool = False
+    column_at: Reference | None = None
 
     @property
     def id(self) -> bytes:
@@ -119,6 +124,19 @@ class Wave(Struct, gc=False):
             return [self.meta.size_bytes] * self.count
         return [sum(sizes) for sizes in zip(*self.sizes, strict=True)]
 
+    @property
+    def is_out_of_band(self) -> bool:
+        """Whether its tensors lie elsewhere and were not read, or are gone."""
+        if self.column_at is not None:
+            return not self.columns
+        return bool(self.references) and not (self.payloads and all(self.payloads))
+
+    def release(self) -> None:
+        """Drop the views of tensors that lie elsewhere: their owner needs the memory."""
+        self.payloads = ()
+        if self.column_at is not None:
+            self.columns = ()
+
     def parts(self, number: int) -> list[Buffer]:
         """The bytes of one input for all requests, in order, in one part or several."""
         if not self.references:
@@ -131,14 +149,23 @@ class Wave(Struct, gc=False):
         endpoint = self.endpoint.encode()
         flags = FLAG_REPLY_BY_REFERENCE if self.reply_by_reference else 0
         columns = [memoryview(column) for column in self.columns]
+        is_inside = not self.references and self.column_at is None
         starts = [0] * len(columns)
         found: list[RequestRecord] = []
         for index, request_id in enumerate(self.ids()):
             data: list[Buffer] = []
-            for at, (column, place) in enumerate(zip(columns, self.meta.inputs, strict=not self.references)):
+            for at, (column, place) in enumerate(zip(columns, self.meta.inputs, strict=is_inside)):
                 start = starts[at]
                 starts[at] = end = start + (self.sizes[at][index] if self.sizes else place.size_bytes)
                 data.append(column[start:end])
+            payload: Buffer = b""
+            reference = self.references[index] if self.references else None
+            if self.payloads:
+                payload = self.payloads[index]
+            elif self.column_at is not None:
+                size = self.meta.size_bytes
+                reference = self.column_at.part(index * size, size)
+                payload, data = (data[0] if data else b""), []
             record = pack_request(
                 request_id,
                 endpoint,
@@ -152,11 +179,11 @@ class Wave(Struct, gc=False):
                 deadline_ns=self.deadlines[index] if self.deadlines else 0,
                 timeout_us=self.timeout_us,
                 flags=flags,
-                reference=self.references[index] if self.references else None,
+                reference=reference,
             )
             request = unpack_request(record)
-            if self.payloads:
-                request.data = self.payloads[index]
+            if payload:
+                request.data = payload
             found.append(request)
         return found
 
@@ -192,10 +219,12 @@ def wave_head(
     sizes: Sequence[Sequence[int]] = (),
     references: Sequence[Reference] = (),
     reply_by_reference: bool = False,
+    column_at: Reference | None = None,
 ) -> bytes:
     """The part of a wave before its columns, which follow: for each input the bytes of all requests.
 
-    With `references` to the tensors of each request this is the whole wave.
+    With `references` to the tensors of each request, or the slot of the only column in `column_at`, this is the whole
+    wave.
     """
     flags = _FLAG_REPLY_BY_REFERENCE if reply_by_reference else 0
     more = b""
@@ -208,9 +237,9 @@ def wave_head(
     if sizes:
         flags |= _FLAG_SIZES
         more += b"".join([struct.pack(f"<{count}I", *of_input) for of_input in sizes])
-    if references:
-        flags |= _FLAG_REFERENCES
-        for reference in references:
+    if references or column_at is not None:
+        flags |= _FLAG_REFERENCES if column_at is None else _FLAG_COLUMN_IN_SLOT
+        for reference in references if column_at is None else [column_at]:
             where = reference.pack()
             more += _LENGTH.pack(len(where)) + where
     packed = meta.packed
@@ -280,6 +309,14 @@ def unpack_wave(record: Buffer) -> Wave:
             *((), record, client_ids, deadlines, (), _references_in(view, at, count, meta.size_bytes), ()),
             reply_by_reference,
         )
+    if flags & _FLAG_COLUMN_IN_SLOT:
+        (column_at,) = _references_in(view, at, 1, count * meta.size_bytes)
+        if len(meta.inputs) != 1 or not column_at.is_in_slot:
+            raise InvalidRecord(f"a wave of {len(meta.inputs)} inputs refers to '{column_at.name}', expected a slot")
+        return Wave(
+            *(prefix, count, endpoint, meta, rows, signature, level, accepted_ns, timeout_us),
+            *((), record, client_ids, deadlines, (), (), (), reply_by_reference, column_at),
+        )
     columns: list[Buffer] = []
     for number, place in enumerate(meta.inputs):
         end = at + (sum(sizes[number]) if sizes else count * place.size_bytes)
@@ -303,7 +340,7 @@ def _references_in(view: memoryview, at: int, count: int, size_bytes: int) -> tu
         at = start + _LENGTH.unpack_from(view, at)[0]
         reference = Reference.unpack(view[start:at])
         if reference.size_bytes != size_bytes:
-            raise InvalidRecord(f"a request of a wave refers to {reference.size_bytes} bytes, expected {size_bytes}")
+            raise InvalidRecord(f"a wave refers to {reference.size_bytes} bytes, expected {size_bytes}")
         found.append(reference)
     if at != len(view):
         raise InvalidRecord(f"wave holds {len(view)} bytes, its references end at {at}")

@@ -52,6 +52,10 @@ class BatchPayloads:
 
     def map_wave(self, wave: Wave) -> None:
         """Map the tensors of a wave, which are in files."""
+        if wave.column_at is not None:
+            column = self._read(wave.column_at)
+            wave.columns = (column,) if column else ()
+            return
         wave.payloads = tuple([self._read(reference) for reference in wave.references])
 
     def _read(self, reference: Reference) -> Buffer:

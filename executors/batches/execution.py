@@ -201,7 +201,7 @@ class Batch:
         records, interface = self.records, self.interface
         start_wall, started = wall_ns(), monotonic_ns()
         pairs = [(plan, records[index]) for index, plan in run]
-        other = instance if takes_encoded(instance) and self.has_many_strings else None
+        other = instance if self.has_many_strings and takes_encoded(instance) else None
         try:
             arrays = join(interface, pairs, workspace, encoded=other is not None)
             if interface.batch_inputs:

@@ -154,7 +154,7 @@ class WaveBatch:
 
     def run_on(self, instance: BatchInstance, workspace: Workspace) -> Executed:
         """Execute in the calling thread. Raises `InstanceDied`; the caller then handles the unanswered waves."""
-        singly = self._planner.needs_requests or (takes_encoded(instance) and self.has_many_strings)
+        singly = self._planner.needs_requests or (self.has_many_strings and takes_encoded(instance))
         for run in self._runs():
             if singly or not self._has_payloads(run):
                 batch = self._requests_of(run)
@@ -390,11 +390,7 @@ class WaveBatch:
 
     def _has_payloads(self, run: list[tuple[int, RequestPlan]]) -> bool:
         """Whether no request's tensors are gone. Of those whose are, only these requests fail."""
-        for index, _ in run:
-            wave = self._waves[index]
-            if wave.references and not (wave.payloads and all(wave.payloads)):
-                return False
-        return True
+        return not any(self._waves[index].is_out_of_band for index, _ in run)
 
     def _column_run(self, run: list[tuple[int, RequestPlan]]) -> _ColumnRun | None:
         """Join waves to columns; None when they cannot be joined, or one of them has malformed strings."""

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 MAX_WAVE_BYTES = 262_144
+MIN_COLUMN_BYTES = 65_536
+"""A column of this size is cheaper in a slot than in the log, which copies it five times (docs/adr/0017)."""
 _MAX_LARGE = 4
 """Requests of a wave of large ones: joining more costs more than it saves."""
 
@@ -95,6 +97,7 @@ class PendingWave:
         "door",
         "entry_id",
         "gone",
+        "held_bytes",
         "left",
         "model",
         "pieces",
@@ -108,11 +111,19 @@ class PendingWave:
     )
 
     def __init__(
-        self, prefix: bytes, door: Door, calls: list[Call], size_bytes: int, references: Sequence[Reference]
+        self,
+        prefix: bytes,
+        door: Door,
+        calls: list[Call],
+        size_bytes: int,
+        held_bytes: int,
+        references: Sequence[Reference],
     ) -> None:
         self.prefix = prefix
         self.references = references
         """References to the tensors of its requests, if they are not in the record."""
+        self.held_bytes = held_bytes
+        """Bytes that this gateway holds for the wave, less those that its requests hold since they arrived."""
         self.door = door
         self.model = door.served.model
         self.calls = calls
@@ -220,6 +231,7 @@ class Door:
         "_reply_by_reference",
         "_timeout_us",
         "_varies",
+        "column_in_slot",
         "counts",
         "gathering",
         "held_bytes",
@@ -264,6 +276,13 @@ class Door:
         self.held_bytes = admitted.meta.size_bytes if self._by_reference else 0
         """Bytes that each request holds from its arrival."""
         payloads = waves.payloads
+        self.column_in_slot = (
+            payloads is not None
+            and not (self._by_reference or self._varies)
+            and len(admitted.meta.inputs) == 1
+            and payloads.reads_columns(served)
+        )
+        """The column of a wave may lie in a slot."""
         self._reply_by_reference = payloads is not None and bool(payloads.flags(served))
         most = 1
         if served.interface.dynamic_batching is not None:
@@ -296,6 +315,10 @@ class Door:
                 call.signature.leave_lane(call)
             return False
         meta = self._meta
+        column_at = None
+        if self.column_in_slot and size_bytes >= MIN_COLUMN_BYTES and waves.payloads is not None:
+            column_at = waves.payloads.lend_slot([b"".join([call.data[0] for call in calls])])
+            wave.references = () if column_at is None else (column_at,)
         client_ids = [call.client_id for call in calls]
         deadlines = [call.deadline_ns for call in calls]
         head = wave_head(
@@ -313,8 +336,9 @@ class Door:
             sizes=[[len(part) for part in column] for column in _columns(calls)] if self._varies else (),
             references=references,
             reply_by_reference=self._reply_by_reference,
+            column_at=column_at,
         )
-        if references:
+        if references or column_at is not None:
             pieces: list[Buffer] = [head]
         elif len(meta.inputs) == 1:
             pieces = [head, *[call.data[0] for call in calls]]

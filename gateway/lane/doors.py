@@ -234,7 +234,7 @@ class Doors:
         return False
 
     def _batchers_read_waves(self) -> bool:
-        batchers = [p for p in self._catalog.processes.values() if p.role == "batcher" or p.hosts_batcher]
+        batchers = [process for process in self._catalog.processes.values() if process.owns_queues]
         return bool(batchers) and all(process.reads_waves for process in batchers)
 
     # -- closing ------------------------------------------------------------------------------------------------------
@@ -257,8 +257,12 @@ class Doors:
     def _on_process(self, fact: Fact) -> None:
         if isinstance(fact, ProcessLeft) and fact.incarnation == self.waves.endpoint.decode():
             self.waves.leases.mark_ended()
-        if isinstance(fact, ProcessJoined) and self._ways and not self._batchers_read_waves():
-            self.close_all()
+        if isinstance(fact, ProcessJoined) and self._ways:
+            if not self._batchers_read_waves():
+                self.close_all()
+            elif fact.owns_queues and not fact.reads_wave_slots:
+                for door in self._doors():
+                    door.column_in_slot = False
 
     def _forget(self, door: Door) -> None:
         way = self._ways.get(door.key)

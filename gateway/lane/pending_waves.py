@@ -112,13 +112,14 @@ class Waves:
         if not self.leases.take(model, count, size_bytes):
             self.end_payloads(references)
             return None
+        held_bytes = 0 if references else size_bytes  # large requests hold theirs since they arrived
         try:
-            self._pending.hold(0 if references else size_bytes)  # large requests hold theirs since they arrived
+            self._pending.hold(held_bytes)
         except ResourceExhausted:
             self.leases.give_back(model, count, size_bytes)
             self.end_payloads(references)
             return None
-        wave = PendingWave(self._next_prefix(), door, calls, size_bytes, references)
+        wave = PendingWave(self._next_prefix(), door, calls, size_bytes, held_bytes, references)
         for index, call in enumerate(calls):
             call.wave = wave
             call.index = index
@@ -333,7 +334,7 @@ class Waves:
         if self._under_way.pop(wave.prefix, None) is None:
             return
         self.end_payloads(wave.references)
-        self._pending.release(0 if wave.references else wave.size_bytes)
+        self._pending.release(wave.held_bytes)
         self.leases.give_back(wave.model, len(wave.calls), wave.size_bytes)
 
     def abandoned(self, call: Call) -> None:

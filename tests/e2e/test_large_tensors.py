@@ -217,6 +217,32 @@ def test_random_tensors_of_many_sizes_come_back_byte_by_byte(flags: tuple[str, .
     _wait_given_back(server)
 
 
+def test_small_requests_of_many_callers_share_slots_and_outlive_executors(echoes: Path, serve: Any) -> None:
+    with (echoes / "echo" / "config.pbtxt").open("a") as config:
+        config.write("dynamic_batching { }\n")
+    server = serve(echoes, "--executors=2")
+
+    async def drive() -> None:
+        choose = np.random.default_rng(3)
+        async with grpcaio.InferenceServerClient(server.grpc) as client:
+
+            async def ask() -> None:
+                right = await asyncio.gather(
+                    *[_over_grpc(client, choose.random((1, 3000), dtype=np.float32)) for _ in range(32)]
+                )
+                assert all(right)
+
+            async with asyncio.timeout(60):
+                while not any(path.name.startswith("s") and "gateway" in path.parent.name for path in _files(server)):
+                    await ask()
+            asking = asyncio.gather(*[ask() for _ in range(10)])
+            os.kill(server.pids("executor")[0], signal.SIGKILL)
+            await asking
+
+    asyncio.run(drive())
+    _wait_given_back(server)
+
+
 def test_executors_killed_under_large_requests_give_no_wrong_bytes(echoes: Path, serve: Any) -> None:
     server = serve(echoes, "--executors=2")
 

@@ -178,6 +178,7 @@ WITH_MORE: dict[str, Fact] = {
     "model_requested_of_a_directory": ModelRequested("load", "m", "r-1", alias="a", directory="/d/a/model"),
     "repository_scanned_and_registered": RepositoryScanned("e-1", ("m",), "explicit", True, {"a": "/d/a::m"}),
     "process_joined_reads_waves": ProcessJoined("batcher", "b-1", host="h", pid=7, reads_waves=True),
+    "process_joined_reads_wave_slots": ProcessJoined("executor", "e-1", host="h", pid=7, reads_wave_slots=True),
     "process_joined_in_pid_space": ProcessJoined("batcher", "b-1", host="h", pid=7, pid_space="s 4", started_ticks=9),
     "version_loaded_takes_waves": VersionLoaded(
         "e-1", "m", 3, "abc", 2, b"\x0a\x01m", {"y": ["cat", "dog"]}, 12, takes_waves=True
@@ -187,6 +188,7 @@ WITH_MORE: dict[str, Fact] = {
 """Kinds of an earlier release with what was added to them."""
 
 
+WAVE_COLUMN = Reference(FILE, "g-1/s1-2-1000", 48)
 WAVE_REFERENCES = (Reference(FILE, "g-1/s1-2-1000", 16), Reference(FILE, "g-1/s2-f-1040", 16))
 WAVE_ANSWER = Reference(FILE, "e-1/s1-3-1000", 21)
 ABOUT = SequenceAbout(b"3:n", ID, 3, "abc", "e-1", 1, 2, 3, 4, 5)
@@ -220,6 +222,13 @@ def wave_by_reference() -> bytes:
     meta = request_meta(3, "abc", INPUTS[:1], ("y",), PARAMETERS)
     about = {"rows": 2, "signature": 1, "level": 0, "accepted_ns": 11, "reply_by_reference": True}
     return wave_head(PREFIX, 2, b"g-1", meta, **about, references=WAVE_REFERENCES)
+
+
+def wave_in_slot() -> bytes:
+    """A wave of three requests whose only column lies in a slot."""
+    meta = request_meta(3, "abc", INPUTS[:1], ("y",), PARAMETERS)
+    about = {"rows": 2, "signature": 1, "level": 0, "accepted_ns": 11, "client_ids": [b"a", b"", b"c"]}
+    return wave_head(PREFIX, 3, b"g-1", meta, **about, column_at=WAVE_COLUMN)
 
 
 def wave_reply(reference: Reference | None = None) -> bytes:
@@ -262,6 +271,7 @@ def written() -> dict[str, bytes]:
         "wire/v1-wave.hex": wave(),
         "wire/v1-wave-whole.hex": whole_wave(),
         "wire/v1-wave-by-reference.hex": wave_by_reference(),
+        "wire/v1-wave-in-slot.hex": wave_in_slot(),
         "wire/v1-wave-reply.hex": wave_reply(),
         "wire/v1-wave-reply-by-reference.hex": wave_reply(WAVE_ANSWER),
         "wire/v1-batch-header-of-waves.hex": WAVES_HEADER.pack(),
@@ -421,6 +431,17 @@ def test_a_wave_by_reference_is_read() -> None:
     assert [record.reference for record in records] == list(WAVE_REFERENCES)
     assert all(record.flags == FLAG_REFERENCE | FLAG_REPLY_BY_REFERENCE for record in records)
     assert not unpack_wave(kept("wire/v1-wave.hex")).reply_by_reference
+
+
+def test_a_wave_in_a_slot_is_read() -> None:
+    found = unpack_wave(kept("wire/v1-wave-in-slot.hex"))
+    assert (found.count, found.columns, found.column_at) == (3, (), WAVE_COLUMN)
+    records = found.requests()
+    names = ["g-1/s1-2-1000", "g-1/s1-2-1010", "g-1/s1-2-1020"]
+    assert [record.reference for record in records] == [Reference(FILE, name, 16) for name in names]
+    assert [record.client_id for record in records] == ["a", "", "c"]
+    found.columns = (bytes(range(48)),)
+    assert [record.inputs()[0].data for record in found.requests()] == [bytes(range(a, a + 16)) for a in (0, 16, 32)]
 
 
 def test_a_reply_by_reference_to_a_wave_is_read() -> None:

@@ -93,6 +93,16 @@ def wave_of(
     meta = request_meta(1, "", [column[0] for column in columns], outputs, {})
     strings = any(tensor.datatype is DataType.BYTES for tensor in (column[0] for column in columns))
     about = {"rows": 1, "signature": 7, "level": 0, "accepted_ns": number}
+    if by_reference and number % 2 and len(columns) == 1:  # all of them in one slot
+        head = wave_head(
+            *(bytes([number]) * 15, count, b"gw", meta),
+            **about,
+            column_at=Reference(FILE, "g/s1-1-1000", count * meta.size_bytes),
+            reply_by_reference=True,
+        )
+        wave = unpack_wave(head)
+        wave.columns = (b"".join([bytes(tensor.data) for tensor in columns[0]]),)
+        return wave
     if by_reference:
         references = [Reference(FILE, "g/s1-1-1000", meta.size_bytes)] * count
         head = wave_head(
@@ -199,12 +209,22 @@ GONE = "the request's tensors, which are stored outside the log, cannot be read"
 
 
 def test_a_request_whose_tensors_are_gone_fails_and_no_other() -> None:
-    waves = [numbers_wave(1, [1.0, 2.0], by_reference=True), numbers_wave(2, [3.0])]
+    waves = [numbers_wave(2, [1.0, 2.0], by_reference=True), numbers_wave(4, [3.0])]
     waves[0].payloads = (waves[0].payloads[0], b"")
     executed = WaveBatch(Planner(SIX), 1, waves, put).run_on(Doubling(), Workspace())
     assert isinstance(executed, ExecutedWaves)
     gone, other = answers_of(waves, executed)
     assert [error for *_, error in gone] == [None, (ErrorCode.UNAVAILABLE, GONE)]
+    assert [error for *_, error in other] == [None]
+
+
+def test_a_wave_whose_slot_is_gone_fails_and_no_other() -> None:
+    waves = [numbers_wave(1, [1.0, 2.0], by_reference=True), numbers_wave(2, [3.0])]
+    waves[0].release()
+    executed = WaveBatch(Planner(SIX), 1, waves, put).run_on(Doubling(), Workspace())
+    assert isinstance(executed, ExecutedWaves)
+    gone, other = answers_of(waves, executed)
+    assert [error for *_, error in gone] == [(ErrorCode.UNAVAILABLE, GONE)] * 2
     assert [error for *_, error in other] == [None]
 
 

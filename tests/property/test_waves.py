@@ -162,6 +162,34 @@ def test_a_wave_by_reference_stands_for_requests_by_reference(
         unpack_wave(wave_head(PREFIX, len(places), b"g", meta, **about, references=wrong))
 
 
+@given(_PLACES, st.integers(1, 8), st.binary(min_size=2, max_size=2), st.data())
+def test_a_wave_in_a_slot_stands_for_requests_in_parts_of_it(
+    place: str, count: int, value: bytes, data: st.DataObject
+) -> None:
+    meta = request_meta(3, "hash", [Tensor("a", DataType.INT8, (2,), value)], (), {})
+    about = {"rows": 1, "signature": 5, "level": 0, "accepted_ns": 7}
+    column = bytes(range(2 * count))
+    packed = wave_head(*(PREFIX, count, b"g", meta), **about, column_at=Reference(FILE, place, len(column)))
+    wave = unpack_wave(packed)
+    assert wave.is_out_of_band
+    slot, _, offset = place.rpartition("-")
+    parts = [Reference(FILE, f"{slot}-{int(offset, 16) + 2 * index:x}", 2) for index in range(count)]
+    unread = wave.requests()
+    assert [request.reference for request in unread] == parts
+    wave.columns = (column,)
+    assert not wave.is_out_of_band
+    requests = wave.requests()
+    assert [bytes(request.record) for request in requests] == [bytes(request.record) for request in unread]
+    assert b"".join([bytes(request.inputs()[0].data) for request in requests]) == bytes(wave.parts(0)[0]) == column
+    wave.release()
+    assert wave.is_out_of_band
+    with pytest.raises(InvalidRecord):
+        unpack_wave(packed[: data.draw(st.integers(0, len(packed) - 1))])
+    for wrong in (Reference(FILE, place, len(column) + 1), Reference(FILE, "g/file", len(column))):
+        with pytest.raises(InvalidRecord, match="refers to"):
+            unpack_wave(wave_head(PREFIX, count, b"g", meta, **about, column_at=wrong))
+
+
 @given(
     count=st.integers(1, MAX_WAVE_REQUESTS),
     sizes=st.lists(st.integers(0, 9), max_size=3),

@@ -194,10 +194,12 @@ class LaneBench:
         level: int = 0,
         ready: bool = True,
         shared: Path | None = None,
+        reads_wave_slots: bool = True,
         **settings: Any,
     ) -> None:
         self._block, self._rows, self._slots, self._datatype, self._ready = block, rows, slots, datatype, ready
         self.inputs = inputs
+        self._reads_wave_slots = reads_wave_slots
         self.stream = keys.queue(MODEL, level, 0)
         self.settings = GatewaySettings(GATEWAY, **settings)
         self.loop = VirtualLoop()
@@ -278,9 +280,10 @@ class LaneBench:
     def facts(self) -> list[Fact]:
         """That a batcher which reads waves and an executor of the model are there."""
         scanned = RepositoryScanned("e", (MODEL,), "explicit", ready=True)
-        batcher = ProcessJoined("batcher", "b", reads_waves=True)
+        batcher = ProcessJoined("batcher", "b", reads_waves=True, reads_wave_slots=True)
         token = self.directories["e"].token if self.directories else ""
-        return [batcher, ProcessJoined("executor", "e", payload_token=token), self.loaded(), scanned]
+        executor = ProcessJoined("executor", "e", payload_token=token, reads_wave_slots=self._reads_wave_slots)
+        return [batcher, executor, self.loaded(), scanned]
 
     async def tell(self, *facts: Fact) -> None:
         """Facts that the gateway has heard once this returns."""

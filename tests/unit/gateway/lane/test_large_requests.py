@@ -15,8 +15,10 @@ from charonia.datatypes import DataType
 from charonia.errors import DeadlineExceeded, LogUnavailable, ResourceExhausted
 from charonia.eventlog.payload_slots import SlotPool
 from charonia.eventlog.port import Reply
+from charonia.facts.events import ProcessJoined
 from charonia.inference import InferenceResponse
 from charonia.wire import FIELD_WAVE, pack_wave_reply, records_of, reply_meta, unpack_request
+from gateway.lane.door import MIN_COLUMN_BYTES
 from gateway.lane.pending_waves import _Replies
 
 WIDTH = 10_000
@@ -241,3 +243,104 @@ def test_what_takes_long_to_copy_into_a_slot_goes_the_full_way(bench: LaneBench)
     asked.cancel()
     (_,) = ask(bench, 2, width=width - 1)
     assert len(bench.sent()) == 1
+
+
+# -- waves of small requests whose column is large: it lies in a slot of the gateway -----------------------------------
+
+COLUMN_WIDTH = 6000
+"""Elements of a request: 24,000 bytes, below the size of a request that lies in a slot itself."""
+ROWS = 4
+assert (ROWS - 1) * COLUMN_WIDTH * 4 > MIN_COLUMN_BYTES > COLUMN_WIDTH * 8
+
+
+@pytest.fixture
+def columns(tmp_path: Path) -> Iterator[LaneBench]:
+    with LaneBench(shared=tmp_path, rows=ROWS) as bench:
+        bench.run(bench.lease.grow(1 << 20))
+        yield bench
+
+
+def ask_together(bench: LaneBench, *values: int) -> list[asyncio.Task[InferenceResponse]]:
+    """Ask in one tick: the first request leaves alone, and the others as one wave."""
+    requests = [bench.request(value, width=COLUMN_WIDTH) for value in values]
+    asked = bench.now(lambda: [asyncio.ensure_future(bench.service.infer(request)) for request in requests])
+    bench.settle()
+    return asked
+
+
+def joined(bench: LaneBench) -> tuple[list[asyncio.Task[InferenceResponse]], SentWave]:
+    """A wave of three requests."""
+    asked = ask_together(bench, 1, 2, 3, 4)
+    first, sent = bench.sent()
+    bench.answer(first)
+    return asked[1:], sent
+
+
+def answer_each(bench: LaneBench, sent: SentWave) -> None:
+    for request, value in zip(sent.wave.requests(), (20, 30, 40), strict=True):
+        bench.answer_one(request.id, value)
+    bench.run(bench.log.delete_entries(sent.stream, [sent.entry_id]))
+
+
+def first_of_each(bench: LaneBench, sent: SentWave) -> list[int]:
+    assert sent.wave.column_at is not None
+    data = np.frombuffer(bench.directories["e"].read(sent.wave.column_at), np.int32)
+    return [int(row[0]) for row in data.reshape(sent.wave.count, COLUMN_WIDTH)]
+
+
+def test_a_large_column_lies_in_a_slot_until_its_wave_is_answered(columns: LaneBench) -> None:
+    asked, sent = joined(columns)
+    assert (sent.wave.count, sent.wave.columns, len(sent.wave.record) < 500) == (3, (), True)
+    assert first_of_each(columns, sent) == [2, 3, 4]
+    assert pool(columns).outstanding == 1
+    answer_each(columns, sent)
+    assert [int(task.result().outputs[0].array()[0, 0]) for task in asked] == [20, 30, 40]
+    assert pool(columns).outstanding == 0
+    assert columns.is_quiet()
+
+
+def test_such_a_wave_can_be_taken_apart(columns: LaneBench) -> None:
+    _, sent = joined(columns)
+    for request, value in zip(sent.wave.requests(), (2, 3, 4), strict=True):
+        reference = unpack_request(request.record).reference
+        assert reference is not None
+        data = np.frombuffer(columns.directories["e"].read(reference), np.int32)
+        assert (len(data), set(data.tolist())) == (COLUMN_WIDTH, {value})
+
+
+def test_small_columns_travel_in_the_log(columns: LaneBench) -> None:
+    ask_together(columns, 1)
+    (sent,) = columns.sent()
+    assert (sent.wave.column_at, len(sent.wave.columns[0])) == (None, 4 * COLUMN_WIDTH)
+
+
+def test_without_a_slot_the_column_travels_in_the_log(columns: LaneBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlotPool, "lend", lambda *_, **__: None)
+    _, sent = joined(columns)
+    assert (sent.wave.column_at, len(sent.wave.columns[0])) == (None, 3 * 4 * COLUMN_WIDTH)
+
+
+def test_a_wave_that_the_log_does_not_take_keeps_no_slot_and_no_bytes(columns: LaneBench) -> None:
+    columns.gate.error = LogUnavailable("not now")
+    asked = ask_together(columns, 1, 2, 3, 4)
+    for task in asked:
+        with pytest.raises(LogUnavailable):
+            task.result()
+    assert pool(columns).outstanding == 0
+    assert columns.is_quiet()
+
+
+def test_columns_travel_in_the_log_once_a_batcher_of_an_older_release_joins(columns: LaneBench) -> None:
+    _, sent = joined(columns)
+    assert sent.wave.column_at is not None
+    answer_each(columns, sent)
+    columns.run(columns.tell(ProcessJoined("batcher", "older", reads_waves=True)))
+    _, sent = joined(columns)
+    assert sent.wave.column_at is None
+
+
+def test_columns_travel_in_the_log_to_an_executor_of_an_older_release(tmp_path: Path) -> None:
+    with LaneBench(shared=tmp_path, rows=ROWS, reads_wave_slots=False) as bench:
+        bench.run(bench.lease.grow(1 << 20))
+        _, sent = joined(bench)
+        assert (sent.wave.column_at, len(sent.wave.columns[0])) == (None, 3 * 4 * COLUMN_WIDTH)
