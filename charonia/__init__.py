@@ -1,7 +1,7 @@
 """Model serving over the KServe v2 / Triton protocols on a durable event log.
 
-The names below are for who serves functions of a program of their own (`docs/howto/bind.md`); they are looked up when
-first used, so that importing a part of the kernel imports no service.
+The names below are for programs that serve their own functions (`docs/howto/bind.md`). They are imported when first
+used, so that importing a part of the kernel imports no service.
 
 May import nothing outside the kernel, except `cli`, `composition` and `inprocess`. Begin reading at
 `docs/architecture.md`, then `facts.events` and `eventlog.port`.

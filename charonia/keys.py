@@ -10,7 +10,7 @@ command or script ever names keys of two slots.
                              requests whose ids begin so (charonia.eventlog.redis.stored_records)
     n:{m}                    hash: `requests` and `bytes` unsettled, exact; `token` last fencing token, `owner`,
                              `paused`, what to keep of jobs and journal (`keep_*`), `kept` bytes of ended jobs,
-                             `lease:<gateway>` room reserved for its waves, `leased_*` the sums of those,
+                             `lease:<gateway>` capacity reserved for its waves, `leased_*` the sums of those,
                              `tk` once a request had progress
     f:{m}                    facts for the owning batcher
     n:{m}:<tenant>           hash: `requests` and `bytes` unsettled of one tenant
@@ -28,9 +28,10 @@ command or script ever names keys of two slots.
     j:{m}                    journal: lifecycle facts, kept for a time
     j:{m}:seals              its seals (`charonia.facts.seals`), each under the id of the last entry it covers
     dlq:{m}                  dead letters
-    sus:{m}                  which suspects a batcher inside an executor's process has given to that executor
+    sus:{m}                  note of the suspects that a co-located batcher has dispatched to its own executor
+    ab:{m}                   what adaptive batching has chosen for a model's versions, for readers
     vis:{m}                  sorted set of requests of which a response is visible, by when, of models that answer more
-                             than once and may not be run again; who ends such a request takes it out
+                             than once and may not be run again; whatever settles the request removes it
     wh:{m}                   ended jobs whose webhook is to be called
     wht:{m}                  sorted set of the webhooks to call, by time; the senders' own
     whs:{m}:<id>             how far a job's webhook has come (`gateway.webhooks`), gone with the job

@@ -64,8 +64,8 @@ class Deferral:
         """Answer a request, or accept it as a job. Cancelling the task follows `DeliveryOptions.on_disconnect`.
 
         `call_deadline_ns` is the call's own deadline, which does not hold for a request that is answered later.
-        `only_later` is the text of the `Unsupported` for a model that cannot be answered at once, because it answers
-        several times. Raises as the handler does, and `InvalidArgument` for invalid `words`.
+        `only_later` is set for decoupled models: the text of the `Unsupported` if they are asked for an answer at once.
+        Raises as the handler does, and `InvalidArgument` for invalid `words`.
         """
         wish = read_wish(words, wall_ns(), form=form, caller=caller)
         request.deadline_ns = earlier(request.deadline_ns, wish.deadline_ns)

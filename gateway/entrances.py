@@ -88,7 +88,7 @@ class Entrances:
             return known, one
         except CharoniaError as error:
             if fallback is None:
-                # as in Triton, what does not fit its model is no failure of the model
+                # as in Triton, a request that does not fit is not counted as the model's failure
                 if failure_reason(error, executed=False) != "OTHER":
                     self._refused(known, started_ns, error)
                 if request.trace is not None:

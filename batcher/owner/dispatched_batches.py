@@ -109,7 +109,7 @@ class DispatchedBatches:
         """Send a batch to its executor. If the log does not take it, it returns to the owner."""
         batch = self._batches[decision.batch_id] = _Batch(decision.executor, decision.requests)
         link = self._link
-        # a batch with a note is suspected, or was restored and so its attempt must be recorded
+        # batches that need a note take `_send`: suspects, and restored ones, whose attempt must be recorded
         if link is None or decision.executor != link.executor or decision.suspects or self._must_begin(decision):
             self._owner.spawn(self._send(decision))
             return

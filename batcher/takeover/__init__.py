@@ -1,4 +1,4 @@
-"""Takes a model over: ownership by a fenced lease, and the state of its work restored from the log.
+"""Takes a model over: ownership, fenced by a token, and the state of its work restored from the log.
 
 May import `owner`, `entries` and `scheduling`. Begin reading at `ownership`, then `recovery`.
 """

@@ -59,7 +59,7 @@ class Admitted:
     """(position, expected elements) of the BYTES inputs, whose length prefixes differ from request to request, in the
     order of their checks."""
     sequential: bool = False
-    """The request is one of a sequence (`charonia.calls.admission`)."""
+    """The model has sequence batching."""
     passes_on: bool = False
     """The model may make requests of its own for this one: then its record has its caller context."""
     keeps_priority: bool = False

@@ -18,7 +18,8 @@ _LONGEST_REFUSAL_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`attempts` counts the first one. The n-th pause is drawn from the upper half of first * 2**(n-1), at most `max`.
+    """`attempts` counts the first one. The n-th pause is uniform between half and all of min(max, first * 2**(n-1)), or
+    the time that the server asks for, if that is longer.
 
     The defaults bridge between five and eleven seconds, in which a gateway that died is started again.
     """

@@ -203,8 +203,8 @@ class Procedures:
     def stream(
         self, inference: Inference, timeout_s: float | None, followed: Followed, resume: bool | None
     ) -> Procedure[None]:
-        """Give the responses of the model. They come from a job, which is resumed, unless `resume` is False or None
-        and the server has no jobs."""
+        """Give the responses of the model. They come from a job, which is resumed, unless `resume` is False, or it is
+        None and the server has no jobs."""
         deadline = self._deadline(timeout_s)
         if resume or inference.key:
             yield from self._require_jobs("a stream that resumes", deadline)

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 _TICK_S = 0.5
 _NICE = -10
 _LOOK_S = 0.2
-"""How often it is looked whether the part was killed: of the 0.3 s within which others are to know."""
+"""How often to poll whether the part was killed. Others must know within 0.3 s; this is the part spent on polling."""
 _REPORT_WITHIN_S = 2.0
 """How long the loss of an ended part is reported to a log that takes nothing: after it the leases have run out."""
 _END_WITHIN_S = 5.0

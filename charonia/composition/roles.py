@@ -69,7 +69,7 @@ def run_role(role: str, values: Values) -> int:
 
 
 def keeper_terms(values: Values) -> KeeperTerms:
-    """How a process keeps the leases of this role. Raises `StartupError` for a password that cannot be read."""
+    """How a process, whatever its role, keeps its leases. Raises `StartupError` for a password that cannot be read."""
     from charonia.eventlog.redis.server.address import with_password
 
     settings = log_settings(values)

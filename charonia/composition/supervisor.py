@@ -1,7 +1,8 @@
 """`charonia serve`: private log, gateways, executors, their batcher, webhooks: started and stopped together.
 
-The supervisor imports no service and no library beyond the standard one, so that it starts at once and stays small. A
-part that dies is started again, with back-off; one that cannot start at all ends the server with its own sentence.
+The supervisor imports no library beyond the standard one, and of the services only what reads the names of repositories
+(`executors.repository.remote.store`) and keys of webhooks, so that it starts at once and stays small. A part that dies
+is started again, with back-off; one that cannot start at all ends the server with its own sentence.
 """
 
 from __future__ import annotations

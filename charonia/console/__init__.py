@@ -6,7 +6,7 @@ collects figures while a page is open, from the metrics (`metric_samples`, `serv
 `stories` explain one request. Templates, style sheets and scripts lie in `templates` and `static`; `static/vendored` is
 written by `tools/vendor_console.py`.
 
-May import the operators' commands, the log, and what lies below; no service. Who may see what is decided by a function
-that composition passes. jinja2 is imported by `page_rendering` alone, web libraries by `web_app` and `page_server`.
+May import the operators' commands, the log, and what lies below; no service. A function that composition passes decides
+which caller may see what. jinja2 is imported by `page_rendering` alone, web libraries by `web_app` and `page_server`.
 Begin reading at `web_app`.
 """

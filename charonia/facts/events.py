@@ -294,10 +294,11 @@ class RequestCancelled:
 class BatchDied:
     """A batch took its instance down with it (poison isolation). Its requests are unsettled; the slot is free.
 
-    `stderr` holds the last lines the instance wrote. `blameless` is true when the instance died of something that is
-    not the requests' doing (out of memory elsewhere, a stop): then the batch is given out again as it is. `instance` is
-    the name that P19's text has. `ids` are the requests without an outcome, 16 bytes each, joined: an owner that did
-    not give the batch out itself learns from them whom to suspect.
+    `stderr` holds the last lines the instance wrote. `blameless` is true when the instance was being closed, was ended
+    by SIGTERM, or ended in a check or before the batch came: then the batch is dispatched again as it is. A process
+    that the kernel kills for memory is not blameless. `instance` is the name that P19's text has. `ids` are the
+    requests without an outcome, 16 bytes each, joined: an owner that did not give the batch out itself learns from them
+    whom to suspect.
     """
 
     kind: ClassVar[str] = "batch_died"

@@ -42,8 +42,8 @@ EVERY_DEVICE = -2
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """`url` is redis://, rediss:// or unix://. Heartbeats are leases: a process is dead `heartbeat_ttl_ms` after its
-    last.
+    """`url` is redis://, rediss:// or unix://. Heartbeats are leases: a process is presumed dead `heartbeat_ttl_ms`
+    after its last heartbeat, a gateway `gateway_ttl_ms` after it.
 
     A process whose event loop stalls for `stall_limit_s` is presumed dead, too. `private`: only processes of this
     machine use the log, so that one whose pid is gone is known to be dead at once.
@@ -57,7 +57,7 @@ class LogSettings:
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """Interval at which a process beats and checks others: a third of the shortest lease it may have."""
+        """Interval at which a process beats and checks others: a third of the shortest lease, 400 ms at most."""
         return min(_LONGEST_INTERVAL_MS, self.heartbeat_ttl_ms // 3, self.gateway_ttl_ms // 3)
 
 

@@ -391,7 +391,7 @@ OPTIONS: tuple[Option, ...] = (
         "flag",
         False,
         _PARTS,
-        "only this machine's processes use the log",
+        "internal: set by 'serve' for its children, as only this machine's processes use the log",
     ),
     # known, but not built yet
     _later("min-supported-compute-capability"),

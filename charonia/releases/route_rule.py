@@ -101,8 +101,8 @@ _GATE_FIELDS = frozenset(found.name for found in fields(Gate))
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What a rule may ask of a request. Header names are in lower case. `is_bound`: once its version has failed it
-    cannot be run again on another one without its caller seeing it, as a job, a stream, or a request of a sequence.
+    """What a rule may ask of a request. Header names are in lower case. `is_bound`: the request cannot be run again on
+    another version unnoticed (jobs, streams, sequences).
     """
 
     headers: Iterable[tuple[bytes, bytes]] = ()

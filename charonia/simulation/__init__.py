@@ -1,9 +1,9 @@
 """`charonia simulate`: answers what-if questions from recorded requests, with the real scheduler and a made-up clock.
 
 May import of the kernel all but `composition`, `inprocess` and the command, and of the services `batcher.scheduling`
-alone: what it decides with must be what serves (ADR 0057). Begin reading at `recorded_requests`, the common form of
-recordings: `trace_recording` reads it from trace files, `journal_recording` from journals. `service_times` fits how
+alone: the prediction runs the scheduler that serves (ADR 0057). Begin reading at `recorded_requests`, the common form
+of recordings: `trace_recording` reads it from trace files, `journal_recording` from journals. `service_times` fits how
 long batches take, `simulated_run` drives the scheduler, `what_if` holds the changes, `run_figures` computes what is
-compared, `simulation_document` puts baseline and changes together, `simulation_page` draws them, and
-`simulate_command` is the command. How it is used: `docs/howto/simulate.md`.
+compared, `simulation_document` puts baseline and changes together, `simulation_page` draws them, and `simulate_command`
+is the command. How it is used: `docs/howto/simulate.md`.
 """

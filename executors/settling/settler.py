@@ -149,7 +149,8 @@ class Settler:
     ) -> bool:
         """Settle a batch without special cases, and without a task. Returns False when it did nothing.
 
-        `done` is called with None when the log has all of it, else with the outcome from which `settle` must continue.
+        `done` is called with None when the log has all of it, otherwise with the log's answer, with which `settle` must
+        continue.
         """
         header, records = batch.header, batch.records
         assert header is not None

@@ -3,8 +3,7 @@
 The replies of a wave are written first, to its gateway's socket or stream; then its entry is deleted, which settles it.
 Deletions of answered waves are gathered for 10 ms, and their statistics are written with each such write: a process
 that is killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written
-(`fold`). What requests have used (`usage_counts`), those outside waves included, is written once a second and by
-`fold`.
+(`fold`). What all requests have used, in waves or not (`usage_counts`), is written once a second and by `fold`.
 
 A gateway that shares the payload directory listens in its part of it (docs/adr/0016). A reply that cannot be sent to
 its socket at once goes through the gateway's stream of the log: no reply depends on a socket.

@@ -44,7 +44,8 @@ _TENANT = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _DIGEST = re.compile(r"sha256:([0-9a-fA-F]{64})")
 LOOK_INTERVAL_S = 0.5
-"""Half the time that the tenants' page promises, as a check that comes slightly too early waits for the next one."""
+"""Half of the second that the tenants' page promises: a check just before the interval ends is skipped, so a change may
+take two intervals."""
 _LOOK_INTERVAL_NS = int(LOOK_INTERVAL_S * 1e9)
 _BOUNDS = ("max_pending_requests", "max_pending_bytes", "max_text_tokens", "max_pending_tokens")
 _FIELDS = frozenset(("keys", "weight", *_BOUNDS))

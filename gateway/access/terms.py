@@ -64,7 +64,8 @@ class TermsBook:
         return found
 
     def shared(self, tenant: str) -> Terms | None:
-        """The terms on which a tenant's requests can share waves; None if each is counted against its bounds."""
+        """The terms on which a tenant's requests can share waves; None for a tenant with
+        bounds of requests or bytes: its requests are counted one by one."""
         terms = self.of(DeliveryOptions(caller=Caller(tenant))) if tenant else self.default
         return None if terms.limits.tenant_requests or terms.limits.tenant_size_bytes else terms
 

@@ -1,12 +1,13 @@
 """When requests of a queue leave: at once, or together.
 
-A lone request leaves at once. Requests of several clients gather while waves are being answered. The clients of
-answered waves may or may not send their next requests at once: while they lately did, the next waves wait for them,
-for at most two milliseconds. Requests of all signatures of the queue leave together, as several waves: then each
-process downstream wakes up once for all of them (docs/adr/0015).
+A request leaves at once if no wave of its queue is in flight. Requests of several clients gather while waves are being
+answered. The clients of answered waves may or may not send their next requests at once. As long as they recently did,
+the next waves wait for them, for at most two milliseconds. Requests of all signatures of the queue leave together, as
+several waves: then each process downstream wakes up once for all of them (docs/adr/0015).
 
-The queues of quick models share one `Round`, so that requests for several models leave together as well. No queue waits
-much longer for another's answers than these usually take, and a queue that is late repeatedly leaves alone for a while.
+The queues of quick models share one `Round`, so that requests for several models leave together as well. A queue waits
+for another queue's answers at most twice as long as those usually take, or 2 ms if that is longer, and never more than
+10 ms. A queue that is late repeatedly leaves alone for a while.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _MAX_UNPROVEN = 1024
 _MAX_WAITING = 8192
 """With more requests at a door all of them take the full way, which enforces the bounds."""
 _LONE = 1.5
-"""With fewer requests per departure on average, a request leaves within the tick if nothing is in flight."""
+"""With fewer requests per departure on average, a request leaves in the same tick if nothing is in flight. With more it
+leaves when no further ones arrive."""
 _HOLD_S = 0.002
 """The longest wait for clients that were just answered."""
 _EXPECTED = 0.9
@@ -44,13 +46,14 @@ _PROBES = 32
 _WEIGHT = 8
 """Averages move by an eighth of the difference to each new value."""
 _STALL_S = 0.01
-"""A quick model that does not answer a wave for this long counts as slow: its waiting requests go to the log."""
+"""A quick model that does not answer a wave for this long counts as slow: its waiting requests go to the log. This is
+also the only bound on waiting behind a wave."""
 _SHARED_NS = 1_000_000
 """A model with one instance and at most this time for a wave may share a round: it runs waves one by one."""
 _ALONE_NS = 1_000_000_000
 """How long a queue leaves alone after the others waited for it in vain."""
 _PATIENCE_S = (0.002, 0.01)
-"""Min and max time that requests wait for answers of other queues; otherwise twice the usual time."""
+"""Requests wait for answers of other queues for twice a round's usual time, clamped to these."""
 
 
 class Door(Protocol):

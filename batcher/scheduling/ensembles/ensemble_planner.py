@@ -7,7 +7,8 @@
 It stands in a `ModelScheduler`'s place: the same facts about requests come in, and requests that do not run are
 rejected with the same decision. Every observed request ends once: it is answered, fails, is rejected, or was settled
 from outside. What tensors are is the service's: here they are opaque values with a size. Requests are begun in the
-order of their arrival, as long as what is held of those under way stays within `max_held_bytes`; one is always let in.
+order of their arrival, as long as what is held of those under way stays within `max_held_bytes`. At least one request
+runs, however large it is.
 """
 
 from __future__ import annotations

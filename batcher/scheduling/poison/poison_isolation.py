@@ -9,22 +9,25 @@ The rule, for the members of one batch that are unsettled:
   doing). That blames no request. They are split in eight, each part a batch of its own. One that is lost again alone
   runs *apart*: its model gives that executor nothing else meanwhile. One that is lost apart goes first on the next
   executor that comes; when none comes for `FRESH_WAIT_NS`, it takes any. Lost apart `MAX_LOSSES_APART` times it is the
-  culprit. One among up to 8 costs 4 executors (8, then alone three times). Executors that are killed again and again
-  condemn no request whose run is shorter than the time between two kills: in a storm new executors come all the time,
-  so the run that could condemn is the first thing one of them does; where none comes there is no storm. Executors lost
-  within `TOGETHER_NS` of each other were not ended by a request, which is with one of them only: these losses do not
-  count (unless the second came only after the first was lost, and got what that one had). Nor do those of an executor
-  that is heard of again, as far as that is in time (`Blame`).
+  culprit. One among up to 8 costs 4 executors (8, then alone three times).
+
+  Executors that are killed again and again condemn no request whose run is shorter than the time between two kills. In
+  such a storm new executors join all the time, so the run that could condemn is the first thing one of them does.
+
+  Two losses do not count if they lie within `TOGETHER_NS`: a request is with one executor only, so it did not end both.
+  They do count if the second executor joined after the first was lost, for then it may have taken over its batch. The
+  loss of an executor that joins again is taken back, within the limits of `Blame`.
 - A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
   ordinary one in the queue, a group as the same group.
 
 Where the batcher is in the executor's process it goes with it. What it dispatched of suspects, and of what it found at
 takeover, it notes in the log first (`batcher.owner.quarantine`); its successor begins with these losses (`BatchLost`).
-The first end is not noted, so an ordinary batch in a note is the second, and its members run apart at once.
+A process writes no note before its first crash. So an ordinary batch in a note was found at takeover and has met its
+second crash, and its members run apart at once.
 
-A request of a resumable model that gave a new response in a run is not blamed for that run's end, by either rule, and
-its earlier losses are forgotten: it is queued again as it was. One that ends all that runs it gives none, or at most as
-many as it has: each run is paid with a response (ADR 0044).
+A request of a resumable model that gave a new response in a run is not blamed for that run's end, by either rule. Its
+earlier losses are forgotten, and it is queued again as it was. A poison request either makes no progress and is blamed,
+or spends one response for each run, so it ends (ADR 0044).
 
 A batch that finishes clears its members, for they are settled. Nothing here limits attempts: losses and returns are the
 infrastructure's. Losses are counted by the owner; another one starts from zero.
@@ -43,8 +46,8 @@ MAX_LOSSES_APART = 2
 FRESH_WAIT_NS = 10_000_000_000
 TOGETHER_NS = 600_000_000
 """Longer than the time between lease expiries of processes that end together with their machine (an interval of 0.4 s).
-The end of a single process is known in milliseconds, so a request that ends executors at once may cost one more: two of
-its losses count as one, and the next executor is a fresh one.
+The end of a single process is known in milliseconds. So a request that ends executors at once may end two within this
+time: both losses count as one, the next executor is a fresh one, and the request costs one executor more.
 """
 
 CULPRIT_OF_LOSSES = "Executors were lost while they ran this request alone"

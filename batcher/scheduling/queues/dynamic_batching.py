@@ -74,9 +74,13 @@ class Formation(NamedTuple):
     """The result of batch formation: a batch of the first `size` requests; with `size` 0 no batch yet.
 
     `saturated`: no later arrival can change this batch, so it may be sent to an executor before an instance there is
-    free. The other fields say when to try again if there is no batch: at `until_ns`; when the queue holds `until_rows`
-    rows; when a request arrives that has another signature than `signature`, a higher priority, or was accepted before
-    `oldest_ns`.
+    free. The other fields say when to try again if there is no batch:
+
+    - at `until_ns`;
+    - when the queue holds `until_rows` rows;
+    - when a request arrives with another signature than `signature`;
+    - when a request arrives with a higher priority;
+    - when a request arrives that was accepted before `oldest_ns`.
     """
 
     size: int

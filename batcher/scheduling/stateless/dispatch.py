@@ -276,8 +276,8 @@ class Arrivals:
         decisions.append(BurstWave(wave))
 
     def _meets_others(self, request: RequestQueued, decisions: list[Decision]) -> bool:
-        """Burst waves that would share a batch with single requests if they were single; returns whether this one was
-        burst. Those are waves that a configured delay holds for more requests, and waves of one that wait for a running
+        """Bursts waves whose requests could join a batch of single requests; returns whether this one was burst. Those
+        are waves that a configured delay holds for more requests, and waves of one that wait for a running
         batch: bursting costs them no time.
         """
         rules = self._state.ledger.batching

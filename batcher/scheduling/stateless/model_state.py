@@ -195,7 +195,7 @@ class KeptExecutors(dict[str, int]):
     """Executors that the model keeps free of ordinary batches, to run a suspect alone there (`poison_isolation`).
 
     Each has the number of the version whose suspect it is kept for. An executor without batches of the model is used at
-    once; otherwise the one with fewest takes no more until it has none.
+    once; otherwise the executor with the fewest batches gets no further ones until it is idle.
     """
 
     __slots__ = ()

@@ -29,8 +29,8 @@
 -- ARGV[14] how many arguments the record's fields take
 -- then the record's fields: name, value, ... (a deadline, `x`, is the last of them), then the fields of the entry: name, value, ...
 --
--- Returns 0, or 6 when the model is not yet known to have jobs (`jobs` of n:{m}, set by who has added it to `jm`, which is
--- of another slot); or the bound that would be passed: 1 requests, 2 bytes, 3 and 4 those of the tenant; or for a known
+-- Returns 0, or 6 when the model is not yet known to have jobs (`jobs` of n:{m}: the gateway sets it after adding the model
+-- to `jm`, which is in another slot); or the bound that would be passed: 1 requests, 2 bytes, 3 and 4 those of the tenant; or for a known
 -- key the id of its job, or 5 when that one was of another request.
 
 --#include admit.lua

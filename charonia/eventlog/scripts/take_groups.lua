@@ -8,7 +8,8 @@
 -- attempts   one number for all requests, or one for each, comma separated
 --
 -- Returns nil when all requests were won, else a string with "1" (won) or "0" for each.
--- Members one by one: the value that is left, nil for none, and whatever was won.
+
+-- take_members: members one by one. Returns the value that is left, nil for none, and whatever was won.
 local function take_members(value, lasts, attempt_of)
   local marks, places, cut = marks_of(value)
   local n = #marks

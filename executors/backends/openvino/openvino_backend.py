@@ -2,8 +2,8 @@
 
 Names of parameters follow Triton's openvino backend, so that a repository works unchanged.
 
-Threads: a compiled model has a stream for each CPU instance, which share the machine's cores; `NUM_STREAMS` and
-`INFERENCE_NUM_THREADS` say otherwise. Instances share the compiled model and have an infer request each. Groups whose
+Threads: a compiled model has a stream for each CPU instance. The streams share the machine's cores; `NUM_STREAMS` and
+`INFERENCE_NUM_THREADS` override both. Instances share the compiled model and have an infer request each. Groups whose
 host policies name different cores have a compiled model each.
 """
 

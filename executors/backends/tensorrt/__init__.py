@@ -7,8 +7,8 @@
               plan_instance     one instance: its contexts, buffers and graphs
 
 Memory, streams and graphs are `charonia.cuda`'s; batches come in pinned memory (`charonia.exchange`). The driver's
-library is looked for before the module is imported, which may end the process without one. May import
-`configuration` and the neighbours in `backends`. Begin reading at `plan_model`.
+library is searched for before the module is imported, because the import may end a process that has no driver. May
+import `configuration` and the neighbours in `backends`. Begin reading at `plan_model`.
 """
 
 from .plan_model import TensorRtBackend

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from charonia.errors import DEADLINE_EXCEEDED
+
 from .operations import PATH_PARAMETERS, Content, Operation, Parameter, Reply, all_operations
 from .schemas import Schema, all_schemas, ref
 
@@ -32,7 +34,7 @@ _ERRORS = {
     500: ("The server failed, or JSON is malformed", "failed to parse the request JSON buffer: Invalid value. at 1"),
     501: ("Not supported", "Unsupported compression type"),
     503: ("The server is stopping, a model's queue is full, or a part is not available", "Server exiting"),
-    504: ("The deadline passed", "Request timeout expired"),
+    504: ("The deadline passed", DEADLINE_EXCEEDED),
 }
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate", "how to authenticate"),

@@ -15,6 +15,7 @@ import jsonschema_rs
 import pytest
 from starlette.routing import Route
 
+from charonia.errors import DEADLINE_EXCEEDED
 from charonia.options.settings import GatewaySettings
 from gateway.http.codec.paths import resolve
 from gateway.http.openapi.document import build_document
@@ -158,3 +159,9 @@ async def test_the_page_needs_nothing_from_elsewhere(client: httpx2.AsyncClient)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}'" in reply.headers["content-security-policy"]
     assert reply.headers["content-security-policy"].startswith("default-src 'none';")
+
+
+def test_the_example_of_a_passed_deadline_is_its_text() -> None:
+    reply = json.dumps(DOCUMENT["components"]["responses"]["Error504"])
+    assert DEADLINE_EXCEEDED in reply
+    assert "Request timeout expired" not in reply, "that is the text of a queue's time-out, a 503"
