@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from charonia.errors import InvalidArgument
+from executors.backends.llm.adapters import adapter_needs
 from executors.backends.llm.conversion import IR
 from executors.backends.llm.decoder import DecoderSettings, OpenVinoDecoder
 from executors.generation.engine import StepInput
@@ -58,6 +59,33 @@ def test_three_adapters_in_a_step_equal_each_alone(decoder: OpenVinoDecoder, mod
     mixed = run(decoder, *((ids[:40], 0, range(8 * at, 8 * at + 8), slot) for at, slot in enumerate((-1, 0, 1, 2))))
     np.testing.assert_array_equal(mixed, np.concatenate(alone))
     assert all(np.abs(alone[0] - one).max() > 1 for one in alone[1:])
+
+
+def test_places_without_adapters_cost_nothing_and_change_nothing(
+    decoder: OpenVinoDecoder, model: Any, ids: list[int], tmp_path: Any
+) -> None:
+    """A decoder that was made for adapters of two products: their logits are those of one that has all places."""
+    from lora_files import write_adapter
+
+    modules = ("self_attn.q_proj", "self_attn.v_proj")
+    directory = str(write_adapter(tmp_path / "adapter", 5, modules=modules, rank=4))
+    needs = adapter_needs([directory])
+    assert (len(needs.places), needs.rank) == (60, 4)
+    settings = DecoderSettings(
+        threads=2, context=2048, blocks=16, adapter_slots=2, adapter_rank=needs.rank, adapter_places=needs.places
+    )
+    narrow = OpenVinoDecoder(str(model.directory / IR), settings)
+    try:
+        narrow.load_adapter(1, directory)
+        decoder.load_adapter(2, directory)
+        with pytest.raises(InvalidArgument, match="was loaded when none of its adapters had one there"):
+            narrow.load_adapter(0, model.adapters["one"])
+        for ours, theirs in ((1, 2), (-1, -1)):
+            np.testing.assert_array_equal(
+                run(narrow, (ids[:40], 0, range(8), ours)), run(decoder, (ids[:40], 0, range(8), theirs))
+            )
+    finally:
+        narrow.close()
 
 
 def test_a_slot_holds_what_was_loaded_last(decoder: OpenVinoDecoder, model: Any, ids: list[int]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from charonia.errors import InternalError, InvalidArgument
 from executors.backends.openvino.model_reading import reason
 from executors.generation.engine import StepInput
 
+from .adapter_sites import Place
 from .adapters import read_adapter
 from .graph import KEY_CACHE, MASK, SAMPLED, VALUE_CACHE, read_flat
 
@@ -46,6 +48,8 @@ class DecoderSettings:
     """Of the products with weights: i8, with a scale for each 32 values, or f32."""
     adapter_slots: int = 0
     adapter_rank: int = 16
+    adapter_places: Collection[Place] | None = None
+    """The products that adapters may change, None for all: each costs every step, used or not."""
     exact: bool = True
     """Whether a token's logits depend on the tokens before it alone; else long prompts are read faster."""
 
@@ -69,7 +73,7 @@ class OpenVinoDecoder:
             self._fewest, self._fewest_sampled = max(2, settings.threads), 2
         columns = settings.adapter_slots * settings.adapter_rank
         core = openvino.Core()
-        graph = read_flat(core, path, adapter_columns=columns)
+        graph = read_flat(core, path, adapter_columns=columns, adapter_places=settings.adapter_places)
         self.vocabulary = graph.vocabulary
         self._sites = graph.sites
         properties = {
@@ -101,7 +105,7 @@ class OpenVinoDecoder:
         self._memory = [self._bound(node.any_name, _cache_shape(node, self.blocks + 1), node) for node in self._caches]
         self._mask_of: npt.NDArray[np.float32] | None = None
         self._columns: dict[str, npt.NDArray[np.float32]] = {}
-        if columns:
+        if self._sites:
             self._bind_adapters(columns)
 
     @property
@@ -154,13 +158,13 @@ class OpenVinoDecoder:
         at = slice(slot * self._rank, (slot + 1) * self._rank)
         for site in self._sites:
             a, b = self._columns[site.a], self._columns[site.b]
-            a[at] = 0
-            b[:, at] = 0
+            a[:, at] = 0
+            b[at] = 0
             found = weights.get(site)
             if found is not None:
                 rank = len(found.a)
-                a[at.start : at.start + rank] = found.a
-                b[:, at.start : at.start + rank] = found.b
+                a[:, at.start : at.start + rank] = found.a.T
+                b[at.start : at.start + rank] = found.b.T
 
     def check_adapter(self, directory: str) -> None:
         """Raises `InvalidArgument` for an adapter that `load_adapter` would refuse, and where there are no slots."""
