@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from charonia.errors import InvalidArgument
 from executors.backends.llm.adapters import adapter_needs
 from executors.backends.llm.conversion import IR
-from executors.backends.llm.decoder import DecoderSettings, OpenVinoDecoder
+from executors.backends.llm.decoder import DecoderSettings, OpenVinoDecoder, multiplies_bytes
 from executors.generation.engine import StepInput
 
 TEXT = "The capital of France is Paris, and that of Italy is Rome. The capital of Spain is Madrid, and that of"
@@ -47,6 +48,10 @@ def test_a_token_depends_on_those_before_it_alone(decoder: OpenVinoDecoder, ids:
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     one_by_one = [run(decoder, ([token], at, range(16, 24), -1)) for at, token in enumerate(ids)]
     np.testing.assert_array_equal(np.concatenate(one_by_one), whole)
+    prompt = [*ids, *range(1000, 1160 - len(ids))]  # longer than what one pass may take
+    long = run(decoder, (prompt, 0, range(8), -1))
+    np.testing.assert_array_equal(run(decoder, ([prompt[-1]], len(prompt) - 1, range(8), -1)), long[-1:])
+    np.testing.assert_array_equal(long[: len(ids)], whole)
     others = [(ids[at : at + 40], 0, range(100 + 4 * at, 104 + 4 * at), -1) for at in range(16)]
     among = run(decoder, *others, (ids, 0, range(24, 32), -1))
     np.testing.assert_array_equal(among[-len(ids) :], whole)
@@ -145,7 +150,11 @@ def test_activations_of_32_bits_are_nearer_to_the_files_weights(model: Any, deco
         other.close()
     np.testing.assert_array_equal(np.concatenate(one_by_one), exact)
     assert exact[-1].argmax() == reference[-1].argmax()
-    assert _distance(exact, reference) < 0.7 * _distance(run(decoder, (asked, 0, range(8), -1)), reference)
+    usual = run(decoder, (asked, 0, range(8), -1))
+    if multiplies_bytes(Path("/proc/cpuinfo").read_text()):
+        assert _distance(exact, reference) < 0.7 * _distance(usual, reference)
+    else:  # such a processor computes in float32 anyway
+        np.testing.assert_array_equal(usual, exact)
 
 
 def test_half_precision_keys_and_fast_prompts_are_near(model: Any, decoder: OpenVinoDecoder, ids: list[int]) -> None:
