@@ -80,8 +80,8 @@ def read_adapter(directory: str, sites: Sequence[Site], rank: int) -> dict[Site,
         site = by_place.get((int(found[1]), found[2])) if found is not None else None
         if found is None or site is None:
             raise InvalidArgument(
-                f"adapter '{where.name}': the model has no place for its tensor '{name}', or was loaded when none of its "
-                "adapters had one there"
+                f"adapter '{where.name}': the model has no place for its tensor '{name}', or was loaded when none of "
+                "its adapters had one there"
             )
         halves.setdefault(site, {})[found[3]] = array
     weights = {}

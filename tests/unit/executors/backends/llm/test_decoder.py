@@ -67,5 +67,7 @@ def test_long_steps_are_cut_into_passes() -> None:
 
 
 def test_processors_that_multiply_bytes() -> None:
-    assert multiplies_bytes("flags : fma avx512f avx512_vnni") and multiplies_bytes("flags : avx2 avx_vnni")
-    assert not multiplies_bytes("flags : fma avx f16c avx2") and not multiplies_bytes("")
+    assert multiplies_bytes("flags : fma avx512f avx512_vnni")
+    assert multiplies_bytes("flags : avx2 avx_vnni")
+    assert not multiplies_bytes("flags : fma avx f16c avx2")
+    assert not multiplies_bytes("")

@@ -14,9 +14,9 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFo
 from charonia.generation.text_tensors import ENGINE_INPUTS, ENGINE_OUTPUTS
 from charonia.models.interface import ModelInterface
 from executors.backends.llm import LlmBackend
+from executors.backends.llm.adapters import AdapterNeeds
 from executors.backends.llm.language_model import adapter_directories, added_adapters, find_model
 from executors.backends.llm.llm_backend import completed
-from executors.backends.llm.adapters import AdapterNeeds
 from executors.backends.llm.llm_settings import LlmSettings
 from executors.configuration.config import normalise
 from executors.repository.pbtxt import parse

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from charonia.datatypes import DataType
-from charonia.errors import Cancelled, InternalError, InvalidArgument, KeyReused, NotFound, ResourceExhausted, Unavailable
+from charonia.errors import (
+    Cancelled,
+    InternalError,
+    InvalidArgument,
+    KeyReused,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from charonia.facts.jobs import JobState
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
