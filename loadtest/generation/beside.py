@@ -194,7 +194,7 @@ def _measure(server: Charonia, arguments: argparse.Namespace) -> int:
     bound_s = 2 * _p95(alone) + 2 * step_s
     print(f"load {_load()}; beside {arguments.lines} lines in {took_s:.0f} s: {_times(first)}; {failed} failed")
     print(
-        f"p95 {_p95(first) * 1e3:.0f} ms, asked {bound_s * 1e3:.0f} ms (twice {_p95(alone) * 1e3:.0f} ms and 2 steps of "
+        f"p95 {_p95(first) * 1e3:.0f} ms, at most {bound_s * 1e3:.0f} (twice {_p95(alone) * 1e3:.0f} ms and 2 steps of "
         f"{step_s * 1e3:.0f} ms)",
         flush=True,
     )
