@@ -189,7 +189,7 @@ class CompletionAnswer:
             own_text = "" if left_out else fold.text
             whole_text = self._prompt(index) + own_text if self._request.echo else own_text
             document = {"index": index, "text": whole_text, "logprobs": logprobs}
-            document["finish_reason"] = fold.finish or "stop"
+            document |= {"finish_reason": fold.finish or "stop", "prompt_logprobs": None}  # null as vLLM has it
             if self._request.prompt_logprobs is not None:
                 document["prompt_logprobs"] = prompt_logprobs(fold.prompt_logprobs or (), self._bytes_of)
             choices.append(document)

@@ -361,7 +361,7 @@ async def test_echo_with_log_probabilities(client: httpx2.AsyncClient) -> None:
     assert found["token_logprobs"] == [None, *[-0.25] * 8]
     assert found["top_logprobs"][:2] == [None, {"a": -0.25, "c": -2.0}]
     assert found["text_offset"] == list(range(9))
-    assert "prompt_logprobs" not in choices[0]
+    assert choices[0]["prompt_logprobs"] is None
     streamed = await events(client, COMPLETIONS, body)
     for index, choice in enumerate(choices):
         parts = [c["choices"][0] for c in streamed if c["choices"][0]["index"] == index]
