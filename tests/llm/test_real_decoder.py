@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from charonia.errors import InvalidArgument
+from executors.backends.llm.adapters import adapter_needs
 from executors.backends.llm.conversion import IR
-from executors.backends.llm.decoder import DecoderSettings, OpenVinoDecoder
+from executors.backends.llm.decoder import DecoderSettings, OpenVinoDecoder, multiplies_bytes
 from executors.generation.engine import StepInput
 
 TEXT = "The capital of France is Paris, and that of Italy is Rome. The capital of Spain is Madrid, and that of"
@@ -46,6 +48,10 @@ def test_a_token_depends_on_those_before_it_alone(decoder: OpenVinoDecoder, ids:
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     one_by_one = [run(decoder, ([token], at, range(16, 24), -1)) for at, token in enumerate(ids)]
     np.testing.assert_array_equal(np.concatenate(one_by_one), whole)
+    prompt = [*ids, *range(1000, 1160 - len(ids))]  # longer than what one pass may take
+    long = run(decoder, (prompt, 0, range(8), -1))
+    np.testing.assert_array_equal(run(decoder, ([prompt[-1]], len(prompt) - 1, range(8), -1)), long[-1:])
+    np.testing.assert_array_equal(long[: len(ids)], whole)
     others = [(ids[at : at + 40], 0, range(100 + 4 * at, 104 + 4 * at), -1) for at in range(16)]
     among = run(decoder, *others, (ids, 0, range(24, 32), -1))
     np.testing.assert_array_equal(among[-len(ids) :], whole)
@@ -58,6 +64,33 @@ def test_three_adapters_in_a_step_equal_each_alone(decoder: OpenVinoDecoder, mod
     mixed = run(decoder, *((ids[:40], 0, range(8 * at, 8 * at + 8), slot) for at, slot in enumerate((-1, 0, 1, 2))))
     np.testing.assert_array_equal(mixed, np.concatenate(alone))
     assert all(np.abs(alone[0] - one).max() > 1 for one in alone[1:])
+
+
+def test_places_without_adapters_cost_nothing_and_change_nothing(
+    decoder: OpenVinoDecoder, model: Any, ids: list[int], tmp_path: Any
+) -> None:
+    """A decoder that was made for adapters of two products: their logits are those of one that has all places."""
+    from lora_files import write_adapter
+
+    modules = ("self_attn.q_proj", "self_attn.v_proj")
+    directory = str(write_adapter(tmp_path / "adapter", 5, modules=modules, rank=4))
+    needs = adapter_needs([directory])
+    assert (len(needs.places), needs.rank) == (60, 4)
+    settings = DecoderSettings(
+        threads=2, context=2048, blocks=16, adapter_slots=2, adapter_rank=needs.rank, adapter_places=needs.places
+    )
+    narrow = OpenVinoDecoder(str(model.directory / IR), settings)
+    try:
+        narrow.load_adapter(1, directory)
+        decoder.load_adapter(2, directory)
+        with pytest.raises(InvalidArgument, match="was loaded when none of its adapters had one there"):
+            narrow.load_adapter(0, model.adapters["one"])
+        for ours, theirs in ((1, 2), (-1, -1)):
+            np.testing.assert_array_equal(
+                run(narrow, (ids[:40], 0, range(8), ours)), run(decoder, (ids[:40], 0, range(8), theirs))
+            )
+    finally:
+        narrow.close()
 
 
 def test_a_slot_holds_what_was_loaded_last(decoder: OpenVinoDecoder, model: Any, ids: list[int]) -> None:
@@ -117,7 +150,11 @@ def test_activations_of_32_bits_are_nearer_to_the_files_weights(model: Any, deco
         other.close()
     np.testing.assert_array_equal(np.concatenate(one_by_one), exact)
     assert exact[-1].argmax() == reference[-1].argmax()
-    assert _distance(exact, reference) < 0.7 * _distance(run(decoder, (asked, 0, range(8), -1)), reference)
+    usual = run(decoder, (asked, 0, range(8), -1))
+    if multiplies_bytes(Path("/proc/cpuinfo").read_text()):
+        assert _distance(exact, reference) < 0.7 * _distance(usual, reference)
+    else:  # such a processor computes in float32 anyway
+        np.testing.assert_array_equal(usual, exact)
 
 
 def test_half_precision_keys_and_fast_prompts_are_near(model: Any, decoder: OpenVinoDecoder, ids: list[int]) -> None:

@@ -1,12 +1,13 @@
 """Where adapters add to a graph: the matrix products with weights, and which of a layer's each is.
 
 A site's product y = x·W becomes y + ((x·A) ∘ mask)·B. A has the columns of all slots beside each other, B their rows,
-and a row of the mask has ones in the columns of its token's slot: tokens of several adapters share a step.
+and a row of the mask has ones in the columns of its token's slot: tokens of several adapters share a step. Each site
+costs every step four more nodes, so there are sites only where an adapter has weights (ADR 0079).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,15 @@ _CONSTANT_PARTS = frozenset(("Constant", "Convert", "Multiply", "Reshape", "Subt
 _ACTIVATIONS = frozenset(("Swish", "Gelu", "Relu", "SwiGLU"))
 
 
+Place = tuple[int, str]
+"""A layer's number, and a product's name as adapters have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One product: its layer, its name as adapters have it, and the sizes of x and y. `a`, `b` name its inputs."""
+    """One product: its layer, its name as adapters have it, and the sizes of x and y. `a`, `b` name its inputs: A
+    [inputs, columns] and B [columns, outputs], as kernels read them, which would copy transposed ones in each step.
+    """
 
     layer: int
     module: str
@@ -34,8 +41,9 @@ class Site:
         return f"adapter_b.{self.layer}.{self.module}"
 
 
-def add_sites(model: Any, mask_name: str, columns: int) -> tuple[Site, ...]:
-    """Let adapters add to every product of the layers. `columns` are those of all slots together.
+def add_sites(model: Any, mask_name: str, columns: int, places: Collection[Place] | None) -> tuple[Site, ...]:
+    """Let adapters add to the products of layers at `places`, to all of them when None. `columns` are those of all
+    slots together. Without a site the graph has no mask.
 
     Raises `Unsupported` for a model whose layers are built otherwise than those of llama.
     """
@@ -46,23 +54,26 @@ def add_sites(model: Any, mask_name: str, columns: int) -> tuple[Site, ...]:
     mask.output(0).get_tensor().set_names({mask_name})
     added, sites = [mask], []
     for layer, module, product in _products(model):
+        if places is not None and (layer, module) not in places:
+            continue
         weights = product.input(1).get_partial_shape()
         transposed = product.get_attributes()["transpose_b"]
         outputs, inputs = (weights[0], weights[1]) if transposed else (weights[1], weights[0])
         site = Site(layer, module, int(inputs.get_length()), int(outputs.get_length()))
-        a = ops.parameter([columns, site.inputs], openvino.Type.f32, name=site.a)
-        b = ops.parameter([site.outputs, columns], openvino.Type.f32, name=site.b)
+        a = ops.parameter([site.inputs, columns], openvino.Type.f32, name=site.a)
+        b = ops.parameter([columns, site.outputs], openvino.Type.f32, name=site.b)
         for parameter, name in ((a, site.a), (b, site.b)):
             parameter.output(0).get_tensor().set_names({name})
         targets = list(product.output(0).get_target_inputs())
-        narrow = ops.matmul(product.input(0).get_source_output(), a, False, True)
-        part = ops.matmul(ops.multiply(narrow, mask), b, False, True)
+        narrow = ops.matmul(product.input(0).get_source_output(), a, False, False)
+        part = ops.matmul(ops.multiply(narrow, mask), b, False, False)
         total = ops.add(product, part)
         for target in targets:
             target.replace_source_output(total.output(0))
         added += [a, b]
         sites.append(site)
-    model.add_parameters(added)
+    if sites:
+        model.add_parameters(added)
     return tuple(sites)
 
 

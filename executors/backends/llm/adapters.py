@@ -5,21 +5,23 @@ The format of the weights is read here, without the library: a length, a JSON ta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from charonia.errors import InvalidArgument
 
-from .adapter_sites import Site
+from .adapter_sites import Place, Site
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MOST_HEADER_BYTES = 16 << 20
@@ -33,6 +35,33 @@ class SiteWeights:
 
     a: npt.NDArray[np.float32]
     b: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterNeeds:
+    """What adapters need of a decoder: how many there are, the products they change, and the largest rank."""
+
+    count: int = 0
+    places: frozenset[Place] = frozenset()
+    rank: int = 0
+
+
+def adapter_needs(directories: Collection[str]) -> AdapterNeeds:
+    """Reads the tables of these adapters' weights. One that cannot be read needs nothing: `read_adapter` refuses it
+    when a request asks for it.
+    """
+    places, rank = set[Place](), 0
+    for directory in directories:
+        try:
+            shapes = _shapes(Path(directory) / WEIGHTS)
+        except InvalidArgument:
+            continue
+        for name, shape in shapes.items():
+            found = _NAME.search(name)
+            if found is not None and len(shape) == 2:
+                places.add((int(found[1]), found[2]))
+                rank = max(rank, shape[0] if found[3] == "A" else shape[1])
+    return AdapterNeeds(len(directories), frozenset(places), rank)
 
 
 def read_adapter(directory: str, sites: Sequence[Site], rank: int) -> dict[Site, SiteWeights]:
@@ -50,7 +79,10 @@ def read_adapter(directory: str, sites: Sequence[Site], rank: int) -> dict[Site,
         found = _NAME.search(name)
         site = by_place.get((int(found[1]), found[2])) if found is not None else None
         if found is None or site is None:
-            raise InvalidArgument(f"adapter '{where.name}': the model has no place for its tensor '{name}'")
+            raise InvalidArgument(
+                f"adapter '{where.name}': the model has no place for its tensor '{name}', or was loaded when none of "
+                "its adapters had one there"
+            )
         halves.setdefault(site, {})[found[3]] = array
     weights = {}
     for site, parts in halves.items():
@@ -97,19 +129,38 @@ def _number(config: Mapping[str, Any], key: str, where: Path) -> float:
 
 def _tensors(path: Path) -> dict[str, npt.NDArray[np.float32]]:
     """All tensors of a safetensors file, as float32. Raises `InvalidArgument` for a malformed one."""
+    with _opened(path) as file:
+        table, begin = _table(file)
+        file.seek(0)
+        data = file.read()
+        return {name: _array(data, begin, described) for name, described in table.items()}
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors of a file, without reading their bytes. Raises `InvalidArgument` as `_tensors`."""
+    with _opened(path) as file:
+        table, _ = _table(file)
+        return {name: tuple(int(size) for size in described["shape"]) for name, described in table.items()}
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            yield file
     except OSError as error:
         raise InvalidArgument(f"adapter '{path.parent.name}': cannot read {path.name}: {error}") from None
-    try:
-        (size,) = struct.unpack_from("<Q", data)
-        if size > min(_MOST_HEADER_BYTES, len(data) - 8):
-            raise ValueError("its header is larger than the file")
-        table = json.loads(data[8 : 8 + size])
-        begin = 8 + size
-        return {name: _array(data, begin, described) for name, described in table.items() if name != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise InvalidArgument(f"adapter '{path.parent.name}': {path.name} is malformed: {error}") from None
+
+
+def _table(file: BinaryIO) -> tuple[dict[str, Mapping[str, Any]], int]:
+    """The table of tensors at the file's beginning, and where their bytes begin."""
+    (size,) = struct.unpack("<Q", file.read(8))
+    if size > min(_MOST_HEADER_BYTES, os.fstat(file.fileno()).st_size - 8):
+        raise ValueError("its header is larger than the file")
+    table = json.loads(file.read(size))
+    return {name: described for name, described in table.items() if name != "__metadata__"}, 8 + size
 
 
 def _array(data: bytes, begin: int, described: Mapping[str, Any]) -> npt.NDArray[np.float32]:

@@ -4,13 +4,17 @@ Exact steps (ADR 0042): the library's attention has other kernels for one token,
 fewer sequences than threads, which round differently. Each token is therefore passed as a sequence of its own, whose
 past are the tokens before it, and there are never fewer than threads. Then the keys, values and logits of a token
 depend on the tokens before it alone, bit by bit: not on its neighbours in the step, nor on how a prompt was cut.
+Products in float32 (asked for, or of a processor that cannot multiply bytes) have other kernels for one row and for
+more than 80, so they have two at least and `_MOST_FLOAT_ROWS` at most: longer steps take several passes (ADR 0080).
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ from charonia.errors import InternalError, InvalidArgument
 from executors.backends.openvino.model_reading import reason
 from executors.generation.engine import StepInput
 
+from .adapter_sites import Place
 from .adapters import read_adapter
 from .graph import KEY_CACHE, MASK, SAMPLED, VALUE_CACHE, read_flat
 
@@ -27,6 +32,8 @@ BLOCK_TOKENS = 32
 """What the library's kernels have."""
 _FEWEST_BLOCKS = 2
 _WARM_TOKENS = 16
+_MOST_FLOAT_ROWS = 64
+"""Below the 80 rows up to which one kernel was measured. A prompt of 512 tokens takes 1.04 times as long as at once."""
 _ELEMENTS = {"f32": "float32", "f16": "float16", "u8": "uint8"}
 
 
@@ -46,6 +53,8 @@ class DecoderSettings:
     """Of the products with weights: i8, with a scale for each 32 values, or f32."""
     adapter_slots: int = 0
     adapter_rank: int = 16
+    adapter_places: Collection[Place] | None = None
+    """The products that adapters may change, None for all: each costs every step, used or not."""
     exact: bool = True
     """Whether a token's logits depend on the tokens before it alone; else long prompts are read faster."""
 
@@ -64,12 +73,12 @@ class OpenVinoDecoder:
         self._rank = settings.adapter_rank
         self._exact = settings.exact
         self._fewest = settings.threads if settings.exact else 0
-        self._fewest_sampled = 1
-        if settings.exact and settings.activations == "f32":  # products of one row have another kernel
-            self._fewest, self._fewest_sampled = max(2, settings.threads), 2
+        self._fewest_sampled, self._most = 1, 0
+        if settings.exact and (settings.activations == "f32" or not multiplies_bytes(_processor())):
+            self._fewest, self._fewest_sampled, self._most = max(2, settings.threads), 2, _MOST_FLOAT_ROWS
         columns = settings.adapter_slots * settings.adapter_rank
         core = openvino.Core()
-        graph = read_flat(core, path, adapter_columns=columns)
+        graph = read_flat(core, path, adapter_columns=columns, adapter_places=settings.adapter_places)
         self.vocabulary = graph.vocabulary
         self._sites = graph.sites
         properties = {
@@ -101,7 +110,7 @@ class OpenVinoDecoder:
         self._memory = [self._bound(node.any_name, _cache_shape(node, self.blocks + 1), node) for node in self._caches]
         self._mask_of: npt.NDArray[np.float32] | None = None
         self._columns: dict[str, npt.NDArray[np.float32]] = {}
-        if columns:
+        if self._sites:
             self._bind_adapters(columns)
 
     @property
@@ -110,10 +119,19 @@ class OpenVinoDecoder:
         return self.block_bytes * self.blocks
 
     def step(self, step: StepInput) -> npt.NDArray[np.float32]:
-        """See `Decoder.step`. The array is the library's own: it changes with the next step."""
-        request = self._request
-        if request is None:
+        """See `Decoder.step`. The array may be the library's own: it changes with the next step."""
+        if self._request is None:
             raise InternalError("the decoder was closed")
+        if not self._most or len(step.tokens) <= self._most >= len(step.sampled):
+            return self._pass(step)
+        logits = np.empty((len(step.sampled), self.vocabulary), np.float32)
+        for one, places in in_passes(one_by_one(step, 0, self.blocks), self._most):
+            logits[places] = self._pass(one)
+        return logits
+
+    def _pass(self, step: StepInput) -> npt.NDArray[np.float32]:
+        """The logits of one call of the library, in its own memory."""
+        request = self._request
         if self._exact:
             step = one_by_one(step, self._fewest, self.blocks)
         lengths = step.past_lengths + np.diff(step.begins)
@@ -154,13 +172,13 @@ class OpenVinoDecoder:
         at = slice(slot * self._rank, (slot + 1) * self._rank)
         for site in self._sites:
             a, b = self._columns[site.a], self._columns[site.b]
-            a[at] = 0
-            b[:, at] = 0
+            a[:, at] = 0
+            b[at] = 0
             found = weights.get(site)
             if found is not None:
                 rank = len(found.a)
-                a[at.start : at.start + rank] = found.a
-                b[:, at.start : at.start + rank] = found.b
+                a[:, at.start : at.start + rank] = found.a.T
+                b[at.start : at.start + rank] = found.b.T
 
     def check_adapter(self, directory: str) -> None:
         """Raises `InvalidArgument` for an adapter that `load_adapter` would refuse, and where there are no slots."""
@@ -218,6 +236,41 @@ def one_by_one(step: StepInput, fewest: int, scratch: int) -> StepInput:
         sampled=step.sampled,
         adapters=np.concatenate([step.adapters, none - np.int32(1)]),
     )
+
+
+def in_passes(step: StepInput, most: int) -> Iterator[tuple[StepInput, npt.NDArray[np.intp]]]:
+    """A step whose tokens are sequences, cut into steps of at most `most` tokens and as many sampled ones; and the
+    rows of each in the logits of the whole.
+    """
+    for begin in range(0, len(step.tokens), most):
+        tokens = slice(begin, begin + most)
+        block_begins = step.block_begins[begin : begin + most + 1]
+        rows = np.flatnonzero((begin <= step.sampled) & (step.sampled < begin + most))
+        part = StepInput(
+            tokens=step.tokens[tokens],
+            positions=step.positions[tokens],
+            past_lengths=step.past_lengths[tokens],
+            begins=np.arange(len(block_begins), dtype=np.int32),
+            blocks=step.blocks[block_begins[0] : block_begins[-1]],
+            block_begins=block_begins - block_begins[0],
+            sampled=step.sampled[rows[:most]] - np.int32(begin),
+            adapters=step.adapters[tokens],
+        )
+        yield part, rows[:most]
+        for at in range(most, len(rows), most):  # places that are sampled twice; their tokens are computed again
+            yield replace(part, sampled=step.sampled[rows[at : at + most]] - np.int32(begin)), rows[at : at + most]
+
+
+def multiplies_bytes(processor: str) -> bool:
+    """Whether the library computes eight-bit activations in eight bits on a processor, by `/proc/cpuinfo`."""
+    return "vnni" in processor or "amx_int8" in processor
+
+
+def _processor() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
 
 
 def _cache_shape(node: Any, blocks: int) -> tuple[int, ...]:

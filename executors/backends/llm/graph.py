@@ -6,6 +6,7 @@ alone, and the places where adapters add their part (`adapter_sites`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from charonia.errors import InternalError, Unsupported
 from executors.backends.openvino.model_reading import reason
 
-from .adapter_sites import Site, add_sites
+from .adapter_sites import Place, Site, add_sites
 
 SAMPLED = "sampled"
 MASK = "adapter_mask"
@@ -32,10 +33,13 @@ class FlatGraph:
     sites: tuple[Site, ...]
 
 
-def read_flat(core: Any, path: str, *, adapter_columns: int) -> FlatGraph:
+def read_flat(
+    core: Any, path: str, *, adapter_columns: int, adapter_places: Collection[Place] | None = None
+) -> FlatGraph:
     """Read an IR that keeps its keys and values in states, and make it flat.
 
-    `adapter_columns` are those of all adapter slots together, 0 for a graph without any. Raises `Unsupported` for a
+    `adapter_columns` are those of all adapter slots together, 0 for a graph without any; `adapter_places` as in
+    `add_sites`. Raises `Unsupported` for a
     graph that is no such model, `InternalError` with OpenVINO's message.
     """
     try:
@@ -51,7 +55,7 @@ def read_flat(core: Any, path: str, *, adapter_columns: int) -> FlatGraph:
                 "states (exported with `--task text-generation-with-past`)"
             )
         paged_attention_transformation(model)
-        sites = add_sites(model, MASK, adapter_columns) if adapter_columns else ()
+        sites = add_sites(model, MASK, adapter_columns, adapter_places) if adapter_columns else ()
         vocabulary = _gather(model)
         model.validate_nodes_and_infer_types()
     except RuntimeError as error:

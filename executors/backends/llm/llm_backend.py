@@ -22,6 +22,7 @@ from executors.backends.python.custom_metrics import CustomMetrics
 from executors.host.host_policy import thread_on
 from protos import model_config_pb2 as pb
 
+from .adapters import adapter_needs
 from .conversion import IR
 from .language_model import GGUF, LanguageModel, added_adapters, find_model
 from .llm_settings import LlmSettings
@@ -86,7 +87,8 @@ class LlmModel(Model):
             raise Unsupported(f"model '{spec.source.name}' asks for a GPU instance, but the llm backend runs on CPUs")
         _check(spec.source.config)
         files, assets, tokenizer = await self._files()
-        settings = LlmSettings.of(spec, files.assets.context, len(files.adapters))
+        needs = await asyncio.to_thread(adapter_needs, list(files.adapters.values()))
+        settings = LlmSettings.of(spec, files.assets.context, needs)
         engine = await asyncio.to_thread(self._engine, spec, settings, files, assets, tokenizer)
         from executors.generation.generating_instance import GeneratingInstance, InstanceSettings
 

@@ -10,6 +10,7 @@ from charonia.backend import InstanceSpec, ModelSource
 from charonia.errors import InvalidArgument
 from executors.generation.step_scheduler import SchedulerSettings
 
+from .adapters import AdapterNeeds
 from .decoder import DecoderSettings
 
 KV_BLOCKS = "charonia.kv_blocks"
@@ -37,8 +38,8 @@ class LlmSettings:
     scheduler: SchedulerSettings
 
     @staticmethod
-    def of(spec: InstanceSpec, context: int, adapters: int) -> LlmSettings:
-        """Read the parameters. `context` is the model's, `adapters` how many it has.
+    def of(spec: InstanceSpec, context: int, adapters: AdapterNeeds) -> LlmSettings:
+        """Read the parameters. `context` is the model's, `adapters` what its adapters need.
 
         Raises `InvalidArgument` for a value that makes no sense.
         """
@@ -54,8 +55,9 @@ class LlmSettings:
             memory_bytes=(_DEFAULT_MEMORY_MB if memory_mb is None else memory_mb) << 20,
             precision=_word(source, KV_PRECISION, _PRECISIONS),
             activations=_word(source, ACTIVATIONS, _ACTIVATIONS),
-            adapter_slots=min(adapters, _MOST_SLOTS_BY_DEFAULT) if slots is None else slots,
-            adapter_rank=source.integer(ADAPTER_RANK) or _DEFAULT_RANK,
+            adapter_slots=min(adapters.count, _MOST_SLOTS_BY_DEFAULT) if slots is None else slots,
+            adapter_rank=source.integer(ADAPTER_RANK) or min(adapters.rank or _DEFAULT_RANK, _DEFAULT_RANK),
+            adapter_places=adapters.places,
             exact=source.flag(EXACT) is not False,
         )
         usual = SchedulerSettings()

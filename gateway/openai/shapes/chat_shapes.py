@@ -18,6 +18,7 @@ from .forced_calls import FREE, ToolCalls, ToolChoice, call_id, grammar_of, read
 from .sampling_fields import (
     check_size,
     choices_of,
+    counts_always,
     flag,
     includes_usage,
     priority_of,
@@ -60,6 +61,8 @@ class ChatRequest:
     """Whether the answer lists log probabilities of the prompt."""
     priority: int = 0
     """The priority level, 0 for the model's default."""
+    counts_always: bool = False
+    """Whether each chunk of a stream has the usage so far."""
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -106,6 +109,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
         dict(arguments),
         scored is not None,
         priority_of(body),
+        counts_always(body),
     )
 
 
@@ -256,7 +260,7 @@ class ChatAnswer:
         self, index: int, delta: Mapping[str, Any], *, logprobs: Any = None, finish: str | None = None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        more = {"usage": None} if self._request.include_usage else {}
+        more = {"usage": self.usage() if self._request.counts_always else None} if self._request.include_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **more}
 
     # -- the whole -----------------------------------------------------------------------------------------------------
@@ -284,7 +288,7 @@ class ChatAnswer:
             logprobs = self._logprobs(choice.fold.tokens, choice.fold.logprobs)
             finish = self._finish(choice)
             choices.append({"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": finish})
-        more = {}
+        more: dict[str, Any] = {"prompt_logprobs": None}
         if self._request.prompt_logprobs:  # of a chat's one prompt, beside its choices, as vLLM has it
             more["prompt_logprobs"] = prompt_logprobs(self.choices[0].fold.prompt_logprobs or (), self._bytes_of)
         return {**self._head("chat.completion"), "choices": choices, "usage": self.usage(), **more}

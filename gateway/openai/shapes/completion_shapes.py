@@ -13,6 +13,7 @@ from .api_errors import ApiError
 from .sampling_fields import (
     MAX_CHOICES,
     choices_of,
+    counts_always,
     flag,
     includes_usage,
     priority_of,
@@ -54,6 +55,8 @@ class CompletionRequest:
     """`echo` with `max_tokens` 0: the model has to give a token, which is left out of the answer."""
     priority: int = 0
     """The priority level, 0 for the model's default."""
+    counts_always: bool = False
+    """Whether each chunk of a stream has the usage so far."""
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
@@ -91,6 +94,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
         scored,
         max_tokens == 0,
         priority_of(body),
+        counts_always(body),
     )
 
 
@@ -185,7 +189,7 @@ class CompletionAnswer:
             own_text = "" if left_out else fold.text
             whole_text = self._prompt(index) + own_text if self._request.echo else own_text
             document = {"index": index, "text": whole_text, "logprobs": logprobs}
-            document["finish_reason"] = fold.finish or "stop"
+            document |= {"finish_reason": fold.finish or "stop", "prompt_logprobs": None}  # null as vLLM has it
             if self._request.prompt_logprobs is not None:
                 document["prompt_logprobs"] = prompt_logprobs(fold.prompt_logprobs or (), self._bytes_of)
             choices.append(document)
@@ -215,7 +219,7 @@ class CompletionAnswer:
 
     def _chunk(self, index: int, new_text: str, logprobs: Any, finish: str | None) -> dict[str, Any]:
         choice = {"index": index, "text": new_text, "logprobs": logprobs, "finish_reason": finish}
-        more = {"usage": None} if self._request.include_usage else {}
+        more = {"usage": self.usage() if self._request.counts_always else None} if self._request.include_usage else {}
         return {**self._head(), "choices": [choice], **more}
 
     def _prompt_logprobs(self, index: int) -> dict[str, list[Any]]:

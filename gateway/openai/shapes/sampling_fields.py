@@ -103,6 +103,12 @@ def includes_usage(body: Mapping[str, Any], *, stream: bool) -> bool:
     return flag(options, "include_usage")
 
 
+def counts_always(body: Mapping[str, Any]) -> bool:
+    """vLLM's `stream_options.continuous_usage_stats`: each chunk has the usage so far. Only after `includes_usage`."""
+    options = body.get("stream_options") or {}
+    return flag(options, "include_usage") and flag(options, "continuous_usage_stats")
+
+
 def prompt_logprobs_of(body: Mapping[str, Any], *, stream: bool) -> int | None:
     """vLLM's `prompt_logprobs`: how many candidates for each token of the prompt. Raises `ApiError`."""
     count = whole(body, "prompt_logprobs", 0, MAX_PROMPT_LOGPROBS)

@@ -182,8 +182,6 @@ class ModelLines:
         except _Ended as ended:
             if not ended.is_interrupted:
                 raise
-            if not request.store:
-                await self._delete(ended.job_id, run)
             job_id = await self._response_job(run, line, request, whole=True)
         stored = await self._responses.find(PREFIX + job_id, run.caller)
         document = await self._responses.ended(stored, run.caller)
@@ -194,7 +192,9 @@ class ModelLines:
     async def _response_job(
         self, run: BatchRun, line: BatchLine, request: ResponseRequest, *, whole: bool = False
     ) -> str:
-        """The id of the job of a response, once it has ended. Raises as `_result`."""
+        """The id of the job of a response, once it has ended. Raises as `_result`; a response that is not to be stored
+        is deleted then.
+        """
         prepared = await self._responses.prepare(request, run.caller)
         form = _PARTS if not whole and _in_parts(prepared.requests[0]) else ""
         options = _options(run, line, 0, form)
@@ -202,7 +202,12 @@ class ModelLines:
         jobs = run.jobs.setdefault(line.number, [])
         if job_id not in jobs:
             jobs.append(job_id)  # each try of the line finds the same job
-        await self._result(run, job_id)
+        try:
+            await self._result(run, job_id)
+        except (_Ended, Cancelled):
+            if not request.store:
+                await self._delete(job_id, run)
+            raise
         return job_id
 
     async def _delete(self, job_id: str, run: BatchRun) -> None:

@@ -92,6 +92,23 @@ async def test_usage_is_a_chunk_of_its_own(client: httpx2.AsyncClient) -> None:
     assert reply.json()["error"]["param"] == "stream_options"
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_usage_so_far_is_in_each_chunk_if_asked_for(client: httpx2.AsyncClient, path: str) -> None:
+    """vLLM's `continuous_usage_stats`, which counts only beside `include_usage`."""
+    body = chat("say abc.") if path == CHAT else {"model": "says", "prompt": "say abc."}
+    body |= {"stream": True, "max_tokens": 3, "min_tokens": 3, "ignore_eos": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await events(client, path, body | {"stream_options": options})
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == ([0] if path == CHAT else []) + [1, 2, 3, 3]
+    assert all(
+        one["usage"]["total_tokens"] == one["usage"]["prompt_tokens"] + count
+        for one, count in zip(chunks, counts, strict=True)
+    )
+    alone = await events(client, path, body | {"stream_options": {"continuous_usage_stats": True}})
+    assert all("usage" not in chunk for chunk in alone)
+
+
 async def test_several_choices_have_seeds_of_their_own_and_repeat(client: httpx2.AsyncClient) -> None:
     bodies = [(await client.post(CHAT, json=chat("x", n=3, seed=5, max_tokens=8))).json() for _ in range(2)]
     texts = [[choice["message"]["content"] for choice in body["choices"]] for body in bodies]
@@ -344,7 +361,7 @@ async def test_echo_with_log_probabilities(client: httpx2.AsyncClient) -> None:
     assert found["token_logprobs"] == [None, *[-0.25] * 8]
     assert found["top_logprobs"][:2] == [None, {"a": -0.25, "c": -2.0}]
     assert found["text_offset"] == list(range(9))
-    assert "prompt_logprobs" not in choices[0]
+    assert choices[0]["prompt_logprobs"] is None
     streamed = await events(client, COMPLETIONS, body)
     for index, choice in enumerate(choices):
         parts = [c["choices"][0] for c in streamed if c["choices"][0]["index"] == index]

@@ -11,7 +11,7 @@ from lora_files import write_weights
 
 from charonia.errors import InvalidArgument
 from executors.backends.llm.adapter_sites import Site
-from executors.backends.llm.adapters import read_adapter
+from executors.backends.llm.adapters import AdapterNeeds, adapter_needs, read_adapter
 
 SITES = (Site(0, "q_proj", 4, 6), Site(1, "down_proj", 8, 4))
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -73,3 +73,16 @@ def test_a_matrix_stays_in_its_file(tmp_path: Path) -> None:
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"cannot read adapter_config.json"):
         read_adapter(str(tmp_path), SITES, 4)
+
+
+def test_what_adapters_need_is_read_from_their_tables(tmp_path: Path) -> None:
+    one = write_weights(tmp_path / "one", WEIGHTS)
+    down = "base_model.model.model.layers.1.mlp.down_proj"
+    two = write_weights(
+        tmp_path / "two", {f"{down}.lora_A.weight": np.ones((3, 8)), f"{down}.lora_B.weight": np.ones((4, 3))}
+    )
+    broken = write_weights(tmp_path / "broken", WEIGHTS)
+    (broken / "adapter_model.safetensors").write_bytes(b"\xff" * 16)
+    needs = adapter_needs([str(one), str(two), str(broken), str(tmp_path / "missing")])
+    assert needs == AdapterNeeds(4, frozenset([(0, "q_proj"), (1, "down_proj")]), 3)
+    assert adapter_needs([]) == AdapterNeeds()

@@ -14,6 +14,7 @@ from charonia.errors import CharoniaError, InternalError, InvalidArgument, NotFo
 from charonia.generation.text_tensors import ENGINE_INPUTS, ENGINE_OUTPUTS
 from charonia.models.interface import ModelInterface
 from executors.backends.llm import LlmBackend
+from executors.backends.llm.adapters import AdapterNeeds
 from executors.backends.llm.language_model import adapter_directories, added_adapters, find_model
 from executors.backends.llm.llm_backend import completed
 from executors.backends.llm.llm_settings import LlmSettings
@@ -75,10 +76,15 @@ def test_contradictions_are_refused(text: str, reason: str) -> None:
 
 
 def test_parameters() -> None:
-    usual = LlmSettings.of(spec(), 2048, 0)
+    usual = LlmSettings.of(spec(), 2048, AdapterNeeds())
     assert (usual.decoder.blocks, usual.decoder.memory_bytes, usual.decoder.exact) == (None, 1 << 30, True)
     assert usual.decoder.adapter_slots == 0
-    assert LlmSettings.of(spec(), 2048, 20).decoder.adapter_slots == 8
+    assert LlmSettings.of(spec(), 2048, AdapterNeeds(20)).decoder.adapter_slots == 8
+    places = frozenset([(0, "q_proj")])
+    fitted = LlmSettings.of(spec(), 2048, AdapterNeeds(2, places, 4)).decoder
+    assert (fitted.adapter_slots, fitted.adapter_rank, fitted.adapter_places) == (2, 4, places)
+    # a larger rank is refused until the parameter allows it
+    assert LlmSettings.of(spec(), 2048, AdapterNeeds(2, places, 64)).decoder.adapter_rank == 16
     changed = LlmSettings.of(
         spec(
             INFERENCE_NUM_THREADS="3",
@@ -94,7 +100,7 @@ def test_parameters() -> None:
             },
         ),
         2048,
-        20,
+        AdapterNeeds(20),
     )
     decoder = changed.decoder
     assert (decoder.threads, decoder.blocks, decoder.precision, decoder.exact) == (3, 64, "u8", False)
@@ -103,7 +109,7 @@ def test_parameters() -> None:
     assert (changed.scheduler.max_num_seqs, changed.scheduler.max_num_batched_tokens) == (300, 600)
     assert not changed.scheduler.prefix_cache
     with pytest.raises(InvalidArgument, match=r"'charonia.kv_precision' of 'm' must be f32, f16, u8, got 'f8'"):
-        LlmSettings.of(spec(**{"charonia.kv_precision": "f8"}), 2048, 0)
+        LlmSettings.of(spec(**{"charonia.kv_precision": "f8"}), 2048, AdapterNeeds())
 
 
 def source(directory: Path, text: str = "", **parameters: str) -> ModelSource:

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from charonia.datatypes import DataType
-from charonia.errors import Cancelled, InternalError, KeyReused, NotFound, ResourceExhausted, Unavailable
+from charonia.errors import (
+    Cancelled,
+    InternalError,
+    InvalidArgument,
+    KeyReused,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from charonia.facts.jobs import JobState
 from charonia.inference import InferenceRequest, InferenceResponse
 from charonia.models.interface import ModelInterface, TensorSpec
@@ -346,6 +354,26 @@ async def test_a_response_that_is_not_stored_leaves_none_of_its_jobs(store: bool
     assert (result.status, result.job_id, result.usage) == (200, "job-2", (2, 3))
     assert handler.keys == ["batch_1:3:0:parts", "batch_1:3:0"]
     assert (responses.deleted, responses.asked_at_deletion) == (deleted, [1, 2][: len(deleted)])
+
+
+@pytest.mark.parametrize(("store", "deleted"), [(False, ["resp_job-1"]), (True, [])])
+async def test_a_response_that_failed_is_kept_only_if_it_is_to_be_stored(store: bool, deleted: list[str]) -> None:
+    handler = _Keyed((InvalidArgument("the prompt is too long"), JobState.FAILED))
+    lines, responses, run = responses_of(handler, "stream")
+    result = await lines.run(run, BatchLine(3, "id", {**RESPONSE.body, "store": store}))
+    assert (result.status, result.job_id, responses.deleted) == (400, "job-1", deleted)
+
+
+async def test_a_response_of_a_batch_that_stops_is_deleted_too() -> None:
+    class Stopping(_Keyed):
+        async def submit_job(self, request: InferenceRequest, options: DeliveryOptions) -> Any:
+            run.stop = "cancelled"
+            return await super().submit_job(request, options)
+
+    lines, responses, run = responses_of(Stopping((Cancelled("cancelled"), JobState.CANCELLED)), "stream")
+    with pytest.raises(Cancelled):
+        await lines.run(run, RESPONSE)
+    assert responses.deleted == ["resp_job-1"]
 
 
 async def test_an_interrupted_response_that_was_forgotten_meanwhile() -> None:
