@@ -17,16 +17,19 @@ from typing import Any
 from charonia.errors import CharoniaError, InternalError
 
 from .handover import Buffer, receive, send
+from .spare_time import IN_SPARE_TIME, run_in_spare_time
 from .time_slices import work_in_bulk
 
 Function = Callable[[Any, list[memoryview]], tuple[Any, Sequence[Buffer]]]
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, *, in_spare_time: bool) -> None:
     """Serve the socket with this descriptor until its other end is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):  # of the whole process group: the owner still has tasks
         signal.signal(number, signal.SIG_IGN)
     work_in_bulk(ends_first=True)
+    if in_spare_time:
+        run_in_spare_time()
     gc.disable()  # tasks make millions of objects and no cycles
     known: dict[str, Function] = {}
     with socket.socket(fileno=descriptor) as connection, contextlib.suppress(EOFError, OSError):
@@ -56,4 +59,4 @@ def _serve_one(connection: socket.socket, known: dict[str, Function]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), in_spare_time=IN_SPARE_TIME in sys.argv[2:])

@@ -5,8 +5,8 @@ each kind of neighbour (`hostile_clients`), then alone again. Printed are p50, p
 p99 as a multiple of p99 alone (mean of before and after), what the neighbour had answered, and the largest memory of
 each process meanwhile.
 
-The control: after each kind the same small calls, beside the same client that talks as often with a `sink` instead, which
-only reads and writes. No server on this machine could have a smaller p99; what is above it is this server's own.
+The control: after each kind the same small calls, beside the same client that talks as often with a `sink` instead,
+which only reads and writes. No server could have a smaller p99 on this machine; what is above it is this server's own.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def table(results: Sequence[Beside]) -> str:
     """The results as a Markdown table."""
     base = sum(alone) / len(alone) if (alone := [one.quantile(0.99) for one in results if one.kind == ALONE]) else 1.0
     lines = [
-        "| beside | calls | failed | p50 ms | p99 ms | longest ms | p99 of alone | beside a sink, of alone | neighbour's "
-        "| its sink's | memory MiB |",
+        "| beside | calls | failed | p50 ms | p99 ms | longest ms | p99 of alone | beside a sink, of alone "
+        "| neighbour's | its sink's | memory MiB |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in results:

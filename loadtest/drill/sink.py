@@ -1,8 +1,8 @@
 """A server that only reads and writes: what `neighbours` compares this one with.
 
-It reads a request, waits until one would have been answered at the given pace, and writes as many bytes as this server's
-answer had. So the same client moves the same bytes as often, and no server is at work. What small calls to the idle
-server take beside that is what no server on this machine could undercut.
+It reads a request, waits until one would have been answered at the given pace, and writes as many bytes as this
+server's answer had. So the same client moves the same bytes as often, and no server is at work. What small calls to the
+idle server take beside that is what no server on this machine could undercut.
 """
 
 from __future__ import annotations
