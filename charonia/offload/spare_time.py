@@ -18,11 +18,11 @@ from contextlib import suppress
 
 IN_SPARE_TIME = "in-spare-time"
 """The word of a worker's command that begins so."""
-WINDOW_S = 0.1
+WINDOW_S = 0.5
 """Of one reading: a starving worker costs its task as much."""
-_LEAST_SHARE = 0.2
+_LEAST_SHARE = 0.1
 """Of a processor. With its ordinary priority, nice 5, a worker has a quarter of one where the others are busy."""
-ORDINARY_S = 30.0
+ORDINARY_S = 10.0
 """For so long after it starved a worker has its ordinary priority."""
 
 
