@@ -27,8 +27,10 @@ _HEAD = Struct("<QQ")
 _WRITE_AT_ONCE = 64 * 1024 * 1024
 
 
-def send(connection: socket.socket, note: Any, buffers: Sequence[Buffer]) -> None:
-    """Raises `OSError` when the other side has gone, or there is no memory."""
+def send(connection: socket.socket, note: Any, buffers: Sequence[Buffer], kept: list[int] | None = None) -> None:
+    """Raises `OSError` when the other side has gone, or there is no memory. Descriptors of the memory go to `kept`
+    instead of being closed: the pages are freed by the process that closes the last one.
+    """
     views = [view.cast("B") if isinstance(view, memoryview) else memoryview(view) for view in buffers]
     files = [file_of(view) for view in views]
     given = next((number for number, file in enumerate(files) if file is not None), -1)
@@ -44,11 +46,21 @@ def send(connection: socket.socket, note: Any, buffers: Sequence[Buffer]) -> Non
         second = files[given] if given >= 0 else None
         socket.send_fds(connection, [head], [descriptor] if second is None else [descriptor, second])
     finally:
+        _close_or_keep([descriptor], kept)
+
+
+def _close_or_keep(descriptors: list[int], kept: list[int] | None) -> None:
+    if kept is not None:
+        kept += descriptors
+        return
+    for descriptor in descriptors:
         os.close(descriptor)
 
 
-def receive(connection: socket.socket) -> tuple[Any, list[memoryview]]:
-    """The next note and its buffers, whose memory is free with the last view of them. Raises `EOFError`, `OSError`."""
+def receive(connection: socket.socket, kept: list[int] | None = None) -> tuple[Any, list[memoryview]]:
+    """The next note and its buffers, whose memory is free with the last view of them. Raises `EOFError`, `OSError`.
+    `kept` as for `send`.
+    """
     head, descriptors, _, _ = socket.recv_fds(connection, _HEAD.size, 2)
     if not descriptors:
         raise EOFError("the other side has gone")
@@ -70,6 +82,5 @@ def receive(connection: socket.socket) -> tuple[Any, list[memoryview]]:
             buffers.append(whole[at : at + size])
             at += size
     finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        _close_or_keep(descriptors, kept)
     return note, buffers

@@ -195,7 +195,7 @@ class OutputPart:
 
 
 def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the requested ones of a model's outputs for one request, in the requested order, with client shapes.
+    """Return the requested ones of a model's outputs for one request, in the order it gave them, with client shapes.
 
     A requested output that the model did not return is left out, and types and dims are the model's affair, as in
     Triton's python backend (I5). Raises `InternalError` for a size that does not match the shape, and for a shape that
@@ -205,9 +205,8 @@ def request_outputs(interface: ModelInterface, plan: RequestPlan, outputs: Seque
         return [outputs[0]]
     returned = {tensor.name: tensor for tensor in outputs}
     chosen = []
-    for name in plan.outputs:
-        tensor = returned.get(name)
-        if tensor is None:
+    for name, tensor in returned.items():
+        if name not in plan.outputs:
             continue
         fixed = tensor.datatype is not DataType.BYTES
         if fixed and len(tensor.data) != prod(tensor.shape) * tensor.datatype.size_bytes:

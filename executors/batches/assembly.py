@@ -37,6 +37,10 @@ from .string_counts import StringCounts
 _PLAN_LIMIT = 4096
 """Signatures that a planner caches. The cache is cleared when it is full, so hostile variety costs only time."""
 
+_ANSWER_BY_NAME = frozenset({"onnxruntime", "pytorch"})
+"""Backends whose outputs come in the order of their names, as Triton's of the same names write them. All others write
+them in the order of the configuration, and python models in their own; none in that of the request."""
+
 _KEEP_BYTES = 64 * 1024 * 1024
 """Larger buffers are freed after their batch, so that one large batch does not hold memory for ever."""
 
@@ -72,7 +76,9 @@ class InputPlan:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """A checked signature. Requests with equal `group` may share a batch (S5). `outputs` are the ones to send."""
+    """A checked signature. Requests with equal `group` may share a batch (S5). `outputs` are the ones to send, in the
+    model's order, whatever the order of the request is (I6).
+    """
 
     rows: int
     inputs: tuple[InputPlan, ...]
@@ -95,7 +101,8 @@ class Planner:
         self.answers: dict[Hashable, tuple[bytes, list[tuple[int, int]]]] = {}
         """By form of the columns that a model gave: the meta of their reply, and of which ones its columns are, with
         the size for each request in bytes."""
-        self._all_outputs = tuple(interface.outputs)
+        by_name = interface.backend in _ANSWER_BY_NAME
+        self._all_outputs = tuple(sorted(interface.outputs) if by_name else interface.outputs)
         sources = [item.source for item in interface.batch_inputs]
         self._shape_sources = frozenset([*sources, *interface.scattered_outputs.values()])
         self.needs_requests = bool(sources or interface.scattered_outputs or interface.has_ragged_input)
@@ -160,7 +167,8 @@ class Planner:
                 )
         inputs = tuple(plans[input_name] for input_name in sorted(plans))
         group = tuple((p.name, p.datatype, _ANY_SHAPE if p.ragged else p.tail) for p in inputs)
-        return RequestPlan(rows, inputs, meta.outputs or self._all_outputs, group)
+        wanted = tuple([output for output in self._all_outputs if output in meta.outputs])
+        return RequestPlan(rows, inputs, wanted or self._all_outputs, group)
 
     def _rows(self, meta: RequestMeta) -> int:
         name, limit = self.interface.name, self.interface.max_batch_size

@@ -64,4 +64,6 @@ class _Key:
 
 def plan_of(graph: EnsembleGraph, wanted: tuple[str, ...]) -> Plan:
     """The plan for these outputs; empty means all outputs of the graph."""
-    return _made(_Key(graph, wanted or graph.outputs))
+    # in the ensemble's order, whatever that of the request is
+    chosen = tuple([output for output in graph.outputs if output in wanted])
+    return _made(_Key(graph, chosen or graph.outputs))

@@ -18,11 +18,11 @@ from executors.batches.execution import model_request
 
 
 def interface(
-    inputs: list[TensorSpec], outputs: list[TensorSpec], max_batch_size: int = 8, name: str = "m"
+    inputs: list[TensorSpec], outputs: list[TensorSpec], max_batch_size: int = 8, name: str = "m", backend: str = "test"
 ) -> ModelInterface:
     return ModelInterface(
         name=name,
-        backend="test",
+        backend=backend,
         platform="",
         max_batch_size=max_batch_size,
         inputs={spec.name: spec for spec in inputs},
@@ -194,7 +194,7 @@ def test_only_requested_outputs_are_computed_and_sent() -> None:
     run = [(planner.plan(r), r) for r in records]
     assert wanted_outputs(model, run) == ("a", "c")
     cuts = cut(model, run, {"a": np.ones((2, 1), np.float32), "c": np.zeros((2, 1), np.float32)})
-    assert [[t.name for t in c] for c in cuts] == [["c"], ["c", "a"]]
+    assert [[t.name for t in c] for c in cuts] == [["c"], ["a", "c"]]  # in the model's order
     everything = record(Tensor.of("x", one))
     assert planner.plan(everything).outputs == ("a", "b", "c")
 
@@ -308,3 +308,14 @@ def test_what_a_model_answers_to_one_request_keeps_its_type_and_shape() -> None:
     for bad in (Tensor("y", DataType.FP32, (2, 3), bytes(5)), Tensor.of("t", np.ones((3, 5, 2), np.int32))):
         with pytest.raises(InternalError):
             request_outputs(model, plan, [bad])
+
+
+def test_outputs_come_in_the_models_order_whatever_the_requests() -> None:
+    """I6: by name for backends whose counterparts at Triton keep their outputs sorted."""
+    asked = record(Tensor.of("x", np.ones((1, 4), np.float32)), outputs=("a", "c"))
+    everything = record(Tensor.of("x", np.ones((1, 4), np.float32)))
+    outputs = [TensorSpec(n, DataType.FP32, (-1,)) for n in "cba"]
+    for backend, wanted, all_of_them in (("onnxruntime", "ac", "abc"), ("openvino", "ca", "cba")):
+        planner = Planner(interface([FP32], outputs, backend=backend))
+        assert planner.plan(asked).outputs == tuple(wanted)
+        assert planner.plan(everything).outputs == tuple(all_of_them)

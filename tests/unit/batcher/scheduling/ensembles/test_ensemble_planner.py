@@ -6,6 +6,7 @@ from typing import Any
 
 from batcher.scheduling.decisions import RejectRequest
 from batcher.scheduling.ensembles import ensemble_planner as plan
+from batcher.scheduling.ensembles.ensemble_plan import plan_of
 from batcher.scheduling.observations import QueueHeld, RequestQueued, VersionsAbandoned
 from charonia.errors import ErrorCode, Unavailable
 from charonia.models.ensemble import ROOT, EnsembleGraph, Step
@@ -132,3 +133,9 @@ def test_what_cannot_be_begun_fails() -> None:
     planner.see(plan.GraphKnown(1, GRAPH), queued("p"))
     assert planner.see(plan.BeginFailed(b"p" * 16, Unavailable("gone"))) == ["fail p: gone"]
     assert planner.see(begun("p")) == []
+
+
+def test_outputs_are_in_the_ensembles_order_whatever_the_requests() -> None:
+    graph = EnsembleGraph("e", STEPS, ("x",), ("y", "m"), {"x": ROOT, "m": ROOT, "y": ROOT})
+    assert plan_of(graph, ("m", "y")).wanted == plan_of(graph, ()).wanted == ("y", "m")
+    assert plan_of(graph, ("m",)).wanted == ("m",)
