@@ -1,4 +1,7 @@
-"""Reads jobs for callers that may see them: views, expected ends, results, events and lists. Changes nothing."""
+"""Reads jobs for callers that may see them: views, expected ends, results, events and lists.
+
+Changes nothing, but for the note that a caller was given an outcome (`job_deliveries`).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from charonia.wire import ResponseRecord
 from gateway.requests.delivery import ANYONE, JOB_NOT_FOUND, Caller, JobFilter, JobPage, JobView
 from gateway.webhooks.deliveries import Delivery, called, delivery_of
 
+from .job_deliveries import JobDeliveries
 from .job_streams import JobStreams
 from .job_views import Cursor, Outlook, job_view, matches, outcome_of, running_reason, visible, wait_reason
 from .job_watches import JobWatches, OverdueJobs, overdue_in_s
@@ -27,6 +31,7 @@ from .job_watches import JobWatches, OverdueJobs, overdue_in_s
 MAX_LIMIT = 1000
 _MAX_ID = 2048
 _READ_AT_ONCE = 500
+_ENDS = frozenset(state.value for state in JobState if state.terminal)
 _MAX_EXAMINED = 5000
 """Max records that one page examines: a filter that matches few records gives short pages, never a long wait."""
 
@@ -34,8 +39,16 @@ _MAX_EXAMINED = 5000
 class JobQueries:
     """Answers questions about jobs, for one gateway."""
 
-    def __init__(self, log: EventLog, catalog: Catalog, watches: JobWatches, overdue: OverdueJobs) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        catalog: Catalog,
+        watches: JobWatches,
+        overdue: OverdueJobs,
+        deliveries: JobDeliveries,
+    ) -> None:
         self._log = log
+        self._deliveries = deliveries
         self._catalog = catalog
         self._watches = watches
         self._overdue = overdue
@@ -143,6 +156,7 @@ class JobQueries:
         failpoints.hit("gateway.read")
         if outcome is None:
             return await self.view_of(record), None
+        self._deliveries.given(record.model, record.id, record.retention_s)
         if outcome.error is not None:
             raise outcome.error
         view = job_view(record, Outlook(), wall_ns() // 1000)
@@ -160,6 +174,7 @@ class JobQueries:
         async with contextlib.aclosing(self._streams.responses(record, caller, after_index)) as responses:
             async for response in responses:
                 yield _response(record, response)
+        self._deliveries.given(record.model, record.id, record.retention_s)
 
     async def answers(self, model: str, job_id: bytes) -> AsyncGenerator[ResponseRecord]:
         """As `responses` from the first one, for a job of a call at this gateway."""
@@ -199,8 +214,11 @@ class JobQueries:
         self, record: JobRecord, caller: Caller, after_number: int, after_index: int
     ) -> AsyncGenerator[JobEvent | InferenceResponse]:
         updates = self._streams.updates(record, caller, after_number, after_index)
+        decoupled = bool(record.about.get("decoupled"))  # of others, events have no responses
         async with contextlib.aclosing(updates):
             async for update in updates:
+                if decoupled and isinstance(update, JobEvent) and update.kind in _ENDS:
+                    self._deliveries.given(record.model, record.id, record.retention_s)
                 yield update if isinstance(update, JobEvent) else _response(record, update)
 
     async def close(self) -> None:

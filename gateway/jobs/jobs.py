@@ -48,6 +48,7 @@ from gateway.tracing.trace import Trace
 from gateway.tracing.tracer import Tracer
 from gateway.webhooks.addresses import Allowed, check_url
 
+from .job_deliveries import JobDeliveries
 from .job_queries import JobQueries
 from .job_views import about_of, outcome_of
 from .job_watches import JobWatches, OverdueJobs
@@ -100,7 +101,8 @@ class Jobs:
         self._retentions = Retentions(log, settings)
         self._overdue = OverdueJobs(log, catalog)
         self._watches = JobWatches(log, self._overdue, journal=self._journalled)
-        self.queries = JobQueries(log, catalog, self._watches, self._overdue)
+        self._deliveries = JobDeliveries(log, settings.incarnation)
+        self.queries = JobQueries(log, catalog, self._watches, self._overdue, self._deliveries)
         self._tasks = Tasks()
         self.counts = JobCounts()
 
@@ -116,6 +118,7 @@ class Jobs:
         await self._tasks.close()
         await self.queries.close()
         await self._watches.close()
+        await self._deliveries.close()
 
     def begin_drain(self) -> None:
         """Callers that wait for a job to end get its state, and can ask another gateway."""
@@ -174,7 +177,10 @@ class Jobs:
             waiter.timer = self._dataplane.deadlines.arm(waiter, request.deadline_ns, served)
         leaving = False
         try:
-            return await waiter.future
+            answer = await waiter.future
+            if not waiter.follows:
+                self._deliveries.given(served.model, job.new.id, job.new.retention_s)
+            return answer
         except asyncio.CancelledError:
             leaving = not waiter.follows and one.options.on_disconnect == "cancel"
             if leaving:
@@ -215,6 +221,8 @@ class Jobs:
             async with contextlib.aclosing(following) as answers:
                 async for answer in answers:
                     complete = answer.final
+                    if complete:
+                        self._deliveries.given(model, ticket.id, job.new.retention_s)
                     yield answer
         except CharoniaError:
             complete = True
@@ -237,6 +245,7 @@ class Jobs:
             else:
                 waiter.follows = True
                 waiter.answered(await self.queries.outcome(waiter.model, ticket.id))
+                self._deliveries.given(waiter.model, ticket.id, job.new.retention_s)
         except CharoniaError as error:
             waiter.failed(error)
         except Exception as error:

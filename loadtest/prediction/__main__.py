@@ -4,7 +4,8 @@
 
 A server serves one model and is asked in a Poisson pattern; its requests are recorded as a trace file and in the
 journal. From both, `charonia simulate` predicts each question. Then a server that is changed as the question says is
-asked in the same pattern, and the errors of the predictions are printed: of rate, p50, p99 and rows of a batch.
+asked in the same pattern, and the errors of the predictions are printed: of rate, p50, p99 and rows of a batch. Each
+prediction is compared with what its own source says of that run: the journal has no way to and from the gateway.
 `--rounds` measures all questions so many times in turns, and compares with the median of each figure. Run it on a
 quiet machine, or with real-time priority (`chrt -r 1 python -m loadtest.prediction`), which its children have too.
 
@@ -91,11 +92,13 @@ def compared(options: argparse.Namespace) -> dict[str, Any]:
             recorded.load(intervals, options.shape)
             from_journal = recorded.journal_predictions(texts)
         judged: dict[str, list[Mapping[str, Any]]] = {words: [] for words in texts}
+        journalled: dict[str, list[Mapping[str, float]]] = {words: [] for words in texts}
         for number in range(options.rounds):
             for one in asked if number % 2 == 0 else asked[::-1]:
                 place = folder / f"{number} {one.text}"
                 with RealRun(place, options.model, one) as run:
                     run.load(intervals, options.shape)
+                    journalled[one.text].append(run.journal_predictions(())["recorded"])
                 # the product's own comparison: it reads the measured file
                 judged[one.text].append(trace_predictions(recorded, one.text, run.trace))
                 load.append(_load())
@@ -103,7 +106,8 @@ def compared(options: argparse.Namespace) -> dict[str, Any]:
     found = []
     for at, words in enumerate(texts):
         answers = [document["what_ifs"][-1] for document in judged[words]]
-        real = {figure: median(one["measured"][figure] for one in answers) for figure in COMPARED}
+        runs = {"traces": [one["measured"] for one in answers], "journal": journalled[words]}
+        real = {source: _medians(runs[source]) for source in SOURCES}
         predicted = {
             "traces": answers[0]["figures"],
             "journal": from_journal["what_ifs"][at]["figures"],
@@ -112,9 +116,9 @@ def compared(options: argparse.Namespace) -> dict[str, Any]:
             {
                 "what_if": words,
                 "measured": real,
-                "runs": [_compared(one["measured"]) for one in answers],
+                "runs": {source: [_compared(one) for one in runs[source]] for source in SOURCES},
                 "predicted": {source: _compared(predicted[source]) for source in SOURCES},
-                "error_percent": {source: _errors(predicted[source], real) for source in SOURCES},
+                "error_percent": {source: _errors(predicted[source], real[source]) for source in SOURCES},
             }
         )
     return {
@@ -140,8 +144,8 @@ def text(found: Mapping[str, Any]) -> str:
         baseline = _cells(found["baseline"][source], found["baseline_error_percent"][source])
         rows.append(["  simulated as recorded", *baseline])
     for one in found["what_ifs"]:
-        rows.append([f"{one['what_if']}: measured", *_cells(one["measured"])])
         for source in SOURCES:
+            rows.append([f"{one['what_if']}: measured, {source}", *_cells(one["measured"][source])])
             cells = _cells(one["predicted"][source], one["error_percent"][source])
             rows.append([f"  predicted from the {source}", *cells])
     about = f"{found['model']}: {found['requests']} requests a run, {found['cores']} cores, load average "
@@ -158,6 +162,10 @@ def _cells(figures: Mapping[str, float], errors: Mapping[str, float | None] | No
 
 def _compared(figures: Mapping[str, float]) -> dict[str, float]:
     return {name: figures[name] for name in COMPARED}
+
+
+def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: median(one[name] for one in runs) for name in COMPARED}
 
 
 def _errors(predicted: Mapping[str, float], real: Mapping[str, float]) -> dict[str, float]:

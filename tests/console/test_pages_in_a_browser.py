@@ -5,11 +5,16 @@ Run by `make test-console`, which leaves a picture of each page in build/console
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from console_world import World, load, streams, submit, world
+from console_world import COLD, PATIENT, World, load, streams, submit, world
+from e2e_asking import until
+from e2e_models import python
+from e2e_server import serving
 
 playwright = pytest.importorskip("playwright.sync_api")
 
@@ -39,7 +44,6 @@ def request_path(job: str) -> str:
 
 def paths(seen: World) -> dict[str, str]:
     return {
-        "overview": "/",
         "models": "/models",
         "model": "/models/moody",
         "jobs": "/jobs",
@@ -51,7 +55,16 @@ def paths(seen: World) -> dict[str, str]:
         "dead-letters": "/dead-letters",
         "dead-letter": request_path(seen.poison).replace("requests", "dead-letters"),
         "problem": "/models/nothing",
+        "overview": "/",  # the last one, as its plots are then the longest
     }
+
+
+def plotted(seen: World) -> int:
+    """How many points a plot of the overview begins with."""
+    with urllib.request.urlopen(seen.console("/live?page=overview"), timeout=60) as live:
+        assert live.readline() == b"event: update\n"
+        told = json.loads(live.readline().removeprefix(b"data: "))
+    return len(told["history"][0])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -73,8 +86,8 @@ def test_every_page(seen: World, browser: object, width: int, scheme: str) -> No
                 page.wait_for_selector("text=conversation 2", timeout=PATIENCE_MS)
             if name in ("overview", "model"):
                 page.wait_for_selector("figure.chart canvas", timeout=PATIENCE_MS)
-            if name == "overview" and (width, scheme) == (1280, "light"):
-                page.wait_for_timeout(20_000)  # so that the plots of the pictures have something to show
+            if name == "overview":
+                until("the plots have something to show", lambda: plotted(seen) > 6)
             wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
             assert wide <= 0, f"{name} is {wide} px wider than the window"
             page.screenshot(path=PICTURES / f"{name}-{width}-{scheme}.png", full_page=True)
@@ -267,6 +280,29 @@ def test_a_queue_is_edited(seen: World, browser: object, width: int, scheme: str
         assert not complaints
     finally:
         context.close()
+
+
+def test_a_model_is_unloaded_and_loaded_again(tmp_path: Path, browser: object) -> None:
+    python(tmp_path / "models", "patient", COLD.replace("time.sleep(1)", "pass"), PATIENT)
+    flags = ("--console-actions", "--model-control-mode=explicit", "--load-model=patient")
+    page = browser.new_page(viewport={"width": 1280, "height": WIDTHS[1280]})
+    page.set_default_timeout(PATIENCE_MS)
+    with serving(tmp_path / "models", tmp_path / "state", *flags) as server:
+        page.goto(f"http://{server.metrics}/console/models/patient")
+        page.wait_for_selector("#live[data-state=live]")
+        assert "READY" in page.inner_text("#model_versions")
+        page.screenshot(path=PICTURES / "action-control-1280-light.png", full_page=True)
+        page.click("text=Unload")
+        assert page.inner_text("h1") == "Unload patient?"
+        page.click("text=Yes, unload")
+        assert "unloaded" in said(page, "action-unloaded")
+        page.wait_for_function("!document.querySelector('#model_versions').innerText.includes('READY')")
+        assert server.get("/v2/models/patient/ready")[0] != 200
+        page.click("#model_control button >> text=/^Load/")
+        assert "loaded" in said(page, "action-loaded")
+        page.wait_for_function("document.querySelector('#model_versions').innerText.includes('READY')")
+        assert server.get("/v2/models/patient/ready")[0] == 200
+    page.close()
 
 
 def test_dead_letters_are_submitted_again_and_discarded(seen: World, browser: object) -> None:

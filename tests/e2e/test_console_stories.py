@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("jinja2")
 
 from console_world import World, held, submit, world
+from e2e_asking import until
 
 CAUSES = {
     "queued": "accepted before it were served first",
@@ -48,14 +49,26 @@ def address(job: str) -> str:
     return f"/requests/{model}/{digits}"
 
 
+def until_delivered(seen: World, job: str) -> str:
+    """Who gave the outcome to a caller, as its page says once that is noted."""
+
+    def look() -> str:
+        found = re.findall(r">delivered</th><td class=.text.>(\S+) gave it to a caller<", seen.page(address(job)))
+        return found[0] if found else ""
+
+    return until("its delivery is noted", look)
+
+
 def test_each_page_names_the_cause_of_its_request(seen: World) -> None:
     jobs = {"queued": seen.queued, "cold": seen.cold, "poison": seen.poison, "innocent": seen.innocent}
     pages = {name: seen.page(address(job)) for name, job in jobs.items()}
     for name, page in pages.items():
         told = story(page)
         assert [cause for cause, words in CAUSES.items() if words in told] == [name], told
-        assert "is not recorded in the log" in page  # whether a caller has read its outcome
+        assert "no caller is known to have asked for it" in page
         assert 'data-asked="page=request' not in page  # it has ended: nothing of it is live
+        assert seen.server.get(f"/v2/jobs/{jobs[name]}/result")[0] == (500 if name == "poison" else 200)
+        assert until_delivered(seen, jobs[name]).startswith("gateway-")
     assert "in the queue" in story(pages["queued"])
     assert "executor-" in story(pages["cold"])
     ended = {name: set(re.findall(r'<th scope="row">(\w+)</th>', page)) for name, page in pages.items()}

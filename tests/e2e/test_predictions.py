@@ -31,7 +31,7 @@ def test_a_recording_a_question_and_what_came_true(
     found = json.loads(file.read_text())
     (asked,) = found["what_ifs"]
     assert asked["what_if"] == QUESTION
-    for figures in (asked["measured"], *asked["predicted"].values(), *found["recorded"].values()):
+    for figures in (*asked["measured"].values(), *asked["predicted"].values(), *found["recorded"].values()):
         assert all(math.isfinite(figures[name]) and figures[name] > 0 for name in COMPARED)
     for errors in asked["error_percent"].values():
         assert all(math.isfinite(errors[name]) for name in COMPARED)

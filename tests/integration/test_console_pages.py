@@ -75,7 +75,7 @@ async def test_a_jobs_page_tells_with_whom_it_ran(log: EventLog, browser: Browse
     assert f"/console/requests/{AT}/{second.hex()}" in page.text
     for shown in ("accepted", "batched", "with 1 other request", "succeeded", "executor-1"):
         assert shown in page.text
-    assert "Whether a caller has read it is not recorded" in page.text
+    assert "no caller is known to have asked for it" in page.text
     assert "delivered" not in page.text
     found = await browser.get(f"/find?id={first.hex()}.{AT}")
     assert (found.status_code, found.headers["location"]) == (303, f"/console/requests/{AT}/{first.hex()}")

@@ -2,8 +2,8 @@
 
 For each case of the matrix: Helm renders it, every manifest has the form of its kind, and the kept manifests are those
 in `tests/house/rendered_chart`. Wrong values are refused, with words that help, each schema refuses a field that
-there is not, and KServe's a missing one that it requires. `--short` leaves out the schemas that take long, those of
-operators and of older releases of Kubernetes.
+there is not, KServe's a missing one that it requires, and that of Redis's operator a wrong value. `--short` leaves out
+the schemas that take long, those of operators and of older releases of Kubernetes.
 `--accept` writes the kept manifests and the page of values.
 Exit code 0 when all is well, 1 otherwise.
 """
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from helm_chart import rendering, schemas, values_page
+from helm_chart import redis_failover, rendering, schemas, values_page
 from helm_chart.cases import CASES, REFUSED
 from helm_chart.chart_files import PAGE, RENDERED, digest
 
@@ -64,6 +64,11 @@ def _case(name: str, accept: bool, short: bool) -> Iterator[str]:
             less = {field: value for field, value in manifest["spec"].items() if field != "containers"}
             if not any("must not be" in fault for fault in schemas.faults(manifest | {"spec": less}, short)):
                 yield f"{name}: the schema of {manifest['kind']} does not miss its containers"
+        if manifest["apiVersion"] == redis_failover.API:
+            spec, redis = manifest["spec"], manifest["spec"]["redis"]
+            for wrong in ({"replicas": "3"}, {"resources": {"noSuchField": {}}}, {"storage": {"noSuchField": {}}}):
+                if not schemas.faults(manifest | {"spec": spec | {"redis": redis | wrong}}, short):
+                    yield f"{name}: the schema of {manifest['kind']} takes {wrong}"
     unchecked = sorted({one["kind"] for one in manifests if not schemas.is_checked(one, short)})
     print(f"{name}: {len(manifests)} manifests" + (f", without a schema: {', '.join(unchecked)}" if unchecked else ""))
     if not case.kept:

@@ -3,7 +3,8 @@
 Kinds of Kubernetes: its JSON schemas, the strict ones, which refuse unknown fields. KEDA's and the Prometheus
 operator's: models that were made of their resource definitions, and no field that those do not know. KServe's: the
 field names and types of its Python SDK and the fields that this requires, with containers and volumes checked as
-Kubernetes' own. No package has a schema of `RedisFailover`: `UNCHECKED`.
+Kubernetes' own. Of `RedisFailover` no package has a schema: our text of its interface (`redis_failover`), with what is
+Kubernetes' in it checked as Kubernetes' own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-UNCHECKED = ("databases.spotahome.com/",)
+from helm_chart import redis_failover
+
 VERSIONS = ("1.27", "1.31", "1.37")
 """Releases of Kubernetes: the oldest that the chart admits, one between, the newest with schemas."""
 _MODELS = {
@@ -28,7 +30,7 @@ _MODELS = {
 
 
 def faults(manifest: Mapping[str, Any], short: bool = False) -> list[str]:
-    """What is wrong with a manifest, in words; empty for a good one and for an unchecked kind.
+    """What is wrong with a manifest, in words; empty for a good one and for one that is not checked.
 
     `short`: with the newest schemas of Kubernetes alone, and no kind that `is_checked` leaves out.
     """
@@ -38,15 +40,16 @@ def faults(manifest: Mapping[str, Any], short: bool = False) -> list[str]:
     if api in _MODELS:
         return list(_of_model(manifest, _MODELS[api]))
     versions = VERSIONS[-1:] if short else VERSIONS
+    if api == redis_failover.API:
+        return list(_of_redis(manifest, versions))
     if api.startswith("serving.kserve.io/"):
         return list(_of_kserve(manifest, versions))
     return list(_of_kubernetes(manifest, versions))
 
 
 def is_checked(manifest: Mapping[str, Any], short: bool = False) -> bool:
-    """Whether there is a schema; `short`: one that is read within a second, which the operators' models are not."""
-    api = str(manifest["apiVersion"])
-    return not api.startswith(UNCHECKED) and not (short and api in _MODELS)
+    """`short`: whether its schema is read within a second, which the operators' models are not."""
+    return not (short and manifest["apiVersion"] in _MODELS)
 
 
 def _of_kubernetes(manifest: Mapping[str, Any], versions: Iterable[str]) -> Iterator[str]:
@@ -59,6 +62,13 @@ def _of_kubernetes(manifest: Mapping[str, Any], versions: Iterable[str]) -> Iter
             yield f"Kubernetes {version}: {error.message} at {'.'.join(str(step) for step in error.path)}"
         except (kubernetes_validate.SchemaNotFoundError, kubernetes_validate.InvalidSchemaError) as error:
             yield f"Kubernetes {version}: {error}"
+
+
+def _of_redis(manifest: Mapping[str, Any], versions: Iterable[str]) -> Iterator[str]:
+    wrong = list(redis_failover.of_interface(manifest))
+    yield from wrong
+    for part in () if wrong else redis_failover.parts(manifest):
+        yield from _of_kubernetes(part, versions)
 
 
 def _of_model(manifest: Mapping[str, Any], module: str) -> Iterator[str]:

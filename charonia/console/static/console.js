@@ -24,6 +24,13 @@
 
   const number = (value, unit) => value == null ? "–" : `${+value.toPrecision(3)}${unit}`;
 
+  // without two readings there is no span: the ten seconds before the only one, or before now
+  const span = (_plot, first, last) => {
+    if (last > first) return [first, last];
+    const end = last ?? Date.now() / 1000;
+    return [end - 10, end];
+  };
+
   const utc = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
 
   function draw() {
@@ -50,7 +57,7 @@
         cursor: { y: false },
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
         legend: { live: true },
-        scales: { y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
+        scales: { x: { range: span }, y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
         axes: [{ ...axis, size: 32, values: (_plot, values) => values.map(utc) }, { ...axis, size: 56, values: (_plot, values) => values.map((value) => number(value, "")) }],
         series: [{ value: (_plot, value) => value == null ? "–" : utc(value) }, ...series],
       };

@@ -1,13 +1,15 @@
 """Says what the log has of an answer's way to its caller after the settlement. Pure.
 
-The settlement is the last fact of a request. A gateway takes a reply out of its stream and writes to a connection, and
-a reader of a job's result only reads: neither leaves a fact, which would cost each request a write (ADR 0051). Calls of
-webhooks leave one, as they are tried again.
+The settlement of a call is its reply, and the last fact about it: that a gateway has written it to a connection would
+cost each request a write (ADR 0051). Of a job the gateway notes when it first gave the outcome to a caller (ADR 0070),
+and senders keep the calls of webhooks, as they are tried again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from charonia.facts.delivery_notes import DeliveryNote
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,17 @@ class WebhookCall:
         return said if self.state == "delivered" else f"{said}; it is {state}"
 
 
-def known_of_delivery(is_job: bool, call: WebhookCall | None) -> str:
-    """Of a settled request; `call` is a job's, None where no webhook is called."""
+def known_of_delivery(is_job: bool, call: WebhookCall | None, note: DeliveryNote | None) -> str:
+    """Of a settled request; `call` and `note` are a job's, None where no webhook is called and nothing is noted."""
     if not is_job:
-        return "Settled. Whether its gateway could pass the answer on to the caller is not recorded in the log."
-    kept = "Settled: the outcome is kept with the job"
-    if call is None:
-        return f"{kept}. Whether a caller has read it is not recorded in the log."
-    return f"{kept}; {call.words()}. Whether a caller has read it otherwise is not recorded in the log."
+        return "Settled, which is the reply to its gateway. Whether that could pass it on is not recorded in the log."
+    words = ["Settled: the outcome is kept with the job"]
+    if call is not None:
+        words.append(call.words())
+    words.append("no caller is known to have asked for it" if note is None else given_by(note))
+    return f"{'; '.join(words)}."
+
+
+def given_by(note: DeliveryNote) -> str:
+    """Who first gave the outcome to a caller, without a full stop."""
+    return f"{note.gateway} gave it to a caller"

@@ -5,6 +5,7 @@ A viewer with a tenant sees its own jobs alone: once a call has ended, no record
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,9 +14,10 @@ from charonia import keys
 from charonia.catalog.catalog import Catalog
 from charonia.clock import wall_ns
 from charonia.console.viewers import Viewer
-from charonia.errors import NotFound
+from charonia.errors import InvalidRecord, NotFound
 from charonia.eventlog.control import facts_of, folded_control
 from charonia.eventlog.port import START, EventLog
+from charonia.facts.delivery_notes import DeliveryNote
 from charonia.facts.events import Fact
 from charonia.facts.jobs import JobRecord, public_id
 from charonia.operations import job_commands as jobs
@@ -69,6 +71,7 @@ async def request_page(
         cut,
         ended.get("dead_letter") is True,
         await read_webhook(log, job) if job is not None and ended_us else None,
+        await _given(log, model, request_id) if ended_us else None,
     )
     story = explain(history)
     return {
@@ -83,6 +86,14 @@ async def request_page(
         "dead_letter": history.dead_letter,
         "names_others": not viewer.scoped,
     }
+
+
+async def _given(log: EventLog, model: str, job_id: bytes) -> DeliveryNote | None:
+    """When a job's outcome was first given to a caller; None as well for a note of a newer release."""
+    (data,) = await log.notes([keys.job_delivery(model, job_id)])
+    with contextlib.suppress(InvalidRecord):
+        return DeliveryNote.unpack(data) if data is not None else None
+    return None
 
 
 async def _accepted_us(log: EventLog, model: str, request_id: bytes) -> int:

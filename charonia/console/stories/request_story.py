@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from charonia.facts.delivery_notes import DeliveryNote
 from charonia.facts.events import Fact, ProcessLeft, VersionHeld, VersionLoaded
 from charonia.facts.jobs import JobEvent
 from charonia.facts.journal import JournalFact
 
-from .answer_delivery import WebhookCall, known_of_delivery
+from .answer_delivery import WebhookCall, given_by, known_of_delivery
 
 _PLACES = {
     "queue": "in the queue",
@@ -52,6 +53,7 @@ class History:
     journal_cut: bool = False
     dead_letter: bool = False
     webhook: WebhookCall | None = None
+    given: DeliveryNote | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ def explain(history: History) -> Story:
         _verdict(history, stretches, attempts, state),
         state,
         until_us - history.accepted_us,
-        known_of_delivery(bool(history.events), history.webhook) if end is not None else "",
+        known_of_delivery(bool(history.events), history.webhook, history.given) if end is not None else "",
     )
 
 
@@ -255,6 +257,8 @@ def _ending(history: History, at_us: int, state: str, detail: Mapping[str, Any])
     if call is not None and call.attempts:
         kind = "delivered" if call.state == "delivered" else "webhook called"
         found.append((max(at_us, call.last_us), kind, call.words()))
+    if history.given is not None:
+        found.append((max(at_us, history.given.at_us), "delivered", given_by(history.given)))
     return found
 
 

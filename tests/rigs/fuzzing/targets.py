@@ -29,6 +29,7 @@ from google.protobuf.text_format import MessageToString
 
 from charonia.errors import CharoniaError, InvalidRecord
 from charonia.eventlog.redis.stored_records import record_of
+from charonia.facts.delivery_notes import DeliveryNote
 from charonia.facts.events import pack_fact, unpack_fact
 from charonia.facts.jobs import parse_public_id, public_id
 from charonia.facts.journal import FIELD, read_facts
@@ -312,6 +313,7 @@ _READERS: tuple[Callable[[bytes], Any], ...] = (
     lambda data: read_seal("m", b"1-0", [FIELD_SEAL, data]),
     _a_recorded_call,
     StreamsNote.unpack,
+    DeliveryNote.unpack,
 )
 
 

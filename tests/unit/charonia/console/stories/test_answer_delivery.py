@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 
 from charonia.console.stories.answer_delivery import WebhookCall, known_of_delivery
+from charonia.facts.delivery_notes import DeliveryNote
 
 
-def test_of_a_call_and_of_a_job_without_a_webhook_no_delivery_is_known() -> None:
-    for is_job in (False, True):
-        told = known_of_delivery(is_job, None)
-        assert told.startswith("Settled")
-        assert told.endswith("is not recorded in the log.")
+def test_of_a_call_no_delivery_is_known() -> None:
+    told = known_of_delivery(False, None, None)
+    assert told.startswith("Settled")
+    assert told.endswith("is not recorded in the log.")
+
+
+def test_of_a_job_what_its_gateway_noted() -> None:
+    assert known_of_delivery(True, None, None).endswith("; no caller is known to have asked for it.")
+    assert known_of_delivery(True, None, DeliveryNote(1, "gateway-7")).endswith("; gateway-7 gave it to a caller.")
 
 
 @pytest.mark.parametrize(
@@ -28,4 +33,4 @@ def test_of_a_call_and_of_a_job_without_a_webhook_no_delivery_is_known() -> None
 )
 def test_the_state_of_a_webhook(call: WebhookCall, words: str) -> None:
     assert call.words() == words
-    assert f"kept with the job; {words}." in known_of_delivery(True, call)
+    assert f"kept with the job; {words}; no caller" in known_of_delivery(True, call, None)

@@ -7,6 +7,7 @@ from typing import Any
 
 from charonia.console.stories.answer_delivery import WebhookCall
 from charonia.console.stories.request_story import History, Story, explain
+from charonia.facts.delivery_notes import DeliveryNote
 from charonia.facts.events import ProcessLeft, VersionHeld, VersionLoaded
 from charonia.facts.jobs import JobEvent, JobState
 from charonia.facts.journal import JournalFact
@@ -46,7 +47,7 @@ def test_the_time_of_a_job_is_divided_into_queue_executor_and_run() -> None:
     assert [(one.kind, one.lasted_us // MS) for one in told.stretches] == [("queue", 30), ("executor", 10), ("run", 60)]
     assert (told.state, told.total_us) == ("succeeded", 100 * MS)
     assert [one.kind for one in told.moments] == ["accepted", "batched", "executed", "succeeded"]
-    assert told.delivery.endswith("Whether a caller has read it is not recorded in the log.")
+    assert told.delivery.endswith("no caller is known to have asked for it.")
     assert told.verdict.startswith("Most of the time, 60 ms of 100 ms, was spent in the model")
 
 
@@ -157,7 +158,7 @@ def test_waits_that_only_the_model_or_nothing_explains() -> None:
     assert (queued.state, queued.total_us) == ("queued", 60_000 * MS)
 
 
-def test_the_call_of_a_webhook_is_the_only_delivery_that_is_known() -> None:
+def test_a_delivery_is_a_call_of_a_webhook_or_what_a_gateway_noted() -> None:
     happened = events(("accepted", 0, {}), batched(30), succeeded(100, 40))
     told = story(events=happened, webhook=WebhookCall("delivered", 2, 200, "", START_US + 150 * MS))
     assert [(one.kind, one.after_us) for one in told.moments][-2:] == [("succeeded", 100 * MS), ("delivered", 150 * MS)]
@@ -166,6 +167,13 @@ def test_the_call_of_a_webhook_is_the_only_delivery_that_is_known() -> None:
     assert told.moments[-1].kind == "webhook called"
     told = story(events=happened, webhook=WebhookCall("pending"))
     assert told.moments[-1].kind == "succeeded"
+    told = story(events=happened, given=DeliveryNote(START_US + 120 * MS, "gateway-7"))
+    assert [(one.kind, one.text, one.after_us) for one in told.moments[-1:]] == [
+        ("delivered", "gateway-7 gave it to a caller", 120 * MS)
+    ]
+    assert told.total_us == 100 * MS
+    assert told.delivery == "Settled: the outcome is kept with the job; gateway-7 gave it to a caller."
+    assert story(events=happened, given=DeliveryNote(START_US, "gateway-7")).moments[-1].after_us == 100 * MS
     assert story(events=events(("accepted", 0, {}))).delivery == ""
 
 
