@@ -38,7 +38,7 @@ _RENAME_THREAD = _WRITE_FILE | (1 << 14)
 
 _SYSTEM = (
     *("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share", "/lib", "/lib64", "/proc"),
-    *("/usr/local/cuda*", "/opt/cuda*", "/opt/rocm*", "/opt/nvidia", "/opt/intel"),
+    *("/usr/local/cuda*", "/usr/local/nvidia", "/opt/cuda*", "/opt/rocm*", "/opt/nvidia", "/opt/intel"),
     *("/sys/devices", "/sys/fs/cgroup", "/sys/bus/pci", "/sys/module"),
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/os-release", "/etc/OpenCL"),
 )

@@ -21,8 +21,10 @@ from .model_archives import Form
 from .tensor_names import leaves
 from .torch_settings import COMPILE, TorchSettings, torch_type
 
-_RUNS_BEFORE = 3
-"""Libraries choose their algorithms in the first run, and TorchScript compiles in its second: neither is recorded."""
+_RUNS_BEFORE = 5
+"""Libraries choose their algorithms in the first run; TorchScript compiles in its second, its kernels in one after that.
+Nothing of it is recorded.
+"""
 _log = logging.getLogger(__name__)
 
 

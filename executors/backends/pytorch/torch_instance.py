@@ -55,10 +55,12 @@ class TorchInstance:
         self._cleans_cache = bool(spec.source.flag("ENABLE_CACHE_CLEANING")) and spec.kind == "GPU"
 
     def started(self) -> None:
-        """Set the number of threads, which counts for the thread that sets it, make the instance's stream, and record
-        its CUDA graphs. Raises `InternalError` for a program that cannot be recorded.
+        """Set the number of threads and the GPU, which count for the thread that sets them, make the instance's stream,
+        and record its CUDA graphs. Raises `InternalError` for a program that cannot be recorded.
         """
         self._torch.set_num_threads(self._settings.threads)
+        if self._device is not None and self._device.type == "cuda":
+            self._torch.cuda.set_device(self._device)  # tensors of another one cannot leave through DLPack
         if self._settings.own_stream:
             self._torch.cuda.synchronize(self._device)  # the weights came in the default stream
             self._stream = self._torch.cuda.Stream(self._device)
