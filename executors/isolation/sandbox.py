@@ -34,22 +34,27 @@ _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | (1 << 14) | _IOCTL
 _BIND_CONNECT_TCP, _NETWORK = 0b11, 4
 _ABSTRACT_SOCKETS_AND_SIGNALS, _SCOPES = 0b11, 6
 _READ = _EXECUTE | _READ_FILE | _READ_DIRECTORY
+_RENAME_THREAD = _WRITE_FILE | (1 << 14)
 
 _SYSTEM = (
     *("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share", "/lib", "/lib64", "/proc"),
-    *("/usr/local/cuda*", "/opt/cuda*", "/opt/rocm*", "/opt/nvidia", "/opt/intel"),
+    *("/usr/local/cuda*", "/usr/local/nvidia", "/opt/cuda*", "/opt/rocm*", "/opt/nvidia", "/opt/intel"),
     *("/sys/devices", "/sys/fs/cgroup", "/sys/bus/pci", "/sys/module"),
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/os-release", "/etc/OpenCL"),
 )
 """Where libraries lie, and what they read of the machine."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/nvidia*", "/dev/dri/*")
 _MORE_DEVICES = ("/dev/nvidia-caps/*", "/dev/kfd", "/dev/accel/*")
+_NVIDIA = "/dev/nvidiactl"
+"""Where it is, NVIDIA's driver may be used; see `_grant_own_threads` and `_filter_system_calls` (docs/adr/0076)."""
+_OWN_THREADS = "/proc/self/task"
 
 _ALLOW, _REFUSE, _ABSENT = 0x7FFF0000, 0x00050000 | errno.EACCES, 0x00050000 | errno.ENOSYS
 _CLONE_THREAD = 0x10000
-_AF_NETLINK = 16
-_LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_AF_UNIX, _AF_NETLINK = 1, 16
+_SEQPACKET, _SOCKET_TYPES = 5, 0xF
+_LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _X32 = 0x40000000
 _IO_URING = (425, 426, 427)
 """It makes sockets without a system call of its own."""
@@ -64,9 +69,9 @@ class _Machine:
 
 
 _MACHINES = {
-    # fork, vfork, ptrace; arm64 has no system calls for the first two
-    "x86_64": _Machine(0xC000003E, 41, 56, (57, 58, 101, 310, 311)),
-    "aarch64": _Machine(0xC00000B7, 198, 220, (117, 270, 271)),
+    # fork, vfork (arm64 has neither), ptrace, memory of other processes; connect, accept, accept4
+    "x86_64": _Machine(0xC000003E, 41, 56, (57, 58, 101, 310, 311, 42, 43, 288)),
+    "aarch64": _Machine(0xC00000B7, 198, 220, (117, 270, 271, 203, 202, 242)),
 }
 
 
@@ -82,11 +87,13 @@ def is_available() -> bool:
     return landlock_version() >= _NETWORK and platform.machine() in _MACHINES
 
 
-def enter(readable: Iterable[str], temporary: str) -> None:
+def enter(readable: Iterable[str], temporary: str, *, nvidia: bool | None = None) -> None:
     """Restrict this process for good: read `readable`, libraries and devices, write `temporary`, and nothing more.
 
-    Raises `OSError` when the kernel refuses.
+    `nvidia`: allow what NVIDIA's driver needs besides its devices; None: where it has devices. Raises `OSError` when
+    the kernel refuses.
     """
+    nvidia = os.path.exists(_NVIDIA) if nvidia is None else nvidia
     version = landlock_version()
     rights = sum(added for since, added in _FILE_RIGHTS.items() if since <= version)
     network = _BIND_CONNECT_TCP if version >= _NETWORK else 0
@@ -101,12 +108,14 @@ def enter(readable: Iterable[str], temporary: str) -> None:
             for node in glob.glob(pattern):
                 _grant(ruleset, node, (_READ_FILE | _WRITE_FILE | _IOCTL) & rights)
         _grant(ruleset, temporary, rights)
+        if nvidia:
+            _grant_own_threads(ruleset, rights)
         _checked(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         _checked(_call(_RESTRICT_SELF, ruleset, 0))
     finally:
         os.close(ruleset)
     _drop_capabilities()
-    _filter_system_calls()
+    _filter_system_calls(nvidia=nvidia)
 
 
 def limit_processes(more: int) -> None:
@@ -156,38 +165,54 @@ def _grant(ruleset: int, path: str, rights: int) -> None:
         os.close(descriptor)
 
 
+def _grant_own_threads(ruleset: int, rights: int) -> None:
+    """Let this process write the names of its threads, as NVIDIA's driver does: it fails where it cannot (error 304).
+
+    A rule is of an inode, which the kernel forgets unless something holds its entry: the descriptor stays open.
+    """
+    descriptor = os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
+    _checked(_call(_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", _RENAME_THREAD & rights, descriptor), 0))
+
+
 def _drop_capabilities() -> None:
     """Give root's privileges up: with them `/proc` shows other processes' memory, Landlock or not."""
     _checked(_LIBC.capset(struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)))
 
 
-def _filter_system_calls() -> None:
-    """Refuse sockets but for netlink's, and every clone that is no thread. socketpair stays: event loops need it."""
+def _filter_system_calls(*, nvidia: bool) -> None:
+    """Refuse sockets but for netlink's, and every clone that is no thread. socketpair stays: event loops need it.
+
+    NVIDIA's driver listens on a unix socket (SOCK_SEQPACKET, abstract) for those who share its memory, and fails where
+    it cannot. It gets one, which nobody is let in by: connecting and accepting are refused to all sockets.
+    """
     machine = _MACHINES[platform.machine()]
+    refuse, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, machine.architecture),
-        (_RETURN, 0, 0, _REFUSE),
+        refuse,
         (_LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, _X32),
-        (_RETURN, 0, 0, _REFUSE),
+        refuse,
         (_EQUAL, 0, 1, _CLONE3),  # its flags lie in memory, where a filter cannot read; the C library then uses clone
         (_RETURN, 0, 0, _ABSENT),
     ]
     for number in (*machine.others, *_IO_URING):
-        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
+        program += [(_EQUAL, 0, 1, number), refuse]
+    sockets = [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 0, 1, _AF_NETLINK), allow]
+    if nvidia:
+        packets = [(_LOAD, 0, 0, _SECOND_ARGUMENT), (_AND, 0, 0, _SOCKET_TYPES), (_EQUAL, 0, 1, _SEQPACKET), allow]
+        sockets += [(_EQUAL, 0, len(packets), _AF_UNIX), *packets]
+    sockets.append(refuse)
     program += [
-        (_EQUAL, 0, 4, machine.socket),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_EQUAL, 0, 1, _AF_NETLINK),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _REFUSE),
+        (_EQUAL, 0, len(sockets), machine.socket),
+        *sockets,
         (_EQUAL, 0, 4, machine.clone),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_ANY_OF, 0, 1, _CLONE_THREAD),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _REFUSE),
-        (_RETURN, 0, 0, _ALLOW),
+        allow,
+        refuse,
+        allow,
     ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     header = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))

@@ -499,6 +499,9 @@ class FakeStreams:
     def __init__(self) -> None:
         self.events: list[str] = []
 
+    def set_device(self, device: Any) -> None:
+        self.events.append(f"use {device}")
+
     def synchronize(self, device: Any) -> None:
         self.events.append(f"wait for {device}")
 
@@ -517,7 +520,7 @@ class FakeStreams:
 
 
 @pytest.mark.parametrize("own", [True, False])
-async def test_an_instance_may_have_a_stream_of_its_own(own: bool, tmp_path: Path) -> None:
+async def test_an_instance_uses_its_gpu_and_may_have_a_stream_of_its_own(own: bool, tmp_path: Path) -> None:
     """The weights are there before it, its work is between entering and leaving, and outputs leave when it is done."""
     on_cpu = await instance_of(PyTorchBackend(), spec(as_script(tmp_path)))
     of = source(tmp_path, f"max_batch_size: 8 {DENSE}", charonia__own_stream=str(own).lower())
@@ -529,7 +532,7 @@ async def test_an_instance_may_have_a_stream_of_its_own(own: bool, tmp_path: Pat
     assert settings.own_stream is own
     assert not TorchSettings.of(spec(of), Form.SCRIPT).own_stream, "a CPU has none"
     program = on_cpu._instance._program
-    instance = TorchInstance(fake, on_gpu, program, settings, "cuda:0", 0, stateless=True)
+    instance = TorchInstance(fake, on_gpu, program, settings, torch.device("cuda", 1), 0, stateless=True)
     run = program.module
     program.module = lambda x: (cuda.events.append("run"), run(x))[1]
     instance.started()
@@ -538,4 +541,4 @@ async def test_an_instance_may_have_a_stream_of_its_own(own: bool, tmp_path: Pat
         answer = instance.execute({"x": given}, ["OUTPUT__0"])["OUTPUT__0"]
         assert np.array_equal(answer, eager(dense(), given))
     each = ["enter", "run", "wait for the stream", "leave"] if own else ["run"]
-    assert cuda.events == own * ["wait for cuda:0", "stream on cuda:0"] + each + each
+    assert cuda.events == ["use cuda:1"] + own * ["wait for cuda:1", "stream on cuda:1"] + each + each

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -12,11 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from charonia.client import Client
+from executors.isolation import sandbox
 
 from .outcome import FAILED, PASSED, Outcome
 from .regions import through_regions
 from .serving import Served, write_model
 
+ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = (
     "nv_gpu_utilization",
     "nv_gpu_memory_total_bytes",
@@ -43,14 +47,28 @@ class TritonPythonModel:
             for r in requests
         ]
 """
+_DRIVER = """
+import sys
+from executors.isolation import sandbox
+
+sandbox.enter([], sys.argv[1])
+from charonia.cuda.cuda_stream import CudaDevice, CudaDevices, CudaStream, DeviceMemory
+
+device = CudaDevice(CudaDevices.shared(), 0)
+with device.current():
+    CudaStream(device).close()
+    DeviceMemory(device, 1 << 20).free()
+"""
 _TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" data_type: TYPE_FP32 dims: 4 }'
 
 
 def metrics(device: str) -> Outcome:
-    """A model that asks for a GPU loads, its tensors may lie in a client's memory there, and the figures of the GPUs
+    """The driver starts in a sandbox, a model that asks for a GPU loads, its tensors may lie in a client's memory there, and the figures of the GPUs
     move and are those of `nvidia-smi`.
     """
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
+    if device == "cuda" and sandbox.is_available() and (fault := driver_in_sandbox()):
+        return Outcome(FAILED, reason=f"NVIDIA's driver does not start in the sandbox of models: {fault}")
     with tempfile.TemporaryDirectory() as folder:
         write_model(
             Path(folder), "echo", f'backend: "python" {_TENSORS} instance_group {{ kind: {kind} }}', {"model.py": _ECHO}
@@ -72,6 +90,17 @@ def metrics(device: str) -> Outcome:
             _keep_busy(3.0)
             second, truth = families(_page(server)), smi(_asked(["uuid", *_ASKED]))
             return compare(second, truth, second["nv_energy_consumption"] != first["nv_energy_consumption"])
+
+
+def driver_in_sandbox() -> str:
+    """What NVIDIA's driver says to the first GPU's use in a sandboxed process; "" when it can be used there."""
+    with tempfile.TemporaryDirectory() as temporary:
+        command = [sys.executable, "-c", _DRIVER, temporary]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+        )
+    lines = done.stderr.strip().splitlines()[-1:] or [f"its process ended with {done.returncode}"]
+    return lines[0] if done.returncode else ""
 
 
 def compare(found: dict[str, dict[str, float]], truth: dict[str, dict[str, float]], moved: bool) -> Outcome:

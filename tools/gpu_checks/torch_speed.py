@@ -106,6 +106,8 @@ def compiled(device: str) -> Outcome:
     """An AOTInductor package that is built here: its answers, and its refusal of inputs that do not fit."""
     if not has_backend("pytorch"):
         return Outcome(NOT_RUN, reason="the backend pytorch is not installed")
+    from torch import _inductor as inductor
+
     module = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8)).eval().to(device)
     array = np.random.default_rng(3).random((4, 64), np.float32)
     example = torch.from_numpy(array).to(device)
@@ -114,7 +116,7 @@ def compiled(device: str) -> Outcome:
         package = Path(folder) / "model.pt2"
         began = time.monotonic()
         program = torch.export.export(module, (example,), dynamic_shapes=({0: rows},))
-        torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+        inductor.aoti_compile_and_package(program, package_path=str(package))
         took_s = time.monotonic() - began
         wanted = module(example).cpu().numpy()
         models = Path(folder) / "models"

@@ -12,9 +12,10 @@ from charonia.backend import InstanceSpec
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, InternalError, InvalidArgument
 
+from .cuda_graphs import CapturedRuns
 from .tensor_names import input_names, leaves, names_of_leaf, output_names, positions
-from .torch_programs import Program
-from .torch_settings import TorchSettings
+from .torch_programs import LOADING, Program
+from .torch_settings import TorchSettings, torch_type
 
 _RANK_OF_IMAGES = 4
 
@@ -32,6 +33,7 @@ class TorchInstance:
         rows: int,
         *,
         stateless: bool,
+        graphs: CapturedRuns | None = None,
     ) -> None:
         self.stateless = stateless
         config = spec.source.config
@@ -49,14 +51,22 @@ class TorchInstance:
         self._found: dict[tuple[str, ...], dict[str, int]] = {}
         self._stream: Any = None
         """Of its GPU; None: PyTorch's default one."""
+        self._graphs = graphs
         self._cleans_cache = bool(spec.source.flag("ENABLE_CACHE_CLEANING")) and spec.kind == "GPU"
 
     def started(self) -> None:
-        """Set the number of threads, which counts for the thread that sets it, and make the instance's stream."""
+        """Set the number of threads and the GPU, which count for the thread that sets them, make the instance's stream,
+        and record its CUDA graphs. Raises `InternalError` for a program that cannot be recorded.
+        """
         self._torch.set_num_threads(self._settings.threads)
+        if self._device is not None and self._device.type == "cuda":
+            self._torch.cuda.set_device(self._device)  # tensors of another one cannot leave through DLPack
         if self._settings.own_stream:
             self._torch.cuda.synchronize(self._device)  # the weights came in the default stream
             self._stream = self._torch.cuda.Stream(self._device)
+        if self._graphs is not None:
+            with LOADING:
+                self._graphs.capture(self._run)
 
     def execute(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> Mapping[str, Any]:
         """Run the program on arrays of NumPy, or of its GPU; return tensors where they are.
@@ -65,14 +75,14 @@ class TorchInstance:
         """
         if self._program is None:
             raise InternalError(f"an instance of model '{self._model}' was closed")
-        given = len(next(iter(inputs.values()))) if self._rows else 0
+        rows = len(next(iter(inputs.values()))) if self._rows else 0
         try:
             with ExitStack() as stack:
                 self._enter(stack)
-                result = self._program.call(
-                    {self._places[name]: self._tensor(name, array) for name, array in inputs.items()}
-                )
-                found = list(leaves(result))
+                given = {name: self._tensor(name, array) for name, array in inputs.items()}
+                found = None if self._graphs is None else self._graphs.replay(given)
+                if found is None:
+                    found = list(leaves(self._called(given)))
                 places = self._places_of(tuple(name for name, _ in found))
                 tensors = {name: self._output(name, found[places[name]][1]) for name in outputs if name in places}
                 if self._stream is not None:  # who fetches the tensors waits for the default stream
@@ -87,16 +97,29 @@ class TorchInstance:
         for name in outputs:
             if name not in tensors:
                 raise InvalidArgument(f"model '{self._model}' has no output '{name}'")
-        return {name: tensor[:given] for name, tensor in tensors.items()} if given < self._rows else tensors
+        return {name: tensor[:rows] for name, tensor in tensors.items()} if rows < self._rows else tensors
 
     def close(self) -> None:
         """Release the program. Its memory is freed when nothing else uses it."""
-        self._program = None
+        self._program = self._graphs = None
+
+    def _called(self, tensors: Mapping[str, Any]) -> Any:
+        assert self._program is not None
+        return self._program.call({self._places[name]: tensor for name, tensor in tensors.items()})
+
+    def _run(self, tensors: Mapping[str, Any]) -> Any:
+        """Run the program in whatever stream is current."""
+        with ExitStack() as stack:
+            self._enter_modes(stack)
+            return self._called(tensors)
 
     def _enter(self, stack: ExitStack) -> None:
-        torch, settings = self._torch, self._settings
         if self._stream is not None:
-            stack.enter_context(torch.cuda.stream(self._stream))
+            stack.enter_context(self._torch.cuda.stream(self._stream))
+        self._enter_modes(stack)
+
+    def _enter_modes(self, stack: ExitStack) -> None:
+        torch, settings = self._torch, self._settings
         stack.enter_context(torch.inference_mode() if settings.inference_mode else torch.no_grad())
         if not settings.optimizes:
             stack.enter_context(torch.jit.optimized_execution(False))
@@ -150,7 +173,7 @@ class TorchInstance:
             raise InvalidArgument(f"output '{name}' of model '{self._model}' is no tensor but {type(value).__name__}")
         configured = self._datatypes.get(name)
         if self._settings.autocast is not None and value.is_floating_point() and configured is not None:
-            value = value.to(_torch_type(torch, configured))
+            value = value.to(torch_type(torch, configured))
         if value.untyped_storage().data_ptr() in self._held:
             value = value.clone()
         value = value.detach().resolve_conj().resolve_neg()
@@ -163,9 +186,3 @@ def reason(error: Exception) -> str:
     if "The following operation failed in the TorchScript interpreter" in text:
         return text.splitlines()[-1].removeprefix("RuntimeError: ")
     return text.partition("\nException raised from")[0].strip()
-
-
-def _torch_type(torch: Any, datatype: DataType) -> Any:
-    if datatype is DataType.BF16:
-        return torch.bfloat16
-    return torch.from_numpy(np.empty(0, datatype.numpy)).dtype

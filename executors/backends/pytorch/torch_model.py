@@ -22,12 +22,13 @@ from charonia.errors import Unsupported
 from executors.configuration.autofill import check_against_graph
 from executors.host.host_policy import thread_on
 
+from .cuda_graphs import CapturedRuns, wanted_graphs
 from .model_archives import CODE, Form, ProgramText, model_file, read_program
 from .padding import rows_taken
 from .tensor_names import input_names, names_of_leaf, output_names, positions
 from .torch_instance import TorchInstance
 from .torch_programs import LOADING, Program, library, load_program
-from .torch_settings import TorchSettings, set_process_switches, warn_of_unused
+from .torch_settings import TorchSettings, set_process_switches
 
 
 class PyTorchBackend(Backend):
@@ -52,7 +53,6 @@ class PyTorchBackend(Backend):
 
     async def load(self, source: ModelSource) -> TorchModel:
         """Return the model; its file is read when something asks for it."""
-        warn_of_unused(source)
         return TorchModel(source)
 
 
@@ -103,6 +103,7 @@ class TorchModel(Model):
         if form is Form.PROGRAM:
             check_against_graph(source.config, _tensors(source, read_program(source, path)))
         settings = TorchSettings.of(spec, form)
+        shapes = wanted_graphs(spec, form, settings)
         shared = settings.shares_weights or form in (Form.PROGRAM, Form.PACKAGE)
         with LOADING, thread_on(spec.cores):
             torch = library()
@@ -116,7 +117,8 @@ class TorchModel(Model):
                     rows = rows_taken(program, torch, spec, settings, device)
                 if shared:
                     self._shared[str(device)] = program, rows
-            return TorchInstance(torch, spec, program, settings, device, rows, stateless=shared)
+            graphs = CapturedRuns(torch, spec, device, shapes) if shapes else None
+            return TorchInstance(torch, spec, program, settings, device, rows, stateless=shared, graphs=graphs)
 
 
 def _runners(spec: InstanceSpec) -> int:

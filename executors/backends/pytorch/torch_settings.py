@@ -11,7 +11,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from charonia.backend import InstanceSpec, ModelSource
+from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument, Unsupported
 
 from .model_archives import Form
@@ -78,15 +81,6 @@ class TorchSettings:
         )
 
 
-def warn_of_unused(source: ModelSource) -> None:
-    """Log the settings that change nothing here."""
-    if source.config.optimization.cuda.graphs:
-        _log.warning(
-            "model '%s': the pytorch backend runs without CUDA graphs, 'optimization.cuda.graphs' changes nothing",
-            source.name,
-        )
-
-
 def set_process_switches(torch: Any, source: ModelSource) -> None:
     """Set the switches of the whole process that a model's parameters name."""
     executor, profiling, fuser = (
@@ -110,6 +104,13 @@ def set_process_switches(torch: Any, source: ModelSource) -> None:
                 source.name,
                 torch.get_num_interop_threads(),
             )
+
+
+def torch_type(torch: Any, datatype: DataType) -> Any:
+    """PyTorch's type of elements of a datatype that is none of strings."""
+    if datatype is DataType.BF16:
+        return torch.bfloat16
+    return torch.from_numpy(np.empty(0, datatype.numpy)).dtype
 
 
 def _compile_options(source: ModelSource, form: Form) -> dict[str, Any] | None:

@@ -1,7 +1,6 @@
 """The `tensorrt` backend: plans of TensorRT, or of TensorRT for RTX, on NVIDIA GPUs.
 
     pure      engine_tensors    what a plan says of its tensors and profiles, and the configuration made from it
-              graph_specs       which shapes have a CUDA graph
     library   trt_library       the module that reads plans, its messages, and the leave that a plan needs
               plan_model        the backend, and one loaded version with an engine for each GPU
               plan_instance     one instance: its contexts, buffers and graphs

@@ -25,9 +25,9 @@ from charonia.cuda.lost_contexts import is_lost
 from charonia.cuda.pinned_memory import PinnedMemory
 from charonia.errors import InternalError, InvalidArgument
 from charonia.models.interface import ModelInterface
+from executors.backends.graph_specs import GraphShapes, TakenShapes, closest_graph, graph_shapes
 
 from .engine_tensors import EngineTensor, EngineTensors, Profile, Shape, closest_profile
-from .graph_specs import GraphShapes, closest_graph, graph_shapes
 from .trt_library import TrtLibrary
 
 _log = logging.getLogger(__name__)
@@ -316,7 +316,7 @@ class PlanInstance:
             )
             return
         for context in self._contexts:
-            for shapes in graph_shapes(spec.source.config, context.profile):
+            for shapes in graph_shapes(spec.source.config, _taken(context.profile)):
                 for name, dims in shapes.dims.items():
                     context.context.set_input_shape(name, dims)
                 self._enqueue(context.context)  # the first run of a shape sets things up that cannot be recorded
@@ -337,6 +337,11 @@ class PlanInstance:
         for block in (*self._memory.values(), *self._growing.values()):
             block.free()
         self._memory, self._pinned, self._growing = {}, {}, {}
+
+
+def _taken(profile: Profile) -> TakenShapes:
+    usual = {name: dims.usual for name, dims in profile.dims.items()}
+    return TakenShapes(usual, lambda dims: profile.refusal(dims, {}), f"profile {profile.index}")
 
 
 def _padded(array: Array, shape: Shape) -> Array:

@@ -10,9 +10,14 @@ from typing import Any
 
 import gpu_check
 import pytest
+from fake_tensorrt import driver_file
 from gpu_checks import machine
 from gpu_checks.outcome import FAILED, NOT_JUDGED, NOT_RUN, PASSED, judged
 from gpu_checks.table import CHECKS, Check
+
+from executors.isolation import sandbox
+
+__all__ = ["driver_file"]
 
 PAGE = """# TYPE nv_gpu_memory_total_bytes gauge
 nv_gpu_memory_total_bytes{gpu_uuid="GPU-a"} 85520809984
@@ -22,6 +27,14 @@ nv_gpu_power_limit{gpu_uuid="GPU-b"} 500.0
 nv_cpu_utilization 0.5
 """
 SMI = "GPU-a, 81559, 1040, 700.00\nGPU-b, 81559, 0, [N/A]\n"
+
+
+@pytest.mark.skipif(not sandbox.is_available(), reason="this kernel has no Landlock")
+def test_the_driver_is_tried_in_a_sandbox(driver_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(driver_file.parent))
+    assert machine.driver_in_sandbox() == ""
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "0")
+    assert machine.driver_in_sandbox().endswith("CudaError: no device")
 
 
 def test_there_are_nine_and_they_take_less_than_ten_minutes() -> None:

@@ -1,18 +1,19 @@
 """Which shapes of a model have a CUDA graph: those of `optimization.cuda.graph_spec`, else the usual batch sizes. Pure.
 
 A graph runs for exactly its shapes. With `graph_lower_bound` it also runs for smaller ones: the instance pads them.
+Used by the backends tensorrt and pytorch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from charonia.models.config_errors import InstanceError
 from protos import model_config_pb2 as pb
 
-from .engine_tensors import Profile, Shape
+Shape = tuple[int, ...]
 
 _SMALL_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Triton's batch sizes for a model without a scheduler that prefers some: graphs help small batches most."""
@@ -39,14 +40,25 @@ class GraphShapes:
         )
 
 
-def graph_shapes(config: pb.ModelConfig, profile: Profile) -> list[GraphShapes]:
-    """The graphs that a model wants for a profile. Raises `InstanceError` for a `graph_spec` that makes no sense."""
+@dataclass(frozen=True, slots=True)
+class TakenShapes:
+    """What a model takes: its `usual` input shapes, with the batch dimension, and why it does not take others ("" when
+    it does). `name` is for errors: "profile 0".
+    """
+
+    usual: Mapping[str, Shape]
+    refusal: Callable[[Mapping[str, Shape]], str]
+    name: str
+
+
+def graph_shapes(config: pb.ModelConfig, taken: TakenShapes) -> list[GraphShapes]:
+    """The graphs that a model wants. Raises `InstanceError` for a `graph_spec` that makes no sense."""
     written = config.optimization.cuda.graph_spec
     if not written:
         sizes = _usual_sizes(config)
-        found = [_with_rows(profile, rows) for rows in sizes]
-        return [GraphShapes(dims, dims) for dims in found if not profile.refusal(dims, {})]
-    return [_written(config, spec, profile) for spec in written]
+        found = [_with_rows(taken, rows) for rows in sizes]
+        return [GraphShapes(dims, dims) for dims in found if not taken.refusal(dims)]
+    return [_written(config, spec, taken) for spec in written]
 
 
 def closest_graph(graphs: Sequence[GraphShapes], dims: Mapping[str, Shape]) -> GraphShapes | None:
@@ -71,12 +83,12 @@ def _usual_sizes(config: pb.ModelConfig) -> list[int]:
     return sorted(size for size in sizes if size <= most)
 
 
-def _with_rows(profile: Profile, rows: int) -> dict[str, Shape]:
-    """The usual dims of a profile, with so many rows; 0 leaves them."""
-    return {name: (rows, *r.usual[1:]) if rows else r.usual for name, r in profile.dims.items()}
+def _with_rows(taken: TakenShapes, rows: int) -> dict[str, Shape]:
+    """The usual shapes with so many rows; 0 leaves them."""
+    return {name: (rows, *shape[1:]) if rows else shape for name, shape in taken.usual.items()}
 
 
-def _written(config: pb.ModelConfig, spec: pb.ModelOptimizationPolicy.Cuda.GraphSpec, profile: Profile) -> GraphShapes:
+def _written(config: pb.ModelConfig, spec: pb.ModelOptimizationPolicy.Cuda.GraphSpec, taken: TakenShapes) -> GraphShapes:
     most, rows = config.max_batch_size, spec.batch_size
     bounded = spec.HasField("graph_lower_bound")
     least_rows = spec.graph_lower_bound.batch_size if bounded else rows
@@ -87,23 +99,23 @@ def _written(config: pb.ModelConfig, spec: pb.ModelOptimizationPolicy.Cuda.Graph
     if least_rows > rows:
         raise InstanceError("graph lower bound spec expects 'batch_size' to be <= graph spec 'batch_size'")
     if not spec.input:
-        dims = _with_rows(profile, rows)
-        least = _with_rows(profile, least_rows)
+        dims = _with_rows(taken, rows)
+        least = _with_rows(taken, least_rows)
     else:
         dims, least = {}, {}
         for name in spec.input:
-            if name not in profile.dims:
+            if name not in taken.usual:
                 raise InstanceError(f"graph spec of model '{config.name}' has a shape for the unknown input '{name}'")
-        for name in profile.dims:
+        for name in taken.usual:
             if name not in spec.input:
                 raise InstanceError(f"graph spec of model '{config.name}' expects a shape for input '{name}'")
             shape = tuple(spec.input[name].dim)
             low = _least(spec, name, shape) if bounded else shape
             dims[name] = (rows, *shape) if most else shape
             least[name] = (least_rows, *low) if most else low
-    refusal = profile.refusal(dims, {})
+    refusal = taken.refusal(dims)
     if refusal:
-        raise InstanceError(f"graph spec of model '{config.name}' does not fit profile {profile.index}: {refusal}")
+        raise InstanceError(f"graph spec of model '{config.name}' does not fit {taken.name}: {refusal}")
     return GraphShapes(dims, least)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 from charonia.models.config_errors import InstanceError
+from executors.backends.graph_specs import GraphShapes, TakenShapes, closest_graph, graph_shapes
 from executors.backends.tensorrt.engine_tensors import Profile, Range
-from executors.backends.tensorrt.graph_specs import GraphShapes, closest_graph, graph_shapes
 from executors.repository.pbtxt import parse
 
 PROFILE = Profile(0, {"a": Range((1, 4), (4, 4), (8, 16))}, {})
 
 
 def shapes(text: str) -> list[GraphShapes]:
-    return graph_shapes(parse(f"name: 'm' {text}"), PROFILE)
+    usual = {name: dims.usual for name, dims in PROFILE.dims.items()}
+    return graph_shapes(
+        parse(f"name: 'm' {text}"), TakenShapes(usual, lambda dims: PROFILE.refusal(dims, {}), "profile 0")
+    )
 
 
 def batches(text: str) -> list[tuple[int, ...]]:
