@@ -5,7 +5,7 @@ a free one when it chooses where a thread wakes: an event loop then does not que
 beside ordinary work on all processors such a worker gets a three-hundredth of one. So its owner reads its processor
 time while it runs a task; where it starves, it runs at its ordinary priority for a while, as all others do.
 
-A process without the right `CAP_SYS_NICE` cannot leave `SCHED_IDLE`: its owner ends it, and a new one does the task.
+A process without the right CAP_SYS_NICE cannot leave `SCHED_IDLE`: its owner ends it, and a new one does the task.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SpareTime:
 def _processor_time_s(process: int) -> float:
     """What a process of this machine has had; 0 for one that has ended."""
     try:
-        return time.clock_gettime((~process << 3) | 2)  # its clock, as `clock_getcpuclockid` makes it
+        return time.clock_gettime((~process << 3) | 2)  # its clock, as the C library makes it
     except OSError:
         return 0.0
 
