@@ -88,7 +88,9 @@ def _with_rows(taken: TakenShapes, rows: int) -> dict[str, Shape]:
     return {name: (rows, *shape[1:]) if rows else shape for name, shape in taken.usual.items()}
 
 
-def _written(config: pb.ModelConfig, spec: pb.ModelOptimizationPolicy.Cuda.GraphSpec, taken: TakenShapes) -> GraphShapes:
+def _written(
+    config: pb.ModelConfig, spec: pb.ModelOptimizationPolicy.Cuda.GraphSpec, taken: TakenShapes
+) -> GraphShapes:
     most, rows = config.max_batch_size, spec.batch_size
     bounded = spec.HasField("graph_lower_bound")
     least_rows = spec.graph_lower_bound.batch_size if bounded else rows

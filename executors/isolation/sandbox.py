@@ -183,7 +183,7 @@ def _filter_system_calls(*, nvidia: bool) -> None:
     """Refuse sockets but for netlink's, and every clone that is no thread. socketpair stays: event loops need it.
 
     NVIDIA's driver listens on a unix socket (SOCK_SEQPACKET, abstract) for those who share its memory, and fails where
-    it cannot. It gets one, which nobody is let in by: connecting and accepting are refused to all sockets.
+    it cannot. It gets one that no process is let in by: connecting and accepting are refused to all sockets.
     """
     machine = _MACHINES[platform.machine()]
     refuse, allow = (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)

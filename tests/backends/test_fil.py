@@ -650,6 +650,38 @@ async def test_files_with_changed_bytes_are_refused_or_run(name: str, tmp_path: 
     assert any(outcomes)
 
 
+def test_sandboxed_models_read_their_files_themselves(tmp_path: Path) -> None:
+    """A file that crashes treelite ends its own process, whose load fails; the other model has every answer."""
+    models = tmp_path / "models"
+    boxed = 'parameters { key: "charonia.isolation" value { string_value: "sandbox" } }'
+    text = f'backend: "fil" max_batch_size: 1024 {boxed}'
+    trained("random forest, 10 classes").put(models / "forest")
+    (models / "forest" / "config.pbtxt").write_text(text)
+    whys = {
+        "a cycle": "is the child of two nodes",
+        "a child out of range": "SIGSEGV",
+        "another format": "cannot be loaded",
+    }
+    for number, name in enumerate(whys):
+        suffix, made, _ = HOSTILE[name]
+        (models / f"broken{number}" / "1").mkdir(parents=True)
+        (models / f"broken{number}" / "1" / FILES[suffix][1]).write_bytes(made())
+        (models / f"broken{number}" / "config.pbtxt").write_text(text)
+    rows = trained("random forest, 10 classes").rows[:300]
+    with (
+        serving(models, tmp_path / "state", "--model-control-mode", "explicit", "--load-model", "forest") as server,
+        client.InferenceServerClient(server.http, network_timeout=120, connection_timeout=120) as asked,
+    ):
+        tensor = client.InferInput("input__0", list(rows.shape), "FP32")
+        tensor.set_data_from_numpy(rows)
+        assert asked.get_model_config("forest")["parameters"]["charonia.isolation"] == {"string_value": "sandbox"}
+        for number, why in enumerate(whys.values()):
+            with pytest.raises(InferenceServerException, match=why):
+                asked.load_model(f"broken{number}")
+            classes = asked.infer("forest", [tensor]).as_numpy("output__0")
+            assert np.array_equal(classes[:, 0], trained("random forest, 10 classes").answers[:300].argmax(axis=1))
+
+
 def test_served_models_answer_and_a_broken_one_harms_nothing(tmp_path: Path) -> None:
     """Probabilities, contributions and classes over HTTP; requests go on while broken files are loaded."""
     text = 'backend: "fil" max_batch_size: 1024 dynamic_batching {} '

@@ -103,7 +103,7 @@ def test_channels_last_and_autocast_are_recorded_too(recorded: RecordedCuda, tmp
     torch.manual_seed(1)
     model = Images().eval()
     scripted(model, tmp_path / "1" / "model.pt")
-    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: [3, 8, 8] } output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: 4 }'
+    tensors = DENSE.replace("dims: 4", "dims: [3, 8, 8]").replace("dims: 3 ", "dims: 4 ")
     of = on_gpu(tmp_path, tensors=tensors, charonia__channels_last="1", charonia__autocast="bf16")
     instance = instance_of(of)
     instance.started()
@@ -144,7 +144,9 @@ def test_the_first_runs_which_set_things_up_are_not_recorded(recorded: RecordedC
     np.testing.assert_allclose(found, eager(dense(), rows(3)["x"]), rtol=1e-5, atol=1e-6)
 
 
-def test_instances_record_one_after_another_and_have_graphs_of_their_own(recorded: RecordedCuda, tmp_path: Path) -> None:
+def test_instances_record_one_after_another_and_have_graphs_of_their_own(
+    recorded: RecordedCuda, tmp_path: Path
+) -> None:
     of = spec(_with_graphs(as_class(tmp_path)), "GPU")
 
     async def two() -> list[TorchInstance]:

@@ -63,8 +63,8 @@ _TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 4 } output { name: "y" 
 
 
 def metrics(device: str) -> Outcome:
-    """The driver starts in a sandbox, a model that asks for a GPU loads, its tensors may lie in a client's memory there, and the figures of the GPUs
-    move and are those of `nvidia-smi`.
+    """The driver starts in a sandbox, a model that asks for a GPU loads, its tensors may lie in a client's memory
+    there, and the figures of the GPUs move and are those of `nvidia-smi`.
     """
     kind = "KIND_GPU" if device == "cuda" else "KIND_CPU"
     if device == "cuda" and sandbox.is_available() and (fault := driver_in_sandbox()):
@@ -97,7 +97,12 @@ def driver_in_sandbox() -> str:
     with tempfile.TemporaryDirectory() as temporary:
         command = [sys.executable, "-c", _DRIVER, temporary]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=False,
         )
     lines = done.stderr.strip().splitlines()[-1:] or [f"its process ended with {done.returncode}"]
     return lines[0] if done.returncode else ""

@@ -1,8 +1,8 @@
 """Runs tree ensembles (XGBoost, LightGBM, scikit-learn by way of treelite) on CPUs, as Triton's backend `fil` does.
 
-A process of its own reads and checks the file (`model_reader`); onnxruntime runs the trees, treelite where it is not
-installed or cannot. Numbers are FP32 outside, and decided on as the model's library would. Libraries are imported when
-a model first needs them.
+A process of its own reads and checks the file, or the model's own in a sandbox (`model_reader`); onnxruntime runs the
+trees, treelite where it is not installed or cannot. Numbers are FP32 outside, and decided on as the model's library
+would. Libraries are imported when a model first needs them.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class FilModel:
                 settings.format,
                 allow_unknown=settings.allow_unknown_field,
                 as_checkpoint=not has_onnxruntime(),
+                here=self._source.isolation == "sandbox",
             )
             self._found = _Read(settings, forest, content)
         return self._found

@@ -1,4 +1,4 @@
-"""Has a process read a model's file, and returns what it found. See `reader_process`."""
+"""Has a process read a model's file, or reads it in a sandbox, and returns what it found. See `reader_process`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from charonia.errors import InternalError, InvalidArgument, Unsupported
+
+from . import reader_process
 
 _LIMIT_S = 900.0
 """Of the wall clock; the process itself is limited to a time of CPU."""
@@ -42,12 +45,15 @@ class ForestSummary:
 
 
 def read_model(
-    name: str, path: Path, file_format: str, *, allow_unknown: bool, as_checkpoint: bool
+    name: str, path: Path, file_format: str, *, allow_unknown: bool, as_checkpoint: bool, here: bool = False
 ) -> tuple[ForestSummary, bytes]:
     """Return the model of a file, checked. Blocks for about a second.
 
-    Raises `Unsupported` where no process may be started, `InvalidArgument` for a file that is broken or not supported.
+    `here`: this process, which is the model's own, reads it itself; some broken files end it. Raises `Unsupported`
+    where no process may be started, `InvalidArgument` for a file that is broken or not supported.
     """
+    if here:
+        return _read_here(name, path, file_format, allow_unknown=allow_unknown, as_checkpoint=as_checkpoint)
     words = [str(os.getpid()), file_format, str(int(allow_unknown)), str(int(as_checkpoint)), os.fspath(path)]
     try:
         done = subprocess.run(
@@ -59,10 +65,7 @@ def read_model(
             check=False,
         )
     except OSError as error:
-        raise Unsupported(
-            f"model '{name}': the process that reads '{path.name}' cannot be started ({error}); isolation 'sandbox' "
-            "allows none: use 'process'"
-        ) from None
+        raise Unsupported(f"model '{name}': the process that reads '{path.name}' cannot be started ({error})") from None
     except subprocess.TimeoutExpired:
         raise _broken(name, path, f"reading it took longer than {_LIMIT_S:.0f} s") from None
     if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -79,7 +82,27 @@ def read_model(
     if "fault" in said:
         details = [text for text in lines if _PREFIX.match(text)]
         raise _broken(name, path, _PREFIX.sub("", (details[-1:] or said["fault"].splitlines())[0])[:_SHOWN])
-    return ForestSummary(**{**said, "base_scores": tuple(said["base_scores"])}), content
+    return _summary(said), content
+
+
+def _read_here(
+    name: str, path: Path, file_format: str, *, allow_unknown: bool, as_checkpoint: bool
+) -> tuple[ForestSummary, bytes]:
+    try:
+        with reader_process.limited(str(path)):
+            said, content = reader_process.read(
+                str(path), file_format, allow_unknown=allow_unknown, as_checkpoint=as_checkpoint
+            )
+    except MemoryError:
+        raise _broken(name, path, "it needs more memory than a file of its size may") from None
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        raise _broken(name, path, _PREFIX.sub("", text.splitlines()[0])[:_SHOWN]) from None
+    return _summary(said), content
+
+
+def _summary(said: Mapping[str, Any]) -> ForestSummary:
+    return ForestSummary(**{**said, "base_scores": tuple(said["base_scores"])})
 
 
 _PREFIX = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: (Error: )?")

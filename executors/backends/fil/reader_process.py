@@ -2,16 +2,20 @@
 
 Started as `python -m executors.backends.fil.reader_process PARENT FORMAT UNKNOWN CHECKPOINT PATH` by `model_reader`.
 Treelite crashes or never ends on some broken files of every format. The answer on stdout is a line of JSON (a
-`ForestSummary`, or `{"fault": text}`), then the bytes it is about.
+`ForestSummary`, or `{"fault": text}`), then the bytes it is about. A sandboxed model's own process reads the file
+itself, with `limited` and `read`: it may start none, and is the only one that a broken file can end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import resource
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from executors.host.parent_death import die_with
@@ -34,13 +38,12 @@ def main() -> None:
     die_with(int(parent))
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # treelite writes to stdout
-    size = os.path.getsize(path)
-    memory, cpu_s = _MEMORY_LIMIT_BYTES + _MEMORY_PER_BYTE * size, _CPU_LIMIT_S + _CPU_S_PER_MB * (size >> 20)
+    memory, cpu_s = _limits(path)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        summary, content = _read(path, file_format, allow_unknown=unknown == "1", as_checkpoint=checkpoint == "1")
+        summary, content = read(path, file_format, allow_unknown=unknown == "1", as_checkpoint=checkpoint == "1")
     except MemoryError:
         summary, content = {"fault": "it needs more memory than a file of its size may"}, b""
     except Exception as error:
@@ -51,7 +54,33 @@ def main() -> None:
     os._exit(0)  # nothing of a broken model is taken down
 
 
-def _read(path: str, file_format: str, *, allow_unknown: bool, as_checkpoint: bool) -> tuple[dict[str, Any], bytes]:
+def _limits(path: str) -> tuple[int, int]:
+    """Bytes of memory, and seconds of the processor."""
+    size = os.path.getsize(path)
+    return _MEMORY_LIMIT_BYTES + _MEMORY_PER_BYTE * size, _CPU_LIMIT_S + _CPU_S_PER_MB * (size >> 20)
+
+
+@contextlib.contextmanager
+def limited(path: str) -> Iterator[None]:
+    """Let this process take so much more memory and time than it has, for the length of a block: more ends it."""
+    memory, cpu_s = _limits(path)
+    with open("/proc/self/statm") as sizes:
+        mapped = int(sizes.read().split()[0]) * resource.getpagesize()
+    wanted = {resource.RLIMIT_AS: mapped + memory, resource.RLIMIT_CPU: math.ceil(time.process_time()) + cpu_s}
+    before = {kind: resource.getrlimit(kind) for kind in wanted}
+    try:
+        for kind, limit in wanted.items():
+            soft, hard = before[kind]
+            bounds = [bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY]
+            resource.setrlimit(kind, (min([limit, *bounds]), hard))
+        yield
+    finally:
+        for kind, bounds_before in before.items():
+            resource.setrlimit(kind, bounds_before)
+
+
+def read(path: str, file_format: str, *, allow_unknown: bool, as_checkpoint: bool) -> tuple[dict[str, Any], bytes]:
+    """A `ForestSummary` as words, and the bytes it is about. Raises what treelite and the checks raise."""
     import treelite
 
     if file_format == "lightgbm":

@@ -22,7 +22,7 @@ from .tensor_names import leaves
 from .torch_settings import COMPILE, TorchSettings, torch_type
 
 _RUNS_BEFORE = 5
-"""Libraries choose their algorithms in the first run; TorchScript compiles in its second, its kernels in one after that.
+"""Libraries choose their algorithms in the first run; TorchScript compiles in its second, kernels in one after that.
 Nothing of it is recorded.
 """
 _log = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ def _taken(spec: InstanceSpec) -> TakenShapes:
             )
         if min(item.backend_dims, default=1) < 0 and not spec.source.config.optimization.cuda.graph_spec:
             raise InvalidArgument(
-                f"model '{model}': a CUDA graph is of fixed shapes, and input '{name}' is {shape_text(item.backend_dims)}; "
-                "write the shapes into optimization.cuda.graph_spec"
+                f"model '{model}': a CUDA graph is of fixed shapes, and input '{name}' is "
+                f"{shape_text(item.backend_dims)}; write the shapes into optimization.cuda.graph_spec"
             )
     usual = {name: (1, *item.backend_dims) if batching else tuple(item.backend_dims) for name, item in inputs.items()}
 
@@ -140,7 +140,9 @@ class CapturedRuns:
         recorded.graph.replay()
         return [(name, self._own(value, rows)) for name, value in recorded.found]
 
-    def _record(self, run: Callable[[Mapping[str, Any]], Any], dims: Mapping[str, Shape], stream: Any, pool: Any) -> Any:
+    def _record(
+        self, run: Callable[[Mapping[str, Any]], Any], dims: Mapping[str, Shape], stream: Any, pool: Any
+    ) -> Any:
         torch = self._torch
         given = {
             name: torch.zeros(shape, dtype=self._dtypes[name], device=self._device) for name, shape in dims.items()

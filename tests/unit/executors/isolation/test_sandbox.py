@@ -109,7 +109,8 @@ print([error_of(one) for one in (
     lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(f"\\0cuda-uvmfd-{os.getpid()}"),
     lambda: listening.accept() if sys.argv[2] == "1" else socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),
     bound_to_a_path, socket.socket, lambda: socket.socket(socket.AF_UNIX),
-    lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), lambda: socket.socket(socket.AF_INET, socket.SOCK_SEQPACKET),
+    lambda: socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+    lambda: socket.socket(socket.AF_INET, socket.SOCK_SEQPACKET),
     lambda: open(f"/proc/{os.getppid()}/task/{os.getppid()}/comm", "w"), lambda: open("/proc/self/comm", "w"),
     os.fork,
 )])
