@@ -83,6 +83,8 @@ def choices_of(body: Mapping[str, Any]) -> int:
     best = whole(body, "best_of", 1, MAX_CHOICES)
     if best is not None and best != count:
         raise ApiError("'best_of' is not supported, unless it equals 'n'", param="best_of")
+    if flag(body, "use_beam_search"):  # no backend of ours has it, and sampled texts are not what was asked for
+        raise ApiError("'use_beam_search' is not supported", param="use_beam_search")
     return count
 
 

@@ -428,6 +428,7 @@ async def test_suffix_and_other_best_ones_are_refused(client: httpx2.AsyncClient
     for more, param in (
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
+        ({"use_beam_search": True}, "use_beam_search"),
     ):
         reply = await client.post(COMPLETIONS, json={"model": "says", "prompt": "x", **more})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
