@@ -128,8 +128,5 @@ def parse_version(version: str) -> int:
 
 
 def wanted_outputs(outputs: list[Tensor], wanted: tuple[str, ...]) -> list[Tensor]:
-    """The outputs in the order they were asked for (H12)."""
-    if not wanted or len(outputs) < 2:
-        return outputs
-    by_name = {t.name: t for t in outputs}
-    return [by_name[name] for name in wanted if name in by_name]
+    """Those of the outputs that were asked for, in the model's order; all where none was named."""
+    return [tensor for tensor in outputs if tensor.name in wanted] if wanted else outputs

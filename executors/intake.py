@@ -220,7 +220,7 @@ class Intake:
             batch.settler = self.waves
             batch.put_columns, batch.take_back = self._payloads.put_columns, self._payloads.take_back
             for wave in records:
-                if wave.is_out_of_band:
+                if wave.lacks_tensors:
                     self._payloads.map_wave(wave)
             if entry_id:
                 self._held_entries.add(entry_id)

@@ -21,7 +21,7 @@ from charonia import keys
 from charonia.catalog.catalog import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError
-from charonia.eventlog.payload_slots import MAX_SLOT_BYTES
+from charonia.eventlog.payload_slots import MAX_SLOT_BYTES, MAX_SLOTS
 from charonia.eventlog.payloads import BY_REFERENCE_BYTES, PayloadDirectory, new_blob, total_size
 from charonia.eventlog.port import EventLog, Notes
 from charonia.facts.events import ProcessJoined
@@ -161,6 +161,16 @@ class Payloads:
         return (
             BY_REFERENCE_BYTES <= size_bytes < MAX_SLOT_BYTES and bool(self.flags(served)) and self._reads_slots(served)
         )
+
+    def lend_column(self, parts: Sequence[Buffer]) -> Reference | None:
+        """Put the column of a wave, in parts, into a slot; None: it travels in the record. Release it with `end_slot`.
+
+        Half of the slots are kept for large requests, which have no cheap other way.
+        """
+        slots = self._directory.slots
+        if slots is None or slots.outstanding >= MAX_SLOTS // 2:
+            return None
+        return self._directory.lend([b"".join(parts)])  # one copy more, which costs less than one for each small part
 
     def reads_columns(self, served: ServedVersion) -> bool:
         """Whether the column of a wave may lie in a slot: all that may read it announced that they can."""

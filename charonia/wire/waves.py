@@ -125,8 +125,8 @@ class Wave(Struct, gc=False):
         return [sum(sizes) for sizes in zip(*self.sizes, strict=True)]
 
     @property
-    def is_out_of_band(self) -> bool:
-        """Whether its tensors lie elsewhere and were not read, or are gone."""
+    def lacks_tensors(self) -> bool:
+        """Whether its tensors lie elsewhere, and were not read or are gone."""
         if self.column_at is not None:
             return not self.columns
         return bool(self.references) and not (self.payloads and all(self.payloads))
@@ -311,7 +311,7 @@ def unpack_wave(record: Buffer) -> Wave:
         )
     if flags & _FLAG_COLUMN_IN_SLOT:
         (column_at,) = _references_in(view, at, 1, count * meta.size_bytes)
-        if len(meta.inputs) != 1 or not column_at.is_in_slot:
+        if len(meta.inputs) != 1 or sizes or not meta.size_bytes or not column_at.is_in_slot:
             raise InvalidRecord(f"a wave of {len(meta.inputs)} inputs refers to '{column_at.name}', expected a slot")
         return Wave(
             *(prefix, count, endpoint, meta, rows, signature, level, accepted_ns, timeout_us),

@@ -390,7 +390,7 @@ class WaveBatch:
 
     def _has_payloads(self, run: list[tuple[int, RequestPlan]]) -> bool:
         """Whether no request's tensors are gone. Of those whose are, only these requests fail."""
-        return not any(self._waves[index].is_out_of_band for index, _ in run)
+        return not any(self._waves[index].lacks_tensors for index, _ in run)
 
     def _column_run(self, run: list[tuple[int, RequestPlan]]) -> _ColumnRun | None:
         """Join waves to columns; None when they cannot be joined, or one of them has malformed strings."""

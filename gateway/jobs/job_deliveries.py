@@ -44,12 +44,15 @@ class JobDeliveries:
         if len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]
         note = DeliveryNote(wall_ns() // 1000, self._gateway).pack()
-        self._tasks.spawn(self._write(keys.job_delivery(model, job_id), note, max(retention_s, _LEAST_KEPT_S)))
+        self._tasks.spawn(self._write(model, job_id, note, max(retention_s, _LEAST_KEPT_S)))
 
-    async def _write(self, key: bytes, note: bytes, ttl_s: int) -> None:
-        with contextlib.suppress(CharoniaError):
+    async def _write(self, model: str, job_id: bytes, note: bytes, ttl_s: int) -> None:
+        key = keys.job_delivery(model, job_id)
+        try:
             if await self._log.notes([key]) == [None]:
                 await self._log.put_note(key, note, ttl_s)
+        except CharoniaError:
+            self._known.pop(job_id, None)  # the next answer tries again
 
     async def close(self) -> None:
         """Waits for the notes that are under way, but not for a log that is away."""

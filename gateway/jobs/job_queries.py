@@ -156,14 +156,15 @@ class JobQueries:
         failpoints.hit("gateway.read")
         if outcome is None:
             return await self.view_of(record), None
-        self._deliveries.given(record.model, record.id, record.retention_s)
-        if outcome.error is not None:
-            raise outcome.error
         view = job_view(record, Outlook(), wall_ns() // 1000)
-        if not record.about.get("decoupled"):
+        if outcome.error is not None or not record.about.get("decoupled"):
+            self._deliveries.given(record.model, record.id, record.retention_s)
+            if outcome.error is not None:
+                raise outcome.error
             return view, [_response(record, outcome)]
         async with contextlib.aclosing(self._streams.responses(record, caller, -1)) as responses:
             found = [_response(record, response) async for response in responses]
+        self._deliveries.given(record.model, record.id, record.retention_s)
         return view, [response for response in found if not response.is_flag]
 
     async def responses(

@@ -317,7 +317,7 @@ class Door:
         meta = self._meta
         column_at = None
         if self.column_in_slot and size_bytes >= MIN_COLUMN_BYTES and waves.payloads is not None:
-            column_at = waves.payloads.lend_slot([b"".join([call.data[0] for call in calls])])
+            column_at = waves.payloads.lend_column([call.data[0] for call in calls])
             wave.references = () if column_at is None else (column_at,)
         client_ids = [call.client_id for call in calls]
         deadlines = [call.deadline_ns for call in calls]

@@ -351,6 +351,7 @@ class Waves:
     def close_door(self, door: Door) -> None:
         """Requests of a door take the full way from now on."""
         self.on_close(door)
+        door.column_in_slot = False  # what closes a door may bring readers that do not see this gateway's slots
         if door.waiting:
             door.gathering.sent(door.send())
             self.flush()

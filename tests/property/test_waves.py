@@ -171,18 +171,18 @@ def test_a_wave_in_a_slot_stands_for_requests_in_parts_of_it(
     column = bytes(range(2 * count))
     packed = wave_head(*(PREFIX, count, b"g", meta), **about, column_at=Reference(FILE, place, len(column)))
     wave = unpack_wave(packed)
-    assert wave.is_out_of_band
+    assert wave.lacks_tensors
     slot, _, offset = place.rpartition("-")
     parts = [Reference(FILE, f"{slot}-{int(offset, 16) + 2 * index:x}", 2) for index in range(count)]
     unread = wave.requests()
     assert [request.reference for request in unread] == parts
     wave.columns = (column,)
-    assert not wave.is_out_of_band
+    assert not wave.lacks_tensors
     requests = wave.requests()
     assert [bytes(request.record) for request in requests] == [bytes(request.record) for request in unread]
     assert b"".join([bytes(request.inputs()[0].data) for request in requests]) == bytes(wave.parts(0)[0]) == column
     wave.release()
-    assert wave.is_out_of_band
+    assert wave.lacks_tensors
     with pytest.raises(InvalidRecord):
         unpack_wave(packed[: data.draw(st.integers(0, len(packed) - 1))])
     for wrong in (Reference(FILE, place, len(column) + 1), Reference(FILE, "g/file", len(column))):

@@ -8,6 +8,7 @@ line goes on where it was when its executor dies. `batch_runs` says which lines,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -206,7 +207,8 @@ class ModelLines:
             await self._result(run, job_id)
         except (_Ended, Cancelled):
             if not request.store:
-                await self._delete(job_id, run)
+                with contextlib.suppress(CharoniaError):  # it stays until its retention, and the line ends as it did
+                    await self._delete(job_id, run)
             raise
         return job_id
 

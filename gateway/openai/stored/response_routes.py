@@ -301,7 +301,7 @@ class StoredResponses:
             await self._handler.jobs.cancel(stored.view.id, caller)
         parsed = parse_public_id(stored.view.id)
         assert parsed is not None
-        await self._log.delete_keys([keys.job(*parsed), keys.job_responses(*parsed)])
+        await self._log.delete_keys([keys.job(*parsed), keys.job_responses(*parsed), keys.job_delivery(*parsed)])
         if (blob_id := stored.view.form.get(NOTE_BLOB)) is not None:
             await self._log.delete_keys([keys.blob(str(blob_id))])
 

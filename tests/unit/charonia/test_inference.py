@@ -1,11 +1,13 @@
-"""Versions as clients write them (E6)."""
+"""Versions as clients write them (E6), and the outputs that they ask for."""
 
 from __future__ import annotations
 
 import pytest
 
+from charonia.datatypes import DataType
 from charonia.errors import InvalidArgument
-from charonia.inference import LATEST_VERSION, parse_version
+from charonia.inference import LATEST_VERSION, parse_version, wanted_outputs
+from charonia.tensors import Tensor
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,12 @@ def test_what_is_no_version(text: str) -> None:
     assert caught.value.message == (
         f"invalid model version specified '{text}' , version should be an integral value > 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [((), "ab"), (("b", "a"), "ab"), (("b",), "b"), (("b", "b", "none"), "b")],
+)
+def test_wanted_outputs_come_in_the_models_order(wanted: tuple[str, ...], expected: str) -> None:
+    outputs = [Tensor(name, DataType.INT8, (1,), b"0") for name in "ab"]
+    assert "".join([tensor.name for tensor in wanted_outputs(outputs, wanted)]) == expected

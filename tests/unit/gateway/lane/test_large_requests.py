@@ -339,6 +339,30 @@ def test_columns_travel_in_the_log_once_a_batcher_of_an_older_release_joins(colu
     assert sent.wave.column_at is None
 
 
+def test_requests_that_wait_as_their_door_closes_travel_in_the_log(columns: LaneBench) -> None:
+    _, sent = joined(columns)
+    answer_each(columns, sent)
+    requests = [columns.request(value, width=COLUMN_WIDTH) for value in (1, 2, 3, 4)]
+    asked = columns.now(lambda: [asyncio.ensure_future(columns.service.infer(request)) for request in requests])
+    columns.loop.tick()
+    (door,) = columns.service.lane._doors()
+    assert len(door.waiting) == 3
+    columns.now(lambda: columns.waves.close_door(door))
+    columns.settle()
+    assert len(asked) == 4
+    last = columns.sent()[-1].wave
+    assert (last.count, last.column_at) == (3, None)
+
+
+def test_half_of_the_slots_are_kept_for_large_requests(columns: LaneBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("charonia.calls.payload_transfer.MAX_SLOTS", 2)
+    _, sent = joined(columns)
+    assert sent.wave.column_at is not None
+    more = ask_together(columns, 5, 6, 7)
+    latest = columns.sent()[-1]
+    assert (len(more), latest.wave.count, latest.wave.column_at) == (3, 3, None)
+
+
 def test_columns_travel_in_the_log_to_an_executor_of_an_older_release(tmp_path: Path) -> None:
     with LaneBench(shared=tmp_path, rows=ROWS, reads_wave_slots=False) as bench:
         bench.run(bench.lease.grow(1 << 20))
