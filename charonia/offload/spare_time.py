@@ -5,7 +5,8 @@ a free one when it chooses where a thread wakes: an event loop then does not que
 beside ordinary work on all processors such a worker gets a three-hundredth of one. So its owner reads its processor
 time while it runs a task; where it starves, it runs at its ordinary priority for a while, as all others do.
 
-A process without the right CAP_SYS_NICE cannot leave `SCHED_IDLE`: its owner ends it, and a new one does the task.
+A process without the right CAP_SYS_NICE cannot leave `SCHED_IDLE`: its owner ends it, and a new one does the task. As
+that costs a task's time, spare time is tried again ever more rarely then.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _LEAST_SHARE = 0.1
 """Of a processor. With its ordinary priority, nice 5, a worker has a quarter of one where the others are busy."""
 ORDINARY_S = 10.0
 """For so long after it starved a worker has its ordinary priority."""
+_LONGEST_ORDINARY_S = 600.0
+"""And at most for so long, after it had to be ended again and again."""
 
 
 def run_in_spare_time(process: int = 0) -> bool:
@@ -71,6 +74,7 @@ class SpareTime:
                 except ProcessLookupError:
                     return False
                 except PermissionError:
+                    self._ordinary_s = min(2 * self._ordinary_s, _LONGEST_ORDINARY_S)
                     return True
             had_s, at_s = now_had_s, now_s
         return False

@@ -17,7 +17,7 @@ import pytest_asyncio
 from charonia.offload import spare_time
 from charonia.offload.handover import Buffer
 from charonia.offload.pool import SECOND_WORKER_BYTES, Offload, Task
-from charonia.offload.spare_time import WINDOW_S, SpareTime, run_in_spare_time
+from charonia.offload.spare_time import ORDINARY_S, WINDOW_S, SpareTime, run_in_spare_time
 
 LARGE = bytes(SECOND_WORKER_BYTES)
 
@@ -106,6 +106,7 @@ async def test_without_the_right_another_worker_does_the_task(
     assert starved == os.SCHED_OTHER
     assert process != before
     assert offload.processes == [process]
+    assert spare._ordinary_s == 2 * ORDINARY_S
 
 
 def test_a_worker_that_waits_does_not_starve(monkeypatch: pytest.MonkeyPatch) -> None:
