@@ -1,7 +1,7 @@
-"""Notes in the log when a caller of this gateway is first given the outcome of a job.
+"""Notes in the log when this gateway first gives the outcome of a job to a caller (ADR 0070).
 
-It is written behind the answer, which waits for nothing: a note that the log does not take is missing. That a gateway
-has given an answer to a connection is what can be known of it; no client says that it has it.
+A note is written after the answer, which does not wait for it; if the log fails, the note is missing. A note says that
+the gateway wrote the answer to a connection. Whether the client received it is not known.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LEAST_KEPT_S = 60
 _MOST_KNOWN = 1_000
 """Jobs remembered here, so that one whose result is asked for again and again costs the log nothing more."""
 _MOST_AT_ONCE = 200
-"""Notes under way. What is more than that, while the log is slow, is not noted."""
+"""Max notes being written. While the log is slow, deliveries beyond that are not noted."""
 
 _PATIENCE_S = 1.0
-"""For so long a gateway that stops waits for its last notes."""
+"""How long a gateway that stops waits for its last notes."""
 
 
 class JobDeliveries:
-    """Those of one gateway."""
+    """Writes the delivery notes of one gateway."""
 
     def __init__(self, log: Notes, gateway: str) -> None:
         self._log = log
@@ -37,7 +37,7 @@ class JobDeliveries:
         self._tasks = Tasks()
 
     def given(self, model: str, job_id: bytes, retention_s: int) -> None:
-        """A caller gets the outcome now; `retention_s` is how long the job's record stays after its end."""
+        """Note that a caller gets the outcome now; `retention_s` is how long the job's record stays after its end."""
         if job_id in self._known or len(self._tasks) >= _MOST_AT_ONCE:
             return
         self._known[job_id] = None
@@ -55,7 +55,7 @@ class JobDeliveries:
             self._known.pop(job_id, None)  # the next answer tries again
 
     async def close(self) -> None:
-        """Waits for the notes that are under way, but not for a log that is away."""
+        """Wait for the notes being written, for a second at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
                 await self._tasks.settled()

@@ -123,7 +123,8 @@ class PendingWave:
         self.references = references
         """References to the tensors of its requests, if they are not in the record."""
         self.held_bytes = held_bytes
-        """Bytes that this gateway holds for the wave, less those that its requests hold since they arrived."""
+        """Bytes counted for the wave, without those that its requests hold since they arrived. The copy of a column in a
+        slot is not counted: slots have a bound of their own."""
         self.door = door
         self.model = door.served.model
         self.calls = calls
