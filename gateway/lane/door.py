@@ -123,7 +123,7 @@ class PendingWave:
         self.references = references
         """References to the tensors of its requests, if they are not in the record."""
         self.held_bytes = held_bytes
-        """Bytes counted for the wave, without those that its requests hold since they arrived. The copy of a column in a
+        """Bytes counted for the wave, without those that its requests hold since they arrived. A column's copy in a
         slot is not counted: slots have a bound of their own."""
         self.door = door
         self.model = door.served.model
