@@ -166,11 +166,11 @@ class TestInference:
         if kind == "http":
             described = [(o["name"], o["datatype"], o["shape"], set(o)) for o in answer["outputs"]]
             assert described == [
-                (name, "INT32", [1, size], {"name", "datatype", "shape"}) for name in ("OUTPUT1", "OUTPUT0")
+                (name, "INT32", [1, size], {"name", "datatype", "shape"}) for name in ("OUTPUT0", "OUTPUT1")
             ]
         else:
             assert [(o.name, o.datatype, list(o.shape), dict(o.parameters)) for o in answer.outputs] == [
-                (name, "INT32", [1, size], {}) for name in ("OUTPUT1", "OUTPUT0")
+                (name, "INT32", [1, size], {}) for name in ("OUTPUT0", "OUTPUT1")
             ]
             assert list(answer.raw_output_contents) == [b"", b""]
         np.testing.assert_array_equal(target.read(np.int32, (1, size), 64), values[1:])
