@@ -61,7 +61,8 @@ class Http2Connection(asyncio.Protocol):
     def _reset(self) -> None:
         self._next_stream = 1
         self._block_start = b""
-        self._buffer = b""
+        self._pieces: list[bytes] = []
+        self._missing_bytes = 0
         self._blocks: dict[bytes, dict[str, str]] = {}
         self._headers: tuple[int, int, bytearray] | None = None
         self._max_frame, self._first_window = _FIRST_FRAME, _FIRST_WINDOW
@@ -160,18 +161,26 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(b"".join(written))
 
     def _read_frames(self, data: bytes, now_ns: int) -> None:
-        buffer = self._buffer + data if self._buffer else data
-        at, end = 0, len(buffer)
-        while end - at >= 9:
-            high, low, kind, flags, stream = _FRAME_HEAD.unpack_from(buffer, at)
-            after = at + 9 + (high << 8 | low)
+        if self._pieces:
+            self._pieces.append(data)
+            self._missing_bytes -= len(data)
+            if self._missing_bytes > 0:  # joining once per frame keeps frames of a megabyte linear
+                return
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+        at, end, after = 0, len(data), _FRAME_HEAD.size
+        while after <= end:
+            high, low, kind, flags, stream = _FRAME_HEAD.unpack_from(data, at)
+            after += high << 8 | low
             if after > end:
                 break
-            self._take(kind, flags, stream & _LAST_STREAM, buffer[at + 9 : after], now_ns)
+            self._take(kind, flags, stream & _LAST_STREAM, data[at + _FRAME_HEAD.size : after], now_ns)
             if self._transport is None:
                 return
-            at = after
-        self._buffer = buffer[at:]
+            at, after = after, after + _FRAME_HEAD.size
+        if at < end:
+            self._pieces.append(data[at:])
+            self._missing_bytes = after - end
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes, now_ns: int) -> None:
         if kind == _DATA:
