@@ -73,10 +73,13 @@ class Head:
 class AnswerReader:
     """Takes received bytes and returns the answer that they complete; one request is in flight at a time.
 
-    Heads repeat, so parsed ones are kept by their bytes.
+    Heads repeat, so parsed ones are kept by their bytes. Without `keeps_bodies` those of right answers (status 200)
+    with a length are counted and come back empty: copying megabytes would count as the server's time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_bodies: bool = True) -> None:
+        self._keeps_bodies = keeps_bodies
+        self._counted: Head | None = None
         self._heads: dict[bytes, Head] = {}
         self._pieces: list[bytes] = []
         self._held_bytes = 0
@@ -84,6 +87,8 @@ class AnswerReader:
 
     def feed(self, data: bytes) -> tuple[Head, bytes] | None:
         """The answer that `data` completes, or None. Raises `ProtocolError`."""
+        if self._counted is not None:
+            return self._count(self._counted, self._needed_bytes - len(data))
         if self._pieces:
             self._pieces.append(data)
             self._held_bytes += len(data)
@@ -106,11 +111,20 @@ class AnswerReader:
             body = _join_chunks(data, end + 4)
             return self._keep(data, 0) if body is None else (head, body)
         size = end + 4 + head.length
+        if head.status == 200 and not self._keeps_bodies:
+            return self._count(head, size - len(data))
         if len(data) < size:
             return self._keep(data, size)
         if len(data) > size:
             raise ProtocolError(f"{len(data) - size} bytes after the answer")
         return head, data[end + 4 :]
+
+    def _count(self, head: Head, needed_bytes: int) -> tuple[Head, bytes] | None:
+        """The answer when no more bytes of its body are needed."""
+        if needed_bytes < 0:
+            raise ProtocolError(f"{-needed_bytes} bytes after the answer")
+        self._counted, self._needed_bytes = (head, needed_bytes) if needed_bytes else (None, 0)
+        return None if needed_bytes else (head, b"")
 
     def _keep(self, data: bytes, needed_bytes: int) -> tuple[Head, bytes] | None:
         """Waits for the rest of an answer."""
@@ -148,7 +162,7 @@ class Http1Lane(asyncio.Protocol):
     def __init__(self, destination: Destination, on_end: Callable[[Any, str | None], None]) -> None:
         self._destination = destination
         self._on_end = on_end
-        self._reader = AnswerReader()
+        self._reader = AnswerReader(keeps_bodies=False)
         self._transport: asyncio.Transport | None = None
         self._waits = False
         self.call: Any = None
@@ -160,7 +174,7 @@ class Http1Lane(asyncio.Protocol):
 
     async def open(self) -> None:
         """Connects. Raises `OSError`."""
-        self._reader = AnswerReader()
+        self._reader = AnswerReader(keeps_bodies=False)
         try:
             await self._destination.connect(self)
         except BaseException:  # cancelled as well: the connection may have been made

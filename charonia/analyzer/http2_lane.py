@@ -63,6 +63,7 @@ class Http2Connection(asyncio.Protocol):
         self._block_start = b""
         self._pieces: list[bytes] = []
         self._missing_bytes = 0
+        self._counted: tuple[int, int, int] | None = None
         self._blocks: dict[bytes, dict[str, str]] = {}
         self._headers: tuple[int, int, bytearray] | None = None
         self._max_frame, self._first_window = _FIRST_FRAME, _FIRST_WINDOW
@@ -161,20 +162,38 @@ class Http2Connection(asyncio.Protocol):
             self._transport.write(b"".join(written))
 
     def _read_frames(self, data: bytes, now_ns: int) -> None:
-        if self._pieces:
-            self._pieces.append(data)
+        start = 0
+        if self._missing_bytes:
             self._missing_bytes -= len(data)
+            if self._counted is None:
+                self._pieces.append(data)
             if self._missing_bytes > 0:  # joining once per frame keeps frames of a megabyte linear
                 return
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-        at, end, after = 0, len(data), _FRAME_HEAD.size
+            if self._counted is None:
+                data = b"".join(self._pieces)
+                self._pieces.clear()
+            else:
+                start = len(data) + self._missing_bytes
+                flags, stream, length = self._counted
+                self._counted = None
+                self._take_data(flags, stream, length, b"", now_ns)
+            self._missing_bytes = 0
+        at, end, after = start, len(data), start + _FRAME_HEAD.size
         while after <= end:
             high, low, kind, flags, stream = _FRAME_HEAD.unpack_from(data, at)
-            after += high << 8 | low
+            stream &= _LAST_STREAM
+            length = high << 8 | low
+            after += length
+            counted = kind == _DATA and self._is_counted(stream)
             if after > end:
+                if counted:
+                    self._counted, self._missing_bytes = (flags, stream, length), after - end
+                    return
                 break
-            self._take(kind, flags, stream & _LAST_STREAM, data[at + _FRAME_HEAD.size : after], now_ns)
+            if counted:
+                self._take_data(flags, stream, length, b"", now_ns)
+            else:
+                self._take(kind, flags, stream, data[at + _FRAME_HEAD.size : after], now_ns)
             if self._transport is None:
                 return
             at, after = after, after + _FRAME_HEAD.size
@@ -182,9 +201,14 @@ class Http2Connection(asyncio.Protocol):
             self._pieces.append(data[at:])
             self._missing_bytes = after - end
 
+    def _is_counted(self, stream: int) -> bool:
+        """Whether a stream's data are only counted: a call has one message, whose status is in the trailers."""
+        lane = self._streams.get(stream)
+        return lane is None or not lane.streaming
+
     def _take(self, kind: int, flags: int, stream: int, payload: bytes, now_ns: int) -> None:
         if kind == _DATA:
-            self._take_data(flags, stream, payload, now_ns)
+            self._take_data(flags, stream, len(payload), payload, now_ns)
         elif kind in (_HEADERS, _CONTINUATION):
             self._take_headers(kind, flags, stream, payload)
         elif kind == _WINDOW:
@@ -205,19 +229,20 @@ class Http2Connection(asyncio.Protocol):
         elif kind == _GOAWAY:
             self._lose(f"the server is going away: {payload[8:].decode(errors='replace')}".rstrip(": "))
 
-    def _take_data(self, flags: int, stream: int, payload: bytes, now_ns: int) -> None:
-        self._received += len(payload)
+    def _take_data(self, flags: int, stream: int, length: int, payload: bytes, now_ns: int) -> None:
+        """A DATA frame of `length` bytes; `payload` is empty where they are only counted."""
+        self._received += length
         if self._received >= _TOP_UP_BYTES:
             self._write(frame(_WINDOW, 0, 0, self._received.to_bytes(4, "big")))
             self._received = 0
         lane = self._streams.get(stream)
         if lane is None:
             return
-        lane.received += len(payload)
+        lane.received += length
         if lane.received >= _TOP_UP_BYTES:
             self._write(frame(_WINDOW, 0, stream, lane.received.to_bytes(4, "big")))
             lane.received = 0
-        lane.took(payload[1 : len(payload) - payload[0]] if flags & _PADDED else payload, now_ns)
+        lane.took(payload[1 : len(payload) - payload[0]] if payload and flags & _PADDED else payload, now_ns)
         if flags & _END_STREAM and self._streams.pop(stream, None) is not None:
             lane.ended("the stream ended without a status")
 
@@ -308,7 +333,7 @@ class Http2Lane:
         on_end: Callable[[Any, str | None], None], on_response: Callable[[Any, int], None],
     ) -> None:  # fmt: skip
         self._connection, self._block = connection, header_block
-        self._streaming, self._decoupled = streaming, decoupled
+        self.streaming, self._decoupled = streaming, decoupled
         self._on_end, self._on_response = on_end, on_response
         self._buffer = b""
         self._waits = False
@@ -329,11 +354,11 @@ class Http2Lane:
     def send(self, message: bytes) -> None:
         """Sends one request; the lane is open and has none in flight."""
         self._waits, self.first_ns = True, 0
-        if self._streaming and self.stream:
+        if self.streaming and self.stream:
             self._connection.send(self, message)
         else:
             self._buffer, self.received = b"", 0
-            self._connection.begin(self, self._block, message, ends=not self._streaming)
+            self._connection.begin(self, self._block, message, ends=not self.streaming)
 
     def close(self) -> None:
         self._waits = False
@@ -344,8 +369,8 @@ class Http2Lane:
         """Data of the stream came."""
         if not self.first_ns:
             self.first_ns = now_ns
-        if not self._streaming:
-            return  # a call has one message, whose status is in the trailers
+        if not payload:
+            return
         buffer = self._buffer + payload if self._buffer else payload
         while len(buffer) >= 5:
             after = 5 + int.from_bytes(buffer[1:5], "big")
@@ -377,6 +402,6 @@ class Http2Lane:
         if not self._waits:
             return
         self._waits = False
-        if self._streaming and error is None:
+        if self.streaming and error is None:
             error = "the stream ended before the request's last response"
         self._on_end(self, error)
