@@ -19,8 +19,8 @@ ANY = ["-s", "1000000"]
 """Whether windows agree is no question here."""
 
 
-def bench(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    code = cli.main(["bench", "-m", "identity", "--json", *words])
+def bench(*words: str, capsys: pytest.CaptureFixture[str], model: str = "identity") -> dict[str, Any]:
+    code = cli.main(["bench", "-m", model, "--json", *words])
     said = capsys.readouterr()
     assert code == 0, said.err
     found: dict[str, Any] = json.loads(said.out)
@@ -67,6 +67,48 @@ def test_streams(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (level,) = bench("-u", f"grpc://{server.grpc}", *words, capsys=capsys)["levels"]
     assert level["requests"] == level["responses"] == 40
     assert level["latency_us"]["p50"] >= level["first_response_us"]["p50"] > 0
+
+
+@pytest.mark.parametrize("load", [["--concurrency-range", "3"], ["--request-rate-range", "100"]])
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_sequences(scheme: str, load: list[str], server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server refuses a request of a sequence that has not begun or has ended, so no error says that all is in order."""
+    words = ["--shape", "input:1,576", "--sequence-length", "5", "--num-of-sequences", "3", "--request-count", "45"]
+    url = f"{scheme}://{getattr(server, scheme)}"
+    (level,) = bench("-u", url, *words, *load, model="silero_vad", capsys=capsys)["levels"]
+    assert (level["requests"], level["errors"]) == (45, {})
+    assert level["server"]["silero_vad"]["inferences"] >= 45
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_shared_memory(scheme: str, server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def regions() -> set[str]:
+        return {one["name"] for one in json.loads(server.get("/v2/systemsharedmemory/status")[1])}
+
+    before = regions()
+    words = ["--shared-memory", "system", "-b", "2", "--concurrency-range", "2", "--request-count", "40"]
+    (level,) = bench("-u", f"{scheme}://{getattr(server, scheme)}", *words, capsys=capsys)["levels"]
+    assert (level["requests"], level["errors"]) == (40, {})
+    assert regions() <= before  # its region is registered no longer
+
+
+def test_intervals_of_a_file(server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "intervals").write_text("1000\n9000\n")
+    words = ["--request-intervals", str(tmp_path / "intervals"), "--request-count", "40"]
+    found = bench("-u", server.http, *words, capsys=capsys)
+    (level,) = found["levels"]
+    assert (found["load"], found["distribution"], level["level"]) == ("open", "intervals of a file", 200)
+    assert (level["requests"], level["errors"]) == (40, {})
+
+
+@pytest.mark.parametrize(("limit_ms", "levels"), [("0.001", [1]), ("600000", [1, 5])])
+def test_a_search_within_a_threshold(
+    limit_ms: str, levels: list[int], server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--binary-search", "--concurrency-range", "1:5:1", "--latency-threshold", limit_ms, "--request-count", "20"]
+    found = bench("-u", server.http, *words, capsys=capsys)
+    assert [level["level"] for level in found["levels"]] == levels
+    assert all(level["within_threshold"] == (levels != [1]) for level in found["levels"])
 
 
 def test_what_fails_is_said(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
