@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e_models import python
 
 from charonia import cli
 from charonia.client import Client
@@ -17,6 +19,24 @@ pytestmark = pytest.mark.e2e
 WINDOWS = ["--measurement-mode", "count_windows", "--measurement-request-count", "20", "--warmup-request-count", "4"]
 ANY = ["-s", "1000000"]
 """Whether windows agree is no question here."""
+COUNT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(int(pb_utils.get_input_tensor_by_name(request, "N").as_numpy()[0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNT_CONFIG = """
+input [ { name: "N" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
 
 
 def bench(*words: str, capsys: pytest.CaptureFixture[str], model: str = "identity") -> dict[str, Any]:
@@ -69,10 +89,23 @@ def test_streams(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert level["latency_us"]["p50"] >= level["first_response_us"]["p50"] > 0
 
 
+def test_streams_of_several_responses(
+    serve: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python(tmp_path / "models", "count", COUNT, COUNT_CONFIG)
+    (tmp_path / "data.json").write_text(json.dumps({"data": [{"N": [3]}]}))
+    words = ["--streaming", "--input-data", str(tmp_path / "data.json"), "--request-count", "20"]
+    url = f"grpc://{serve(tmp_path / 'models').grpc}"
+    (level,) = bench("-u", url, *words, model="count", capsys=capsys)["levels"]
+    assert (level["requests"], level["responses"], level["errors"]) == (20, 60, {})
+    assert level["inter_response_us"]["count"] == 40
+    assert level["latency_us"]["p50"] >= level["first_response_us"]["p50"] > 0
+
+
 @pytest.mark.parametrize("load", [["--concurrency-range", "3"], ["--request-rate-range", "100"]])
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_sequences(scheme: str, load: list[str], server: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The server refuses a request of a sequence that has not begun or has ended, so no error says that all is in order."""
+    """The server refuses a request of a sequence that has not begun or has ended, so without errors all is in order."""
     words = ["--shape", "input:1,576", "--sequence-length", "5", "--num-of-sequences", "3", "--request-count", "45"]
     url = f"{scheme}://{getattr(server, scheme)}"
     (level,) = bench("-u", url, *words, *load, model="silero_vad", capsys=capsys)["levels"]
@@ -105,8 +138,8 @@ def test_intervals_of_a_file(server: Any, tmp_path: Path, capsys: pytest.Capture
 def test_a_search_within_a_threshold(
     limit_ms: str, levels: list[int], server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--binary-search", "--concurrency-range", "1:5:1", "--latency-threshold", limit_ms, "--request-count", "20"]
-    found = bench("-u", server.http, *words, capsys=capsys)
+    words = ["--binary-search", "--concurrency-range", "1:5:1", "--latency-threshold", limit_ms]
+    found = bench("-u", server.http, *words, "--request-count", "20", capsys=capsys)
     assert [level["level"] for level in found["levels"]] == levels
     assert all(level["within_threshold"] == (levels != [1]) for level in found["levels"])
 
