@@ -113,16 +113,14 @@ def test_sequences(scheme: str, load: list[str], server: Any, capsys: pytest.Cap
     assert level["server"]["silero_vad"]["inferences"] >= 45
 
 
-@pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_shared_memory(scheme: str, server: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    def regions() -> set[str]:
-        return {one["name"] for one in json.loads(server.get("/v2/systemsharedmemory/status")[1])}
-
-    before = regions()
+def test_shared_memory(few_models: Path, serve: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    own = serve(few_models, "--allow-client-shm=true")
     words = ["--shared-memory", "system", "-b", "2", "--concurrency-range", "2", "--request-count", "40"]
-    (level,) = bench("-u", f"{scheme}://{getattr(server, scheme)}", *words, capsys=capsys)["levels"]
-    assert (level["requests"], level["errors"]) == (40, {})
-    assert regions() <= before  # its region is registered no longer
+    for scheme in ("http", "grpc"):
+        (level,) = bench("-u", f"{scheme}://{getattr(own, scheme)}", *words, capsys=capsys)["levels"]
+        assert (level["requests"], level["errors"]) == (40, {})
+        assert level["server"]["identity"]["inferences"] == 80
+        assert own.get("/v2/systemsharedmemory/status")[1] == b"[]", "its region is registered no longer"
 
 
 def test_intervals_of_a_file(server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
