@@ -29,6 +29,7 @@ _REFUSED = {
     "--ssl-https-client-certificate-type": "certificates are PEM",
     "--ssl-https-private-key-type": "keys are PEM",
     "--data-directory": "it is perf_analyzer's old name of --input-data",
+    "--version": "charonia --version says it",
     "-z": "it is perf_analyzer's old form of --input-data zero",
     "-t": "it is perf_analyzer's old form of --concurrency-range",
     "-c": "it is perf_analyzer's old form of --concurrency-range",

@@ -332,12 +332,14 @@ class Bench:
     def begin(self, level: float) -> None:
         """Starts the load of a level and lets it warm up."""
         self._level, self._windows, self._is_stable = level, [], False
+        if self._words.request_count:  # its window begins with the first request
+            self._before = self._statistics()
+            self._start(level)
+            return
         self._start(level)
-        if not self._words.request_count:
-            self._warm_up()
+        self._warm_up()
         self._before = self._statistics()
-        if not self._words.request_count:
-            self._workers.ask({"do": "cut"})
+        self._workers.ask({"do": "cut"})
 
     def take_window(self) -> bool:
         """Measures the next window; whether the level is done: stable, or given up."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e_models import python
 
 from charonia import cli
 from charonia.client import Client
@@ -17,10 +19,28 @@ pytestmark = pytest.mark.e2e
 WINDOWS = ["--measurement-mode", "count_windows", "--measurement-request-count", "20", "--warmup-request-count", "4"]
 ANY = ["-s", "1000000"]
 """Whether windows agree is no question here."""
+COUNT = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
 
 
-def bench(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    code = cli.main(["bench", "-m", "identity", "--json", *words])
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            for number in range(int(pb_utils.get_input_tensor_by_name(request, "N").as_numpy()[0])):
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUT", np.array([number], np.int32))]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+COUNT_CONFIG = """
+input [ { name: "N" data_type: TYPE_INT32 dims: [ 1 ] } ]
+output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
+model_transaction_policy { decoupled: true }
+"""
+
+
+def bench(*words: str, capsys: pytest.CaptureFixture[str], model: str = "identity") -> dict[str, Any]:
+    code = cli.main(["bench", "-m", model, "--json", *words])
     said = capsys.readouterr()
     assert code == 0, said.err
     found: dict[str, Any] = json.loads(said.out)
@@ -67,6 +87,59 @@ def test_streams(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (level,) = bench("-u", f"grpc://{server.grpc}", *words, capsys=capsys)["levels"]
     assert level["requests"] == level["responses"] == 40
     assert level["latency_us"]["p50"] >= level["first_response_us"]["p50"] > 0
+
+
+def test_streams_of_several_responses(
+    serve: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python(tmp_path / "models", "count", COUNT, COUNT_CONFIG)
+    (tmp_path / "data.json").write_text(json.dumps({"data": [{"N": [3]}]}))
+    words = ["--streaming", "--input-data", str(tmp_path / "data.json"), "--request-count", "20"]
+    url = f"grpc://{serve(tmp_path / 'models').grpc}"
+    (level,) = bench("-u", url, *words, model="count", capsys=capsys)["levels"]
+    assert (level["requests"], level["responses"], level["errors"]) == (20, 60, {})
+    assert level["inter_response_us"]["count"] == 40
+    assert level["latency_us"]["p50"] >= level["first_response_us"]["p50"] > 0
+
+
+@pytest.mark.parametrize("load", [["--concurrency-range", "3"], ["--request-rate-range", "100"]])
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_sequences(scheme: str, load: list[str], server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server refuses a request of a sequence that has not begun or has ended, so without errors all is in order."""
+    words = ["--shape", "input:1,576", "--sequence-length", "5", "--num-of-sequences", "3", "--request-count", "45"]
+    url = f"{scheme}://{getattr(server, scheme)}"
+    (level,) = bench("-u", url, *words, *load, model="silero_vad", capsys=capsys)["levels"]
+    assert (level["requests"], level["errors"]) == (45, {})
+    assert level["server"]["silero_vad"]["inferences"] >= 45
+
+
+def test_shared_memory(few_models: Path, serve: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    own = serve(few_models, "--allow-client-shm=true")
+    words = ["--shared-memory", "system", "-b", "2", "--concurrency-range", "2", "--request-count", "40"]
+    for scheme in ("http", "grpc"):
+        (level,) = bench("-u", f"{scheme}://{getattr(own, scheme)}", *words, capsys=capsys)["levels"]
+        assert (level["requests"], level["errors"]) == (40, {})
+        assert level["server"]["identity"]["inferences"] == 80
+        assert own.get("/v2/systemsharedmemory/status")[1] == b"[]", "its region is registered no longer"
+
+
+def test_intervals_of_a_file(server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "intervals").write_text("1000\n9000\n")
+    words = ["--request-intervals", str(tmp_path / "intervals"), "--request-count", "40"]
+    found = bench("-u", server.http, *words, capsys=capsys)
+    (level,) = found["levels"]
+    assert (found["load"], found["distribution"], level["level"]) == ("open", "intervals of a file", 200)
+    assert (level["requests"], level["errors"]) == (40, {})
+
+
+@pytest.mark.parametrize(("limit_ms", "levels"), [("0.001", [1]), ("600000", [1, 5])])
+def test_a_search_within_a_threshold(
+    limit_ms: str, levels: list[int], server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--binary-search", "--concurrency-range", "1:5:1", "--latency-threshold", limit_ms]
+    found = bench("-u", server.http, *words, "--request-count", "20", capsys=capsys)
+    assert [level["level"] for level in found["levels"]] == levels
+    assert all(level["within_threshold"] == (levels != [1]) for level in found["levels"])
 
 
 def test_what_fails_is_said(server: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,7 @@ def test_values() -> None:
         ("--periodic-concurrency-range 1:2", "--periodic-concurrency-range is not supported"),
         ("-t 4", "-t is not supported: it is perf_analyzer's old form"),
         ("-z", "-z is not supported"),
+        ("--version", "--version is not supported: charonia --version says it"),
         ("--shared-memory cuda", "--shared-memory cuda is not supported"),
         ("--streaming", "--streaming is of gRPC"),
         ("--grpc-compression-algorithm gzip", "is of gRPC"),
