@@ -251,6 +251,7 @@ class Payloads:
     async def renew(self) -> None:
         """This process was presumed dead, or the log has a new epoch."""
         self.blobs.begin_anew()
+        self._directory.renew()
 
     async def watch(self) -> None:
         """Delete, at first and periodically, payloads of processes that left, and those that could not be deleted."""

@@ -210,6 +210,8 @@ class SlotPool:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._number = 0
+        self._dropped = 0
+        """Slots up to this number are not used again."""
         self._slots = 0
         self._free: dict[int, list[_Slot]] = {}
         self._preparing: set[int] = set()
@@ -276,7 +278,7 @@ class SlotPool:
         if type(lease) is not _Lease or not isinstance(lease.held, _Slot):
             return None
         slot = lease.held
-        if slot.returned is not self._returned:
+        if slot.returned is not self._returned or slot.number <= self._dropped:
             return None
         offset = _address(buffer) - _address(slot.words)
         return slot_name(slot.generation, slot.number, offset)
@@ -319,6 +321,18 @@ class SlotPool:
                     slots.remove(slot)
                     self._forget(slot)
 
+    def drop_all(self) -> None:
+        """Use no present slot again: its file was removed, and no new reader can find it. Each is released with
+        the last view of it.
+        """
+        with self._lock:
+            self._dropped = self._number
+            self._collect()
+            for slots in self._free.values():
+                for slot in slots:
+                    self._forget(slot)
+            self._free.clear()
+
     def close(self) -> list[Path]:
         """Remove all slots but those whose readers have yet to take what is in them; their files."""
         with self._lock:
@@ -356,7 +370,7 @@ class SlotPool:
             self._preparing.discard(capacity)
             if slot is None:
                 return
-            if self._max_slots:
+            if self._max_slots and slot.number > self._dropped:
                 slot.freed_ns = monotonic_ns()
                 self._free.setdefault(capacity, []).append(slot)
             else:
@@ -397,7 +411,9 @@ class SlotPool:
         for slot in ended:
             if slot.descriptor < 0:
                 continue
-            if not slot.renew():
+            if slot.number <= self._dropped:
+                self._forget(slot)
+            elif not slot.renew():
                 self._read.append(slot)
             else:
                 slot.freed_ns = monotonic_ns()

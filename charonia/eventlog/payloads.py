@@ -87,6 +87,23 @@ class PayloadDirectory:
             return
         self.token = token
 
+    def renew(self) -> None:
+        """Make this process's directory again if others removed it, because they presumed the process dead. What lay in
+        its slots can be read by those alone that have mapped it.
+        """
+        if self._root is None or self._slots is None or not self.token:
+            return
+        own = self._root / self._incarnation
+        if (own / _TOKEN).exists():
+            return
+        self._slots.drop_all()
+        try:
+            own.mkdir(parents=True, mode=0o700, exist_ok=True)
+            (own / _SLOTS).write_text("1")
+            (own / _TOKEN).write_text(self.token)  # the last one: it says that the directory is whole
+        except OSError as error:
+            _log.warning("payloads travel in the log: directory '%s' cannot be made again: %s", own, error.strerror)
+
     def close(self) -> None:
         """Remove this process's directory and what is in it, except answers that their readers have not taken yet.
 
@@ -96,6 +113,7 @@ class PayloadDirectory:
             return
         if self._reader is not None:
             self._reader.close()
+        self.token = ""
         own = self._root / self._incarnation
         kept = set(self._slots.close()) if self._slots is not None else set()
         if not kept:
@@ -107,7 +125,8 @@ class PayloadDirectory:
                     entry.unlink()
 
     def tidy(self) -> None:
-        """Give memory back that was not used for a while; call it every few seconds."""
+        """Give memory back that was not used for a while, and see to the directory; call it every few seconds."""
+        self.renew()
         if self._slots is not None:
             self._slots.tidy()
         if self._reader is not None:

@@ -212,6 +212,8 @@ class Waves(Protocol):
 
     def send(self, wave: PendingWave, stream: bytes, pieces: list[Buffer]) -> bool: ...
 
+    def forget(self, wave: PendingWave) -> None: ...
+
     def abandoned(self, call: Call) -> None: ...
 
     def close_door(self, door: Door) -> None: ...
@@ -309,13 +311,30 @@ class Door:
         else:
             size_bytes = count * self._meta.size_bytes
         waves = self.waves
-        references = self._put_in_slots(calls) if self._by_reference else []
-        wave = waves.begin(self, calls, size_bytes, references) if references or not self._by_reference else None
-        if wave is None:
-            for call in calls:
-                call.signature.leave_lane(call)
-            return False
-        meta = self._meta
+        wave = None
+        try:
+            references = self._put_in_slots(calls) if self._by_reference else []
+            if references or not self._by_reference:
+                wave = waves.begin(self, calls, size_bytes, references)
+            if wave is not None:
+                pieces = self._pieces(wave, calls, size_bytes, references)
+                self.used_ns = wave.sent_ns
+                if waves.send(wave, self.gathering.stream, pieces):
+                    return True
+        except Exception:  # otherwise its callers would wait for ever
+            _log.exception("a wave for model %r cannot be sent", self.served.model)
+            if wave is not None:
+                waves.forget(wave)
+        for call in calls:
+            call.wave = None
+            call.signature.leave_lane(call)
+        return False
+
+    def _pieces(
+        self, wave: PendingWave, calls: list[Call], size_bytes: int, references: list[Reference]
+    ) -> list[Buffer]:
+        """The record of a wave, in parts. A large column is put into a slot."""
+        waves, meta, count = self.waves, self._meta, len(calls)
         column_at = None
         if self.column_in_slot and size_bytes >= MIN_COLUMN_BYTES and waves.payloads is not None:
             column_at = waves.payloads.lend_column([call.data[0] for call in calls])
@@ -349,13 +368,7 @@ class Door:
                 pieces += column
         if any(deadlines):
             wave.pieces = pieces
-        self.used_ns = wave.sent_ns
-        if waves.send(wave, self.gathering.stream, pieces):
-            return True
-        for call in calls:
-            call.wave = None
-            call.signature.leave_lane(call)
-        return False
+        return pieces
 
     def _put_in_slots(self, calls: list[Call]) -> list[Reference]:
         """Put the tensors of these calls into slots; returns nothing if there are not enough slots for all."""

@@ -166,7 +166,7 @@ class Waves:
                 return True
         except LogUnavailable:
             pass
-        self._forget(wave)
+        self.forget(wave)
         return False
 
     def flush(self) -> None:
@@ -215,7 +215,7 @@ class Waves:
             for call in [call for call in wave.calls if call.wave is wave]:
                 self._one(wave, call, response_in(reply, call.index))
             return
-        self._forget(wave)
+        self.forget(wave)
         for call in wave.calls:
             call.wave = None
         try:
@@ -256,7 +256,7 @@ class Waves:
         call.wave = None
         wave.left -= 1
         if not wave.left:
-            self._forget(wave)
+            self.forget(wave)
             wave.door.ended(len(wave.calls))
 
     def _fail(self, wave: PendingWave, error: CharoniaError) -> None:
@@ -330,7 +330,8 @@ class Waves:
         fields = record_fields([request.record for request in record.requests()])
         await self._log.waves.burst(wave.model, wave.stream, wave.entry_id, sizes, fields)
 
-    def _forget(self, wave: PendingWave) -> None:
+    def forget(self, wave: PendingWave) -> None:
+        """End what is counted and held for a wave, once."""
         if self._under_way.pop(wave.prefix, None) is None:
             return
         self.end_payloads(wave.references)

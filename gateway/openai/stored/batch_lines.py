@@ -161,7 +161,8 @@ def seed_of(batch_id: str, number: int) -> int:
 class LineResult:
     """What became of a line: an answer with a status, or the code and text of why there is none.
 
-    `usage` are the tokens of its prompt and of its answer.
+    `usage` are the tokens of its prompt and of its answer. `unstored` are its jobs that are to be deleted, once the
+    result is in the log: until then another gateway may have to ask for them.
     """
 
     number: int
@@ -172,6 +173,7 @@ class LineResult:
     code: str = ""
     message: str = ""
     usage: tuple[int, int] = (0, 0)
+    unstored: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

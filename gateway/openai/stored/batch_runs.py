@@ -3,7 +3,8 @@
 A batch belongs to one living gateway at a time, by a token of the log as a model belongs to a batcher. When that
 gateway is lost another one takes the batch over and asks for the lines without a result again. A line's job has an
 idempotency key made of batch and line, so that asking again finds the job there was; of two results of a line the first
-one counts.
+one counts. Jobs that are not to be stored are deleted after their line's result is in the log, and again by the next
+gateway that drives the batch.
 `batch_lines` reads the input, `line_calls` asks the model.
 """
 
@@ -13,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -69,6 +70,9 @@ class LineCalls(Protocol):
 
     async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
         """What became of a line. Raises `Cancelled` when `run` is to stop first."""
+
+    async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
+        """Delete jobs, those that are there. One that cannot be deleted stays until its retention."""
 
 
 class BatchRuns:
@@ -161,15 +165,21 @@ class BatchRuns:
             await self._end(run, FAILED, errors=[missing])
             return
         run.counts.total = state.counts.total
-        async for number, ok, tokens, _ in self._batches.results(batch_id):
+        unstored: list[str] = []
+        async for number, ok, tokens, _, jobs in self._batches.results(batch_id):
             self._count(run, number, ok, tokens)
+            unstored += jobs
         await self._is_to_stop(run)
-        watching = asyncio.get_running_loop().create_task(self._watch(run))
+        loop = asyncio.get_running_loop()
+        watching = loop.create_task(self._watch(run))
+        deleting = loop.create_task(self._lines.delete(run, unstored))
         try:
             await self._run_lines(run, file)
+            await deleting
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for task in (watching, deleting):
+                task.cancel()
+            await asyncio.gather(watching, deleting, return_exceptions=True)
         if not run.lost:
             await self._finalize(run, file)
 
@@ -231,26 +241,37 @@ class BatchRuns:
     async def _run_line(self, run: BatchRun, line: BatchLine, slots: asyncio.Semaphore) -> None:
         try:
             result = await self._lines.run(run, line)
-            if not run.lost:
-                await self._keep(run, result)
+            if not run.lost and await self._keep(run, result) and result.unstored:
+                await self._delete(run, result.unstored)
         except Cancelled:
             pass  # the run stops: its end says what became of the line
         finally:
             run.jobs.pop(line.number, None)
             slots.release()
 
-    async def _keep(self, run: BatchRun, result: LineResult) -> None:
+    async def _keep(self, run: BatchRun, result: LineResult) -> bool:
+        """Write a result to the log; False if another gateway drives the batch before that succeeds."""
         while True:
             try:
                 line = result.line(run.state.id)
-                await self._batches.add_result(run.state.id, result.number, result.ok, result.usage, line)
+                await self._batches.add_result(
+                    run.state.id, result.number, result.ok, result.usage, line, result.unstored
+                )
             except CharoniaError:
                 await asyncio.sleep(_LOOK_S)  # the log is away: what was computed is kept until it is back
                 if run.lost:
-                    return
+                    return False
                 continue
             self._count(run, result.number, result.ok, result.usage)
-            return
+            return True
+
+    async def _delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
+        """Delete the jobs of a line whose result is in the log, unless another gateway drives the batch: it may have
+        read the results before, and wait for these jobs. It deletes them itself.
+        """
+        with contextlib.suppress(CharoniaError):
+            if await self._batches.owns(run.state.id, run.token):
+                await self._lines.delete(run, job_ids)
 
     async def _watch(self, run: BatchRun) -> None:
         """Publish the progress of a run, and notice that it is to stop."""
@@ -301,7 +322,7 @@ class BatchRuns:
         errors = self._files.writer(kept_s, file_id=f"{stem}e")
         counts = Counts(state.counts.total)
         written = BatchRun(state, run.token, run.caller, counts)
-        async for number, ok, tokens, line in self._batches.results(state.id):
+        async for number, ok, tokens, line, _ in self._batches.results(state.id):
             if self._count(written, number, ok, tokens):
                 await (output if ok else errors).write(line)
         if run.stop:

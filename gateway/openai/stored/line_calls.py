@@ -8,7 +8,6 @@ line goes on where it was when its executor dies. `batch_runs` says which lines,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -74,8 +73,30 @@ class ModelLines:
     async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
         """What became of a line, tried again while the server has no room for it or its model is not there yet.
 
-        Raises `Cancelled` when the run is to stop before there is an answer.
+        Raises `Cancelled` when the run is to stop before there is an answer; jobs that are not to be stored are deleted
+        then, as the line is not asked again.
         """
+        is_unstored = run.state.endpoint == "/v1/responses" and line.body.get("store") is False
+        try:
+            result = await self._run(run, line)
+        except Cancelled:
+            if is_unstored and run.stop and not run.lost:
+                await self.delete(run, run.jobs.get(line.number, ()))
+            raise
+        return replace(result, unstored=tuple(run.jobs.get(line.number, ()))) if is_unstored else result
+
+    async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
+        """See `LineCalls`."""
+        for job_id in job_ids:
+            try:
+                stored = await self._responses.find(PREFIX + job_id, run.caller)
+                await self._responses.delete(stored, run.caller)
+            except (ApiError, CharoniaError):
+                pass  # it is gone, or stays until its retention
+            except Exception:
+                logger.exception("job %s of batch %s could not be deleted", job_id, run.state.id)
+
+    async def _run(self, run: BatchRun, line: BatchLine) -> LineResult:
         pause_s = _FIRST_PAUSE_S
         give_up_ns = run.begun_ns + int(_PATIENCE_S * 1e9)
         while True:
@@ -185,17 +206,12 @@ class ModelLines:
                 raise
             job_id = await self._response_job(run, line, request, whole=True)
         stored = await self._responses.find(PREFIX + job_id, run.caller)
-        document = await self._responses.ended(stored, run.caller)
-        if not request.store:
-            await self._responses.delete(stored, run.caller)
-        return document, job_id
+        return await self._responses.ended(stored, run.caller), job_id
 
     async def _response_job(
         self, run: BatchRun, line: BatchLine, request: ResponseRequest, *, whole: bool = False
     ) -> str:
-        """The id of the job of a response, once it has ended. Raises as `_result`; a response that is not to be stored
-        is deleted then.
-        """
+        """The id of the job of a response, once it has ended. Raises as `_result`."""
         prepared = await self._responses.prepare(request, run.caller)
         form = _PARTS if not whole and _in_parts(prepared.requests[0]) else ""
         options = _options(run, line, 0, form)
@@ -203,21 +219,8 @@ class ModelLines:
         jobs = run.jobs.setdefault(line.number, [])
         if job_id not in jobs:
             jobs.append(job_id)  # each try of the line finds the same job
-        try:
-            await self._result(run, job_id)
-        except (_Ended, Cancelled):
-            if not request.store:
-                with contextlib.suppress(CharoniaError):  # it stays until its retention, and the line ends as it did
-                    await self._delete(job_id, run)
-            raise
+        await self._result(run, job_id)
         return job_id
-
-    async def _delete(self, job_id: str, run: BatchRun) -> None:
-        try:
-            stored = await self._responses.find(PREFIX + job_id, run.caller)
-        except ApiError:
-            return  # forgotten meanwhile
-        await self._responses.delete(stored, run.caller)
 
 
 class _Ended(Exception):

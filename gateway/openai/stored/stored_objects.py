@@ -239,19 +239,31 @@ class StoredBatches:
     async def release(self, batch_id: str, incarnation: str, token: int) -> None:
         await self._log.release_ownership(keys.batch_owner(batch_id), incarnation, token)
 
-    async def add_result(self, batch_id: str, number: int, ok: bool, tokens: tuple[int, int], line: bytes) -> None:
-        """Keep what became of a line."""
+    async def add_result(
+        self,
+        batch_id: str,
+        number: int,
+        ok: bool,
+        tokens: tuple[int, int],
+        line: bytes,
+        unstored: Sequence[str] = (),
+    ) -> None:
+        """Keep what became of a line. `unstored` are the ids of its jobs that are to be deleted now."""
         about = orjson.dumps([number, ok, *tokens])
-        await self._log.append(keys.batch_results(batch_id), [b"a", about, b"l", line])
+        jobs = [b"u", orjson.dumps(unstored)] if unstored else []
+        await self._log.append(keys.batch_results(batch_id), [b"a", about, b"l", line, *jobs])
 
-    async def results(self, batch_id: str) -> AsyncIterator[tuple[int, bool, tuple[int, int], bytes]]:
-        """What became of lines: number, ok, tokens, line. The first result of a line is the one that counts."""
+    async def results(self, batch_id: str) -> AsyncIterator[tuple[int, bool, tuple[int, int], bytes, list[str]]]:
+        """What became of lines: number, ok, tokens, line, and the jobs to delete. The first result of a line is the one
+        that counts.
+        """
         after = START
         while entries := await self._log.range(keys.batch_results(batch_id), after, _RESULTS_PAGE):
             after = entries[-1].id
             for entry in entries:
                 number, ok, prompt, answer = orjson.loads(entry.fields[1])
-                yield number, ok, (prompt, answer), bytes(entry.fields[3])
+                unstored = orjson.loads(entry.fields[5]) if len(entry.fields) > 5 else []
+                yield number, ok, (prompt, answer), bytes(entry.fields[3]), unstored
 
     async def report(self, batch_id: str, counts: Counts) -> None:
         """Publish how far a batch is."""

@@ -87,6 +87,54 @@ def test_closing_and_sweeping_leave_nothing(
     assert list((tmp_path / "shm").iterdir()) == []
 
 
+def test_a_process_whose_directory_was_removed_by_mistake_uses_none_of_its_slots_again(
+    gateway: PayloadDirectory, executor: PayloadDirectory, tmp_path: Path
+) -> None:
+    content = b"x" * 50_000
+    held = gateway.lend([content])
+    assert held is not None
+    assert gateway.slots is not None
+    received = gateway.slots.lend(50_000)
+    free = gateway.lend([content])
+    assert received is not None
+    assert free is not None
+    gateway.remove(free)
+    seen = executor.read(held)
+    executor.sweep(["g-1"])
+    gateway.renew()
+
+    received[:] = content
+    again = [gateway.lend([content]), gateway.lend([content]), gateway.lend([received])]
+    assert [bytes(executor.read(one)) for one in again if one is not None] == [content] * 3
+    assert bytes(seen) == content
+    assert executor.reads_slots("g-1")
+    assert PayloadDirectory(str(tmp_path / "shm"), "e-2").shares_with("g-1", gateway.token)
+    for one in (held, *again):
+        assert one is not None
+        gateway.remove(one)
+    del received, seen
+    later = gateway.lend([content])
+    assert later is not None
+    assert bytes(executor.read(later)) == content
+    assert len(list((tmp_path / "shm" / "g-1").glob("s?"))) == 3, "slots of before the removal are forgotten"
+    assert gateway.slots.size_bytes == 3 * 57_344
+
+
+def test_a_directory_that_is_there_keeps_its_slots_and_a_closed_one_is_not_made_again(
+    gateway: PayloadDirectory, tmp_path: Path
+) -> None:
+    reference = gateway.lend([b"x" * 50_000])
+    assert reference is not None
+    gateway.renew()
+    gateway.remove(reference)
+    again = gateway.lend([b"y" * 50_000])
+    assert again is not None
+    assert again.name.split("-")[:2] == reference.name.split("-")[:2], "the same slot"
+    gateway.close()
+    gateway.tidy()
+    assert not (tmp_path / "shm" / "g-1").exists()
+
+
 def test_a_blob_is_no_file(gateway: PayloadDirectory) -> None:
     with pytest.raises(InvalidRecord):
         gateway.read(Reference(BLOB, "ab", 1))

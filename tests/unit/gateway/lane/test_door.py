@@ -133,6 +133,23 @@ def test_what_the_log_does_not_take_goes_the_full_way(bench: LaneBench) -> None:
     assert bench.values() == [[4]], "nothing is counted as under way"
 
 
+def test_what_cannot_be_packed_goes_the_full_way(bench: LaneBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> bytes:
+        raise ValueError("broken")
+
+    front = bench.front()
+    with monkeypatch.context() as patch:
+        patch.setattr("gateway.lane.door.wave_head", broken)
+        calls = front.send(1, 2, 3)
+    bench.settle()
+    assert front.told == [(call, "left") for call in calls]
+    assert [call.wave for call in calls] == [None] * 3
+    assert bench.waves._under_way == {}
+    assert bench.lease.is_idle
+    front.send(4)
+    assert bench.values() == [[4]], "nothing is counted as under way"
+
+
 def test_all_that_waits_may_be_sent_the_full_way(bench: LaneBench) -> None:
     front = bench.front()
     calls = [front.call(value) for value in range(3)]

@@ -320,6 +320,24 @@ def test_without_a_slot_the_column_travels_in_the_log(columns: LaneBench, monkey
     assert (sent.wave.column_at, len(sent.wave.columns[0])) == (None, 3 * 4 * COLUMN_WIDTH)
 
 
+def test_a_wave_that_cannot_be_packed_keeps_no_slot_and_no_bytes(
+    columns: LaneBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> bytes:
+        assert pool(columns).outstanding <= 1
+        raise ValueError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gateway.lane.door.wave_head", broken)
+        asked = ask_together(columns, 1, 2, 3, 4)
+        entries = columns.run(columns.log.range(columns.stream))
+    found = [unpack_request(record) for entry in entries for record in records_of(entry.fields)]
+    assert (len(asked), len(found)) == (4, 4), "each went the full way"
+    assert columns.waves._under_way == {}
+    assert pool(columns).outstanding == 0
+    assert columns.lease.is_idle
+
+
 def test_a_wave_that_the_log_does_not_take_keeps_no_slot_and_no_bytes(columns: LaneBench) -> None:
     columns.gate.error = LogUnavailable("not now")
     asked = ask_together(columns, 1, 2, 3, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +31,10 @@ class Lines:
         self.gate = asyncio.Event()
         self.ran: list[int] = []
         self.most = self._now = 0
+        self.unstored: tuple[str, ...] = ()
+        self.asked_to_delete: list[str] = []
+        self.deletes = asyncio.Event()
+        self.deleted: list[str] = []
 
     async def run(self, run: BatchRun, line: BatchLine) -> LineResult:
         self.ran.append(line.number)
@@ -44,9 +49,15 @@ class Lines:
                         raise Cancelled(CANCELLED)
                     await asyncio.sleep(0.001)
             status = 200 if line.body["model"] == "m" else 400
-            return LineResult(line.number, line.custom_id, status, {}, usage=(2, 3))
+            return LineResult(line.number, line.custom_id, status, {}, usage=(2, 3), unstored=self.unstored)
         finally:
             self._now -= 1
+
+    async def delete(self, run: BatchRun, job_ids: Sequence[str]) -> None:
+        self.asked_to_delete.extend(job_ids)
+        if job_ids:
+            await self.deletes.wait()
+            self.deleted.extend(job_ids)
 
 
 class World:
@@ -212,3 +223,63 @@ async def test_a_result_that_was_written_twice_counts_once(world: World) -> None
     assert sorted(lines.ran) == [1, 3]
     assert state.counts.completed == 3
     assert len(await world.lines(state.output_file)) == 3
+
+
+async def test_a_gateway_that_ends_before_it_deletes_a_job_leaves_the_line_s_result(world: World) -> None:
+    """As when it is killed: the next owner does not run the line again, and deletes its job."""
+    first, second = Lines(), Lines()
+    first.unstored = ("job-1",)
+    second.deletes.set()
+    batch_id = await world.batch(1)
+    runs = await world.gateway("one", first)
+
+    async def is_deleting() -> bool:
+        return bool(first.asked_to_delete)
+
+    await world.until(is_deleting)
+    await runs.close()
+    assert first.deleted == []
+    await world.gateway("two", second)
+    state = await world.ended(batch_id)
+    assert (state.counts.completed, second.ran, second.deleted) == (1, [], ["job-1"])
+    assert len(await world.lines(state.output_file)) == 1
+
+
+async def test_a_gateway_that_is_not_the_owner_any_more_deletes_no_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner may wait for that job: it has read the results before."""
+    add, waits = world.batches.add_result, asyncio.Event()
+    came = asyncio.Event()
+
+    async def add_late(*result: Any) -> None:
+        came.set()
+        await waits.wait()
+        await add(*result)
+
+    monkeypatch.setattr(batch_runs, "_CHECK_S", LIMIT_S)  # the first one does not notice that it was held for lost
+    monkeypatch.setattr(world.batches, "add_result", add_late)
+    first, second = Lines(held=1), Lines(held=0)  # the first one waits for its second line, so it ends nothing
+    first.unstored = second.unstored = ("job-1",)
+    first.deletes.set()
+    second.deletes.set()
+    batch_id = await world.batch(2)
+    await world.gateway("one", first)
+    await asyncio.wait_for(came.wait(), LIMIT_S)
+    await world.log.end_beat("gateway", "one")
+    await world.gateway("two", second)
+
+    async def runs_again() -> bool:
+        return second.ran == [1, 2]
+
+    await world.until(runs_again)
+    waits.set()
+
+    async def is_kept() -> bool:
+        return bool([number async for number, *_ in world.batches.results(batch_id)])
+
+    await world.until(is_kept)
+    second.gate.set()
+    state = await world.ended(batch_id)
+    assert (state.counts.completed, second.deleted) == (2, ["job-1", "job-1"])
+    assert first.asked_to_delete == []

@@ -312,7 +312,6 @@ class _Responses:
         self.handler = handler
         self.texts = texts
         self.deleted: list[str] = []
-        self.asked_at_deletion: list[int] = []
 
     async def prepare(self, request: Any, caller: Any) -> Any:
         return (await self.texts.prepare_chat({}))[0]
@@ -331,7 +330,6 @@ class _Responses:
 
     async def delete(self, stored: str, caller: Any) -> None:
         self.deleted.append(stored)
-        self.asked_at_deletion.append(len(self.handler.keys))
 
 
 RESPONSE = BatchLine(3, "id", {"model": "m", "input": "hello", "store": False})
@@ -346,22 +344,29 @@ def responses_of(handler: Handler, *names: str) -> tuple[ModelLines, _Responses,
     return ModelLines(made, nothing, nothing, asked), responses, run
 
 
-@pytest.mark.parametrize(("store", "deleted"), [(False, ["resp_job-1", "resp_job-2"]), (True, [])])
-async def test_a_response_that_is_not_stored_leaves_none_of_its_jobs(store: bool, deleted: list[str]) -> None:
+@pytest.mark.parametrize(("store", "unstored"), [(False, ("job-1", "job-2")), (True, ())])
+async def test_a_response_that_is_not_stored_names_its_jobs_and_keeps_them_until_its_result_is_kept(
+    store: bool, unstored: tuple[str, ...]
+) -> None:
     handler = _Keyed((Unavailable("STREAM_INTERRUPTED: other tokens"), JobState.FAILED), [response()])
     lines, responses, run = responses_of(handler, "stream", "stream_interval")
     result = await lines.run(run, BatchLine(3, "id", {**RESPONSE.body, "store": store}))
     assert (result.status, result.job_id, result.usage) == (200, "job-2", (2, 3))
     assert handler.keys == ["batch_1:3:0:parts", "batch_1:3:0"]
-    assert (responses.deleted, responses.asked_at_deletion) == (deleted, [1, 2][: len(deleted)])
+    assert (result.unstored, responses.deleted) == (unstored, [])
+    for _ in range(2):  # also by the next owner of the batch
+        await lines.delete(run, result.unstored)
+    assert responses.deleted == [f"resp_{job_id}" for job_id in unstored]
 
 
-@pytest.mark.parametrize(("store", "deleted"), [(False, ["resp_job-1"]), (True, [])])
-async def test_a_response_that_failed_is_kept_only_if_it_is_to_be_stored(store: bool, deleted: list[str]) -> None:
+@pytest.mark.parametrize(("store", "unstored"), [(False, ("job-1",)), (True, ())])
+async def test_a_response_that_failed_is_kept_only_if_it_is_to_be_stored(
+    store: bool, unstored: tuple[str, ...]
+) -> None:
     handler = _Keyed((InvalidArgument("the prompt is too long"), JobState.FAILED))
     lines, responses, run = responses_of(handler, "stream")
     result = await lines.run(run, BatchLine(3, "id", {**RESPONSE.body, "store": store}))
-    assert (result.status, result.job_id, responses.deleted) == (400, "job-1", deleted)
+    assert (result.status, result.job_id, result.unstored, responses.deleted) == (400, "job-1", unstored, [])
 
 
 async def test_a_response_of_a_batch_that_stops_is_deleted_too() -> None:

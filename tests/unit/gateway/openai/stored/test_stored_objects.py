@@ -124,9 +124,13 @@ async def test_results_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) ->
     batches = StoredBatches(MemoryLog())
     await batches.create("batch_1", CREATED)
     for number in range(8):
-        await batches.add_result("batch_1", number, number != 2, (number, 1), b"line %d\n" % number)
+        jobs = [f"job-{number}"] * (number % 3)
+        await batches.add_result("batch_1", number, number != 2, (number, 1), b"line %d\n" % number, jobs)
     found = [one async for one in batches.results("batch_1")]
-    assert found == [(number, number != 2, (number, 1), b"line %d\n" % number) for number in range(8)]
+    assert found == [
+        (number, number != 2, (number, 1), b"line %d\n" % number, [f"job-{number}"] * (number % 3))
+        for number in range(8)
+    ]
 
 
 async def test_a_batch_that_has_ended_leaves_its_facts() -> None:
