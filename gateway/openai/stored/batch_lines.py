@@ -161,7 +161,7 @@ def seed_of(batch_id: str, number: int) -> int:
 class LineResult:
     """What became of a line: an answer with a status, or the code and text of why there is none.
 
-    `usage` are the tokens of its prompt and of its answer. `unstored` are its jobs that are to be deleted, once the
+    `usage` are the tokens of its prompt and of its answer. `unstored` are the ids of the jobs to delete after the
     result is in the log: until then another gateway may have to ask for them.
     """
 

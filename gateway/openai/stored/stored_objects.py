@@ -248,7 +248,7 @@ class StoredBatches:
         line: bytes,
         unstored: Sequence[str] = (),
     ) -> None:
-        """Keep what became of a line. `unstored` are the ids of its jobs that are to be deleted now."""
+        """Keep what became of a line. `unstored` are the ids of the jobs to delete after it."""
         about = orjson.dumps([number, ok, *tokens])
         jobs = [b"u", orjson.dumps(unstored)] if unstored else []
         await self._log.append(keys.batch_results(batch_id), [b"a", about, b"l", line, *jobs])
