@@ -1,5 +1,8 @@
 """The console in a headless Chromium: each page in both themes and at two widths, live updates, keyboard, policy.
 
+What is waited for in a page is a function: Playwright evaluates a mere expression anew at each look, and the pages'
+policy forbids that from the second look on.
+
 Run by `make test-console`, which leaves a picture of each page in build/console.
 """
 
@@ -204,7 +207,7 @@ def test_streams_are_live(seen: World, browser: object) -> None:
     page = browser.new_page()
     page.goto(seen.console("/streams"))
     counts = "[...document.querySelectorAll('#streams_table tbody td:nth-child(6)')].map((cell) => +cell.innerText)"
-    page.wait_for_function(f"{counts}.length >= 2 && Math.min(...{counts}) > 0", timeout=PATIENCE_MS)
+    page.wait_for_function(f"() => {counts}.length >= 2 && Math.min(...{counts}) > 0", timeout=PATIENCE_MS)
     before = page.evaluate(f"Math.max(...{counts})")
     page.wait_for_function(f"(before) => Math.max(...{counts}) > before", arg=before, timeout=PATIENCE_MS)
     page.close()
@@ -296,11 +299,11 @@ def test_a_model_is_unloaded_and_loaded_again(tmp_path: Path, browser: object) -
         assert page.inner_text("h1") == "Unload patient?"
         page.click("text=Yes, unload")
         assert "unloaded" in said(page, "action-unloaded")
-        page.wait_for_function("!document.querySelector('#model_versions').innerText.includes('READY')")
+        page.wait_for_function("() => !document.querySelector('#model_versions').innerText.includes('READY')")
         assert server.get("/v2/models/patient/ready")[0] != 200
         page.click("#model_control button >> text=/^Load/")
         assert "loaded" in said(page, "action-loaded")
-        page.wait_for_function("document.querySelector('#model_versions').innerText.includes('READY')")
+        page.wait_for_function("() => document.querySelector('#model_versions').innerText.includes('READY')")
         assert server.get("/v2/models/patient/ready")[0] == 200
     page.close()
 
