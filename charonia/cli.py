@@ -52,8 +52,12 @@ commands
   check       REPOSITORY: find every fault of its models without a server, and mend what is safe to mend (--fix)
   migrate     SOURCE: make a repository of what another server's users have (MLServer, BentoML, TorchServe, KServe)
   infer       ask a model of a running server, ours or another, and print its answer
-  submit      make an inference a job; result JOB waits for its answer, tail JOB follows it
-  models      the models of a server; stats [MODEL] its statistics, health whether it is ready
+  submit      make an inference a job
+  result      JOB: wait for the answer of a job
+  tail        JOB: follow what happens to a job
+  models      the models of a server
+  stats       [MODEL]: the statistics of a server's models
+  health      whether a server is ready
   bench       measure how fast a model of a server is, with perf_analyzer's options and figures
   simulate    answer what-if questions from recorded requests with the real scheduler
   tune        MODEL...: find the configuration that serves most within limits of latency and memory

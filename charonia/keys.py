@@ -1,4 +1,7 @@
-"""Every key name in the log, and nothing else.
+"""The names of all keys in the log: the list, and a function for each.
+
+Some names are also made by scripts in `eventlog/scripts` (`job_events.lua`, `take_groups.lua`; a suffix in others), or
+known by their first letters (`eventlog/embedded/private_server.py`, `eventlog/redis/portable/exporting.py`).
 
 Pure. Truth about a model lives in its slot: the hash tag `{m}`, so that one script may touch it on a Redis Cluster. No
 command or script ever names keys of two slots.

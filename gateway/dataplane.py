@@ -1,7 +1,7 @@
-"""The full way: sends synchronous requests to the log and waits for their answers.
+"""The full way alone: sends synchronous requests to the log, each with its own record, and waits for their answers.
 
-`charonia.calls.requester` sends entries and matches answers to callers; `jobs` handles requests that outlive their
-call.
+`charonia.calls.requester` sends entries and matches answers to callers; `lane` sends waves; `jobs` handles requests
+that outlive their call.
 
 A `Coalescer` holds requests back so that they share log entries. The first request of an idle queue leaves at the end
 of the loop tick; while an append is outstanding the next ones wait and join. If the model answers quickly

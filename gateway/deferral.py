@@ -1,7 +1,8 @@
 """Inferences with delivery preferences: answered later, within a time, or once per key (ADR 0004).
 
 Applies `gateway.requests.preferences` through the handler's jobs, for every protocol alike; each front reads its
-preferences and writes its answers.
+preferences and writes its answers. Where tenants are configured, every parsed request passes here: its caller is a part
+of its `DeliveryOptions`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from batcher.scheduling import observations as seen
 from charonia.catalog.catalog import ServedVersion
 
 
-class Capacity:
+class ExecutorCapacity:
     """The catalog's latest state; `held` are the versions, None before the first one."""
 
     def __init__(self) -> None:

@@ -70,7 +70,7 @@ from charonia.wire import PREFIX_BYTES, WAVE_BYTE
 
 from .demand import Demand, most_room
 from .dispatched_batches import DispatchedBatches
-from .executor_capacity import Capacity
+from .executor_capacity import ExecutorCapacity
 from .quarantine import Quarantine, SuspectNote
 from .schedulers import is_sequential, scheduler_for, strategy_of
 
@@ -156,7 +156,7 @@ class OwnedModel:
             self, log, link, model, token, self.suspect_note, batcher.quarantine, self._refusals
         )
         # what executors hold
-        self._capacity = Capacity()
+        self._capacity = ExecutorCapacity()
         self._policy_hash = ""
         self._is_routed = interface is not None and is_routed(interface)
         self.demand = Demand(model, self.dispatched.ask_to_load, partial(most_room, batcher.catalog), self.spawn)

@@ -83,7 +83,9 @@ class RequestQueued(Struct, eq=False, gc=False):
     cancelled: bool = False
     """Cancelled gently while dispatched: it may answer, but is not run a second time."""
     losses_apart: int = 0
-    """How many executors were lost while they ran this request and nothing else of its model (`poison_isolation`)."""
+    """How many executors were lost while they ran this request and nothing else of its model (`poison_isolation`, limit
+    `MAX_LOSSES_APART`). Of a sequence: while it was alone in its batch (`sequence_batches`, limit `MAX_LOSSES_ALONE`).
+    """
     responding: bool = False
     """A response of it is visible, and it has not ended: it is run again only if its model is repeatable. Of a
     resumable model: this run has given a response that those before had not.

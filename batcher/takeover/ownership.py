@@ -16,7 +16,7 @@ def live_batchers(catalog: Catalog) -> set[str]:
 
 async def is_waited_for(log: Work, model: str) -> bool:
     """Whether the log has unsettled requests of a model. Waves are in its queues and in no count of the log."""
-    return await log.pending(model) != (0, 0) or await log.waves.queued(model) > 0
+    return await log.pending(model) != (0, 0) or await log.waves.queue_entries(model) > 0
 
 
 async def take(log: Leases, catalog: Catalog, model: str, incarnation: str) -> int:

@@ -1,6 +1,7 @@
-"""Counts requests that ended before the log: rejected ones (X4), and hits of the response cache (X2).
+"""Counts requests that a gateway or a caller ended by itself: those it refused (X4), and hits of its cache (X2).
 
-Writes the counts a few times a second, so that a flood of requests costs few commands.
+Writes the counts to the log a few times a second, so that a flood of requests costs few commands. What the log refused,
+because a bound is full, is counted in the gateway's metrics alone (`RequestCounts` in `gateway.metrics`).
 """
 
 from __future__ import annotations

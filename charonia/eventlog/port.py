@@ -148,8 +148,8 @@ class Waves(Protocol):
     async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
         """Whether each of these waves is neither settled nor burst."""
 
-    async def queued(self, model: str) -> int:
-        """How many entries are in a model's queues, including running waves and recently settled ones."""
+    async def queue_entries(self, model: str) -> int:
+        """How many entries a model's queues have, with those of running waves and recently settled ones."""
 
     async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
         """Reserve capacity for so many requests and bytes under a model's bounds, instead of the holder's former lease.

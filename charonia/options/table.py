@@ -16,6 +16,7 @@ _ALL = _PARTS | {SERVE}
 _G = frozenset({GATEWAY, SERVE})
 _E = frozenset({EXECUTOR, SERVE})
 _B = frozenset({BATCHER, EXECUTOR, SERVE})
+"""An executor takes a batcher's options because it may host one: `serve` starts it so (`with_batcher`)."""
 _W = frozenset({WEBHOOKS, SERVE})
 _S = frozenset({SERVE})
 _C = frozenset({CONSOLE})

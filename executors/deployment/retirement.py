@@ -122,7 +122,7 @@ class Retirement:
                 await loaded.pool.idle()
                 checks = 0
             with contextlib.suppress(LogUnavailable):
-                waiting = ((await self._log.pending(key[0]))[0], await self._log.waves.queued(key[0]))
+                waiting = ((await self._log.pending(key[0]))[0], await self._log.waves.queue_entries(key[0]))
                 if waiting == (0, 0):
                     break
                 alone = not any(model == key[0] and version != key[1] for model, version in self._serving)

@@ -5,8 +5,10 @@ Deletions of answered waves are gathered for 10 ms, and their statistics are wri
 that is killed loses only counts of waves that will run again. Before a gateway reads statistics, they are written
 (`fold`). What all requests have used, in waves or not (`usage_counts`), is written once a second and by `fold`.
 
-A gateway that shares the payload directory listens in its part of it (docs/adr/0016). A reply that cannot be sent to
-its socket at once goes through the gateway's stream of the log: no reply depends on a socket.
+A gateway that shares the payload directory listens in its part of it (docs/adr/0016). A reply goes through the gateway's
+stream of the log where there is no connection, the reply is too long, or too many bytes wait for the socket already.
+Any other reply depends on the socket: its wave is settled when the kernel has all of it, or when the connection has
+ended. A reply that is cut off then is lost, as a rule with the gateway and its callers.
 """
 
 from __future__ import annotations
@@ -506,7 +508,9 @@ class _Peer:
         self._loop.add_reader(sock.fileno(), self._read)
 
     def send(self, reply: bytes) -> bool:
-        """Write one reply; False when nothing of it was written. May be called in any thread."""
+        """Write one reply, or keep it until the socket takes it; False when it must go through the log. May be called in any
+        thread.
+        """
         if len(reply) > _MOST_REPLY_BYTES:
             return False
         data = _SIZE.pack(len(reply)) + reply
@@ -531,7 +535,7 @@ class _Peer:
 
     @property
     def is_sent(self) -> bool:
-        """Whether no unwritten bytes are left, or the socket is closed."""
+        """Whether no unwritten bytes are left. True of a closed socket, whatever was cut off."""
         return self.is_closed or not self._unsent
 
     def close(self) -> None:
@@ -589,7 +593,9 @@ class ReplySockets:
         return peer is not None and peer.send(reply)
 
     def seek(self, endpoint: str) -> None:
-        """Connect to a gateway to which a reply could not be sent, if it has a socket on this machine."""
+        """Begin to connect to a gateway without an open connection: after its first reply went through the log, or when
+        its connection has ended. At most once a second; not if the gateway has no socket on this machine.
+        """
         peer = self._peers.get(endpoint)
         now_ns = monotonic_ns()
         if peer is not None and not peer.is_closed:
@@ -607,9 +613,8 @@ class ReplySockets:
         self._tasks.spawn(self._connect(endpoint, path), f"socket of {endpoint}")
 
     def is_sent(self, endpoint: str) -> bool:
-        """Whether the kernel has all that was written to a gateway, so that it arrives even if this process ends.
-
-        Also true for a gateway that has gone.
+        """Whether nothing waits here for a gateway's socket: the kernel has all replies, so they arrive even if this
+        process ends. Also true once the connection has ended: what was cut off had no reader left.
         """
         peer = self._peers.get(endpoint)
         return peer is None or peer.is_sent

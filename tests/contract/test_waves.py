@@ -123,15 +123,15 @@ async def test_statistics_are_written_with_what_they_count(subject: Subject) -> 
 
 
 async def test_the_entries_of_a_model_s_queues_are_counted(subject: Subject) -> None:
-    assert await subject.peer.waves.queued("m") == 0
+    assert await subject.peer.waves.queue_entries("m") == 0
     await accept(subject.log, "m", b"r" * 16)
-    entries = await subject.peer.waves.queued("m")
+    entries = await subject.peer.waves.queue_entries("m")
     first, second = await send(subject.log, b"1"), await send(subject.log, b"2")
-    assert await subject.peer.waves.queued("m") == entries + 2
+    assert await subject.peer.waves.queue_entries("m") == entries + 2
     assert await end(subject.peer, first) == 1
     assert await burst(subject.log, second)
-    assert await subject.peer.waves.queued("m") == entries + 1, "its requests take its place"
-    assert await subject.peer.waves.queued("another") == 0
+    assert await subject.peer.waves.queue_entries("m") == entries + 1, "its requests take its place"
+    assert await subject.peer.waves.queue_entries("another") == 0
 
 
 async def test_a_burst_wave_is_its_requests(subject: Subject) -> None:

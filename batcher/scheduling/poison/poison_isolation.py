@@ -6,10 +6,11 @@ The rule, for the members of one batch that are unsettled:
   half runs as a batch of its own, never joined with others. A request that was alone is the culprit. One culprit among
   n costs at most ceil(log2 n) + 1 deaths: of 8, batches of 8, 4, 2, 1.
 - Their *executor was lost* (`ExecutorLost`: killed, or taken down by a model inside it; no report says what it was
-  doing). That blames no request. They are split in eight, each part a batch of its own. One that is lost again alone
-  runs *apart*: its model gives that executor nothing else meanwhile. One that is lost apart goes first on the next
-  executor that comes; when none comes for `FRESH_WAIT_NS`, it takes any. Lost apart `MAX_LOSSES_APART` times it is the
-  culprit. One among up to 8 costs 4 executors (8, then alone three times).
+  doing). This loss blames no request. They are split in eight, each part a batch of its own. A request that is alone
+  when its executor is lost, too, runs *apart* from then on: its model gives that executor nothing else meanwhile. Only
+  losses apart are counted. After one, the request goes first on the next executor that comes; when none comes for
+  `FRESH_WAIT_NS`, it takes any. After `MAX_LOSSES_APART` it is the culprit. One among up to 8 costs 4 executors: with
+  the others, alone, and apart twice.
 
   Executors that are killed again and again condemn no request whose run is shorter than the time between two kills. In
   such a storm new executors join all the time, so the run that could condemn is the first thing one of them does.
@@ -20,17 +21,19 @@ The rule, for the members of one batch that are unsettled:
 - A batch that was returned, whose instance died blameless or whose executor drained is queued again as it was: an
   ordinary one in the queue, a group as the same group.
 
-Where the batcher is in the executor's process it goes with it. What it dispatched of suspects, and of what it found at
-takeover, it notes in the log first (`batcher.owner.quarantine`); its successor begins with these losses (`BatchLost`).
-A process writes no note before its first crash. So an ordinary batch in a note was found at takeover and has met its
-second crash, and its members run apart at once.
+A batcher in an executor's process is lost with it. So before it dispatches suspects, or requests that it found at its
+takeover, it writes a note of the batch to the log (`batcher.owner.quarantine`). Its successor reads the note and begins
+with these losses (`BatchLost`). An ordinary batch in a note is of requests found at a takeover: this is the second
+crash that they have met, so a part that is a single request runs apart at once.
 
 A request of a resumable model that gave a new response in a run is not blamed for that run's end, by either rule. Its
 earlier losses are forgotten, and it is queued again as it was. A poison request either makes no progress and is blamed,
 or spends one response for each run, so it ends (ADR 0044).
 
-A batch that finishes clears its members, for they are settled. Nothing here limits attempts: losses and returns are the
-infrastructure's. Losses are counted by the owner; another one starts from zero.
+A batch that finishes clears its members, for they are settled. How many attempts a request has had condemns none: only
+a death alone and `MAX_LOSSES_APART` do. The owner counts the losses; another one starts from zero, but for its note.
+
+Sequences have a rule of their own, with another limit (`batcher.scheduling.sequences.sequence_batches`).
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from batcher.scheduling.queues.dynamic_batching import NO_BOUNDARY, BatchRules
 PARTS_AFTER_DEATH = 2
 PARTS_AFTER_LOSS = 8
 MAX_LOSSES_APART = 2
+"""The limit of `RequestQueued.losses_apart` for single requests. Of sequences it is `MAX_LOSSES_ALONE`."""
 FRESH_WAIT_NS = 10_000_000_000
 TOGETHER_NS = 600_000_000
 """Longer than the time between lease expiries of processes that end together with their machine (an interval of 0.4 s).
@@ -156,7 +160,7 @@ class Blame:
         self._stalls: dict[bytes, int] = {}
 
     def lost(self, executor: str, counted: list[RequestQueued]) -> None:
-        """An executor was lost; returns the list for the requests that its loss counts against."""
+        """An executor was lost. `counted` has the requests that its loss counts against, or gets them later."""
         self._counted.pop(executor, None)
         self._counted[executor] = counted
         if len(self._counted) > _MOST_EXECUTORS:

@@ -27,7 +27,9 @@ from .sequence_slots import SequenceSlots
 
 LOST = "its executor was lost"
 MAX_LOSSES_ALONE = 5
-"""How many executors are lost with a request alone in its batch until it is condemned."""
+"""How many executors are lost with a request alone in its batch until it is condemned. `RequestQueued.losses_apart`
+counts them. More than `MAX_LOSSES_APART`, because other batches of the model may run at the executor meanwhile.
+"""
 
 
 class SequenceBatches:

@@ -45,7 +45,7 @@ class Seat:
         return self.slots - self.outstanding
 
 
-class InstanceGroup:
+class ServingExecutors:
     """The executors that can take a batch of one version.
 
     An executor takes at most its slots and `prefetch` batches that wait there. `kept` are executors that are kept free
@@ -162,7 +162,7 @@ class ModelVersion:
         self.number = number
         self.queue = VersionQueue(turns)
         self.isolation = Isolation()
-        self.instances = InstanceGroup(prefetch, kept)
+        self.instances = ServingExecutors(prefetch, kept)
         self.releases = ReleaseOrder()
         self.adaptive: AdaptiveBatching | None = None
         """Set while the configuration has a target."""

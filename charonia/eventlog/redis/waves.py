@@ -150,7 +150,7 @@ class RedisWaves:
         found = await self._commands.each([("XRANGE", stream, one, one) for one in entry_ids])
         return [bool(entries) for entries in found]
 
-    async def queued(self, model: str) -> int:
+    async def queue_entries(self, model: str) -> int:
         queues = [keys.queue(model, level, lane) for level, lane in await self._commands.lanes(model)]
         return sum(await self._commands.each([("XLEN", queue) for queue in queues]))
 

@@ -65,7 +65,7 @@ class MemoryWaves:
     async def waiting(self, stream: bytes, entry_ids: Sequence[bytes]) -> list[bool]:
         return [self._streams.has_entry(stream, entry_id) for entry_id in entry_ids]
 
-    async def queued(self, model: str) -> int:
+    async def queue_entries(self, model: str) -> int:
         queues = [keys.queue(model, level, lane) for level, lane in self._of(model).lanes]
         return sum([self._streams.length(queue) for queue in queues])
 

@@ -137,8 +137,8 @@ class ClusterWaves:
         self._log.tasks.spawn(count())
         return True
 
-    async def queued(self, model: str) -> int:
-        return await self._log.at(keys.counters(model), lambda log: log.waves.queued(model))
+    async def queue_entries(self, model: str) -> int:
+        return await self._log.at(keys.counters(model), lambda log: log.waves.queue_entries(model))
 
     async def lease(self, model: str, holder: str, requests: int, size_bytes: int, limits: Limits) -> bool:
         at = keys.counters(model)
