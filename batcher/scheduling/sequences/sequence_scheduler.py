@@ -7,8 +7,7 @@
   executor that gets it finds out whether its state can follow (`charonia.facts.sequence_states`).
 - A request that is taken out of the middle takes the rest of its sequence's queue with it (I10): what follows was
   meant to come after it.
-- Requests that ran when an instance or executor failed run alone the next time; a request that ends one alone is
-  condemned.
+- Requests that ran when an instance or executor failed run alone the next time; `SequenceBatches` condemns the culprit.
 
 The parts share one `SequenceLedger`: `SequenceSlots` says who has a slot, `SequenceDispatching` what runs next,
 `SequenceBatches` what becomes of batches, `SequenceEndings` how requests end that do not run.
