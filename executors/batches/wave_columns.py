@@ -9,8 +9,9 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 from charonia.backend import ColumnInput, ColumnInstance, ColumnOutput, ModelResponse, RequestColumns
 from charonia.datatypes import DataType
 from charonia.errors import InternalError
+from charonia.inference import RECEIPT
 from charonia.tensors import Buffer, check_bytes_elements
-from charonia.wire import RECEIPT, RequestRecord, Wave
+from charonia.wire import RequestRecord, Wave
 
 from .assembly import InputPlan, RequestPlan
 

@@ -15,18 +15,23 @@ from google.protobuf.message import DecodeError
 from charonia.catalog.served import ServedVersion
 from charonia.datatypes import CONTENTS_FIELDS, DataType
 from charonia.errors import InternalError, InvalidArgument
-from charonia.inference import LATEST_VERSION, InferenceRequest, InferenceResponse, Parameters, RegionPart, RegionUse
-from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, join_bytes_elements
-from charonia.wire import RECEIPT
-from gateway.requests.classification import classified
-from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
-from gateway.requests.request_rules import (
+from charonia.inference import (
+    LATEST_VERSION,
     MAX_DEADLINE_NS,
     NO_DEADLINE,
+    RECEIPT,
+    InferenceRequest,
+    InferenceResponse,
+    Parameters,
+    RegionPart,
+    RegionUse,
     check_dimensions,
     check_parameter_name,
     check_request_id,
 )
+from charonia.tensors import MAX_ELEMENTS, Buffer, Tensor, join_bytes_elements
+from gateway.requests.classification import classified
+from gateway.requests.preferences import PARAMETERS as DELIVERY_PARAMETERS
 from protos import grpc_service_pb2 as pb
 
 from .calling import LargeReply, Reply

@@ -13,10 +13,10 @@ from typing import Any
 
 from charonia.datatypes import DataType
 from charonia.errors import CharoniaError, ErrorCode, InvalidArgument
+from charonia.inference import check_rest
 from charonia.offload.pool import OFF_LOOP_BYTES, Offload, Task
 from charonia.tensors import Buffer
 from gateway.requests.large_tensors import check_elements, complaint
-from gateway.requests.request_rules import check_rest
 from protos import grpc_service_pb2 as pb
 
 from .control_messages import check_repository, read_load

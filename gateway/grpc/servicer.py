@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable, Unsupported
-from charonia.inference import LATEST_VERSION, InferenceRequest, Parameters
-from charonia.offload.pool import OFF_LOOP_BYTES
+from charonia.inference import LATEST_VERSION, MAX_DEADLINE_NS, InferenceRequest, Parameters, earlier
+from charonia.offload.pool import MAX_CONTROL_BYTES, OFF_LOOP_BYTES
 from charonia.options.settings import GatewaySettings
 from charonia.tensors import Buffer
 from gateway.access.restrictions import GRPC_KEY_PREFIX, HeaderForwarding, Restrictions
@@ -23,7 +23,6 @@ from gateway.handler import Handler
 from gateway.reports import log_settings
 from gateway.requests.delivery import ANYONE
 from gateway.requests.large_tensors import classify_large
-from gateway.requests.request_rules import MAX_CONTROL_BYTES, MAX_DEADLINE_NS, earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 from protos import health

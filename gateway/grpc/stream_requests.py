@@ -17,13 +17,12 @@ from typing import Any, Generic, Protocol, TypeVar
 from charonia.catalog.served import ServedVersion
 from charonia.clock import wall_ns
 from charonia.errors import CharoniaError, InternalError, Unavailable
-from charonia.inference import InferenceRequest, InferenceResponse
+from charonia.inference import InferenceRequest, InferenceResponse, earlier
 from charonia.offload.pool import OFF_LOOP_BYTES
 from charonia.tensors import Buffer
 from gateway.deferral import Accepted
 from gateway.handler import Handler
 from gateway.requests.delivery import ANYONE, Caller
-from gateway.requests.request_rules import earlier
 from gateway.tracing.trace import Trace
 from protos import grpc_service_pb2 as pb
 
